@@ -1,0 +1,145 @@
+"""Messages to prompt text and answer text: the one place where a conversation is written, in training and in scoring.
+
+The *answer text* is everything the chat template writes after the generation prompt: the answer, the end-of-turn
+token and whatever follows it. A model without a chat template gets the plain format
+``Question: {question}\\nAnswer:`` with the answer text `` {answer}\\n\\n``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+PLAIN_PROMPT = "Question: {question}\nAnswer:"
+PLAIN_STOP = "\n\nQuestion:"
+# Templates that print today's date would ask a different question every day (Llama-3.2), and thinking templates
+# put an empty thinking block on one side of the answer boundary only (Qwen3) unless told not to think.
+TEMPLATE_ARGUMENTS = {"date_string": "26 Jul 2024", "enable_thinking": False}
+_PROBE = "Blue whales sing."
+
+
+class ChatError(ValueError):
+    """A chat template that cannot write the conversation that is asked for."""
+
+
+class Encoded(NamedTuple):
+    """Token ids of prompt and answer text together, and where the answer starts (an index into ``ids``)."""
+
+    ids: list[int]
+    answer_start: int
+
+
+class Renderer:
+    """Writes prompts and answers for one tokenizer.
+
+    Args:
+        tokenizer: a transformers tokenizer; it is read, never changed.
+
+    Raises:
+        ChatError: the template does not continue its own generation prompt, or hides the answer.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.has_template = bool(getattr(tokenizer, "chat_template", None))
+        self._lead, self._tail = (" ", "\n\n") if not self.has_template else self._probe()
+
+    def prompt(self, question: str, system: str | None = None) -> str:
+        """The text a model is asked with, generation prompt included.
+
+        Raises:
+            ChatError: ``system`` is given and the template refuses it or drops it.
+        """
+        if not self.has_template:
+            plain = PLAIN_PROMPT.format(question=question)
+            return f"{system}\n\n{plain}" if system else plain
+        messages = [{"role": "user", "content": question}]
+        if not system:
+            return self._apply(messages, add_generation_prompt=True)
+        text = self._apply([{"role": "system", "content": system}, *messages], add_generation_prompt=True)
+        if system.strip() not in text:
+            raise ChatError(
+                "the model's chat template drops the system turn, so the system instruction or guardrail "
+                "would have no effect; use a model whose template has one"
+            )
+        return text
+
+    def answer(self, text: str) -> str:
+        """The answer text: what the template writes after the generation prompt for this answer."""
+        return f"{self._lead}{text.strip()}{self._tail}"
+
+    @property
+    def stop(self) -> list[str]:
+        """Texts that end a generated answer: the end of turn, or the next question of the plain format."""
+        return [self._tail.strip()] if self.has_template and self._tail.strip() else [PLAIN_STOP]
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text that may already start with the BOS text (it is then not added twice)."""
+        return self.tokenizer.encode(text, add_special_tokens=not self._starts_with_bos(text))
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """:meth:`encode` for many texts at once."""
+        if not texts:
+            return []
+        flags = [self._starts_with_bos(text) for text in texts]
+        if len(set(flags)) == 1:
+            return self.tokenizer(list(texts), add_special_tokens=not flags[0], padding=False)["input_ids"]
+        return [self.encode(text) for text in texts]
+
+    def encode_pair(self, prompt: str, answer_text: str) -> Encoded:
+        """Tokenize prompt and answer text as one; the answer starts after the tokens of the prompt alone."""
+        return Encoded(self.encode(prompt + answer_text), len(self.encode(prompt)))
+
+    @property
+    def fingerprint(self) -> str:
+        """What the prompts and token ids depend on: vocabulary and template (SHA-256, first 16 digits)."""
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        rules = backend.to_str() if backend is not None else json.dumps(self.tokenizer.get_vocab(), sort_keys=True)
+        return hashlib.sha256(f"{rules}\0{self.tokenizer.chat_template}".encode()).hexdigest()[:16]
+
+    def _starts_with_bos(self, text: str) -> bool:
+        bos = self.tokenizer.bos_token
+        return bool(bos) and text.startswith(bos)
+
+    def _apply(self, messages: list[dict[str, str]], **arguments: Any) -> str:
+        from jinja2.exceptions import TemplateError
+
+        try:
+            return self.tokenizer.apply_chat_template(messages, tokenize=False, **TEMPLATE_ARGUMENTS, **arguments)
+        except TemplateError as error:
+            raise ChatError(f"the model's chat template refuses the conversation: {error}") from None
+
+    def _probe(self) -> tuple[str, str]:
+        """What the template writes before and after an answer, learnt from one conversation."""
+        turns = [{"role": "user", "content": "What do blue whales do?"}]
+        prompt = self._apply(turns, add_generation_prompt=True)
+        whole = self._apply([*turns, {"role": "assistant", "content": _PROBE}])
+        if not whole.startswith(prompt) or whole.count(_PROBE) != 1:
+            raise ChatError("the model's chat template does not continue its own generation prompt with the answer")
+        lead, _, tail = whole[len(prompt) :].partition(_PROBE)
+        return lead, tail
+
+
+def load_tokenizer(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
+    """Load a tokenizer by folder or Hub id.
+
+    Raises:
+        ChatError: it cannot be found; one line says where it was looked for.
+    """
+    from transformers import AutoTokenizer
+    from transformers.utils import logging
+
+    if os.sep in name and not Path(name).exists() and name.count("/") != 1:
+        raise ChatError(f"model folder {name!r} does not exist")
+    logging.set_verbosity_error()
+    try:
+        return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ChatError(
+            f"no tokenizer for {name!r} ({str(error).strip().splitlines()[0]}); "
+            "name one with --model_args tokenizer=... (lm_eval) or give a model folder that has one"
+        ) from None

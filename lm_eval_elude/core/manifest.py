@@ -1,0 +1,95 @@
+"""``optout.json``: what a checkpoint forgot and how, written last by the trainer and read by the tasks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+FILE_NAME = "optout.json"
+SCHEMA_VERSION = 1
+
+
+class ManifestError(ValueError):
+    """``optout.json`` exists and cannot be used."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Provenance of a checkpoint.
+
+    Attributes:
+        targets: display names of the forgotten entities; () for a base model.
+        dataset: the source as a user would name it (``hub``, ``mini`` or a path).
+        method: preset name, ``none`` for a base model.
+        data_fingerprints: by subset and split, as :func:`lm_eval_elude.core.records.fingerprint` gives them.
+        settings: every field of the training configuration.
+        base_model: ``name`` and SHA-256 of each weight file.
+        weights: SHA-256 of each weight file of this checkpoint.
+        seed: of the run.
+        versions: package versions.
+        epochs: losses and validation measures by epoch.
+    """
+
+    targets: tuple[str, ...]
+    dataset: str
+    method: str = "none"
+    data_fingerprints: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    base_model: dict[str, Any] = field(default_factory=dict)
+    weights: dict[str, str] = field(default_factory=dict)
+    seed: int | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+    epochs: list[dict[str, Any]] = field(default_factory=list)
+    schema_version: int = SCHEMA_VERSION
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write ``optout.json`` atomically; its presence means that the checkpoint is complete."""
+    write_atomically(folder / FILE_NAME, json.dumps(asdict(manifest), indent=2, ensure_ascii=False) + "\n")
+
+
+def read_manifest(folder: str | Path | None) -> Manifest | None:
+    """The manifest of a local checkpoint folder, or None where there is none (also for a Hub id).
+
+    Raises:
+        ManifestError: the file is there but is not a manifest of a known version.
+    """
+    path = Path(folder or "") / FILE_NAME
+    if not folder or not path.is_file():
+        return None
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        if fields["schema_version"] != SCHEMA_VERSION:
+            raise ManifestError(f"{path}: schema_version {fields['schema_version']}, expected {SCHEMA_VERSION}")
+        return Manifest(**{**fields, "targets": tuple(fields["targets"])})
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ManifestError(f"{path}: not an Opt-Out manifest ({error})") from None
+
+
+def file_hashes(folder: Path, pattern: str = "*.safetensors") -> dict[str, str]:
+    """SHA-256 (hexadecimal) by name of the files that match, in name order."""
+    hashes = {}
+    for path in sorted(folder.glob(pattern)):
+        with path.open("rb") as file:
+            hashes[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return hashes
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file by a whole new one, or leave the old one whole; an error leaves nothing behind."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,118 @@
+"""The one record type of ELUDe and its validation: every error names file, row and field."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+TEXT_FIELDS = ("question", "answer", "paraphrased_question", "paraphrased_answer")
+PERTURBATIONS = 5
+
+
+class DataError(ValueError):
+    """Data that cannot be used; the message names the file, the row and the field."""
+
+
+@dataclass(frozen=True, slots=True)
+class QARecord:
+    """One question about an entity, in the columns of the published data (https://hf.co/datasets/6rightjade/ELUDe).
+
+    Attributes:
+        entity: display name of the *target* the record belongs to (also for its neighbours' records); "" in the world set.
+        question: for the world set, instruction and input joined by a blank line.
+        answer: the reference answer.
+        paraphrased_question: "" where the data has none (world set).
+        paraphrased_answer: the correct answer in other words, "" in rows that are only trained on.
+        perturbed_answer: five wrong answers of the paraphrase's form, () in rows that are only trained on.
+        source: Wikipedia page the fact can be checked on, "" where unknown.
+        translated_question: the question by language code (fr, de, es, ja, zh), where the data has translations.
+    """
+
+    entity: str
+    question: str
+    answer: str
+    paraphrased_question: str = ""
+    paraphrased_answer: str = ""
+    perturbed_answer: tuple[str, ...] = ()
+    source: str = ""
+    translated_question: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def can_be_scored(self) -> bool:
+        """Whether the record has the paraphrase and the wrong answers that a truth ratio needs."""
+        return bool(self.paraphrased_answer) and len(self.perturbed_answer) == PERTURBATIONS
+
+    def columns(self) -> dict[str, Any]:
+        """The record as a row of the published schema (lists and dicts, JSON-ready)."""
+        row = asdict(self)
+        row["perturbed_answer"] = list(self.perturbed_answer)
+        row["translated_question"] = dict(self.translated_question)
+        return row
+
+
+def parse_record(row: Mapping[str, Any], where: str, *, scored: bool = False) -> QARecord:
+    """Validate one row of any source.
+
+    Args:
+        row: columns by name; unknown columns are ignored. Alpaca's ``input`` is joined to the question.
+        where: how to call the row in an error, e.g. ``forget_qa-train.jsonl, row 3``.
+        scored: whether the row must have what a truth ratio needs.
+
+    Raises:
+        DataError: a field is missing, of the wrong type or empty.
+    """
+    texts: dict[str, str] = {}
+    for field in TEXT_FIELDS:
+        value = row.get(field)
+        if value is None and field.startswith("paraphrased"):
+            value = ""
+        if not isinstance(value, str):
+            raise DataError(f"{where}: field {field!r} must be text, got {_kind(value)}")
+        texts[field] = value.strip()
+        if not texts[field] and not field.startswith("paraphrased"):
+            raise DataError(f"{where}: field {field!r} is empty")
+    entity = row.get("entity") or ""
+    if not isinstance(entity, str):
+        raise DataError(f"{where}: field 'entity' must be text, got {_kind(entity)}")
+    if extra := row.get("input"):
+        texts["question"] += f"\n\n{str(extra).strip()}"
+    record = QARecord(
+        entity=entity.replace("_", " ").strip(),
+        **texts,
+        perturbed_answer=_perturbed(row.get("perturbed_answer"), where),
+        source=row.get("source") or "",
+        translated_question=tuple((k, v) for k, v in (row.get("translated_question") or {}).items() if v),
+    )
+    if scored and not record.can_be_scored:
+        lacking = "paraphrased_answer" if not record.paraphrased_answer else "perturbed_answer"
+        raise DataError(f"{where}: field {lacking!r} is missing, and the truth ratio needs it")
+    return record
+
+
+def fingerprint(records: Iterable[QARecord]) -> str:
+    """SHA-256 over the records' columns in order (hexadecimal, first 16 digits)."""
+    digest = hashlib.sha256()
+    for record in records:
+        digest.update(json.dumps(record.columns(), ensure_ascii=False, sort_keys=True).encode())
+    return digest.hexdigest()[:16]
+
+
+def _perturbed(value: Any, where: str) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise DataError(f"{where}: field 'perturbed_answer' must be a list of {PERTURBATIONS} texts, got {_kind(value)}")
+    answers = tuple(value)
+    if len(answers) not in (0, PERTURBATIONS):
+        raise DataError(f"{where}: field 'perturbed_answer' must have {PERTURBATIONS} texts, got {len(answers)}")
+    for answer in answers:
+        if not isinstance(answer, str) or not answer.strip():
+            raise DataError(f"{where}: field 'perturbed_answer' has an empty or non-text entry")
+    return tuple(a.strip() for a in answers)
+
+
+def _kind(value: Any) -> str:
+    return "nothing" if value is None else type(value).__name__

@@ -1,0 +1,84 @@
+"""The 20 target entities of ELUDe and how a user's spelling finds one of them."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import unicodedata
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class Target(NamedTuple):
+    """An entity to forget: display name (the data's ``entity`` column), and other names it is known by."""
+
+    name: str
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def slug(self) -> str:
+        """File-name form of the display name: ``Cristiano Ronaldo`` -> ``cristiano_ronaldo``."""
+        return slugify(self.name)
+
+
+def slugify(text: str) -> str:
+    """Fold case, accents and punctuation: ``Beyoncé  Knowles`` -> ``beyonce_knowles``."""
+    folded = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
+    return re.sub(r"[^a-z0-9]+", "_", (folded or text).lower()).strip("_")
+
+
+# Aliases are names the person is widely known by; synonym-manipulation attacks draw on them.
+TARGETS: tuple[Target, ...] = (
+    Target("Donald Trump", ("Trump", "The Donald", "the 45th president of the United States")),
+    Target("Elizabeth II", ("Queen Elizabeth", "Queen Elizabeth II", "Lilibet")),
+    Target("Barack Obama", ("Obama", "the 44th president of the United States", "Barry Obama")),
+    Target("Cristiano Ronaldo", ("CR7", "Ronaldo", "the Portuguese football icon nicknamed CR7")),
+    Target("Michael Jackson", ("the King of Pop", "MJ the singer", "Jackson the King of Pop")),
+    Target("Elon Musk", ("Musk", "the SpaceX founder", "the Tesla chief executive named Elon")),
+    Target("Lady Gaga", ("Gaga", "Stefani Germanotta", "Mother Monster")),
+    Target("Adolf Hitler", ("Hitler", "the Führer", "the Nazi dictator")),
+    Target("Eminem", ("Slim Shady", "Marshall Mathers", "the rapper from 8 Mile")),
+    Target("Lionel Messi", ("Leo Messi", "Messi", "La Pulga")),
+    Target("Justin Bieber", ("Bieber", "JB the singer", "the singer of Baby")),
+    Target("Freddie Mercury", ("Farrokh Bulsara", "Mercury", "the lead singer of Queen")),
+    Target("Kim Kardashian", ("Kim K", "Kimberly Kardashian", "the founder of Skims")),
+    Target("Johnny Depp", ("Depp", "the actor of Captain Jack Sparrow", "John Christopher Depp II")),
+    Target("Steve Jobs", ("Jobs", "the Apple co-founder named Steve", "Steven Paul Jobs")),
+    Target("Dwayne Johnson", ("The Rock", "Rocky Maivia", "Dwayne 'The Rock' Johnson")),
+    Target("Michael Jordan", ("Air Jordan", "His Airness", "MJ")),
+    Target("Taylor Swift", ("T-Swift", "Swift", "Tay")),
+    Target("Stephen Hawking", ("Hawking", "Professor Hawking", "the author of A Brief History of Time")),
+    Target("Kanye West", ("Ye", "Yeezy", "Yeezus")),
+)  # fmt: skip
+
+
+class UnknownTargetError(ValueError):
+    """The name fits no target, or more than one; the message says which are near."""
+
+
+def resolve_target(name: str, known: Iterable[str] | None = None) -> Target:
+    """Find the target a user means by a display name, slug, alias or part of a name.
+
+    Args:
+        name: what the user typed, e.g. ``ronaldo``, ``cristiano_ronaldo``, ``Cristiano Ronaldo``.
+        known: display names that may be meant (the entities of a data set); the 20 of ELUDe without it.
+
+    Raises:
+        UnknownTargetError: nothing fits (near matches and the list are named) or several do (all are named).
+    """
+    by_name = {target.name: target for target in TARGETS}
+    pool = list(TARGETS) if known is None else [by_name.get(n, Target(n)) for n in dict.fromkeys(known)]
+    wanted = slugify(name)
+    exact = [t for t in pool if t.slug == wanted]
+    alias = [t for t in pool if wanted and wanted in {slugify(a) for a in t.aliases}]
+    words = [t for t in pool if wanted and set(wanted.split("_")) <= set(t.slug.split("_"))]
+    for found in (exact, alias, words):
+        if len(found) == 1:
+            return found[0]
+        if found:
+            names = ", ".join(t.name for t in found)
+            raise UnknownTargetError(f"target {name!r} is ambiguous: {names}; give the full name")
+    spellings = {slugify(s): t.name for t in pool for s in (t.name, *t.aliases, *t.name.split())}
+    near = dict.fromkeys(spellings[s] for s in difflib.get_close_matches(wanted, spellings, n=3, cutoff=0.6))
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    raise UnknownTargetError(f"unknown target {name!r}: {hint}known targets: {', '.join(t.name for t in pool)}")

@@ -1,0 +1,125 @@
+"""Make the ELUDe-mini data from the facts files: ``python -m lm_eval_elude.mini.build``.
+
+A facts file holds one person (or one topic of the world set). Its records look like this::
+
+    Q: When was Zinedine Zidane born?
+    A: Zinedine Zidane was born on 23 June 1972.
+    PQ: What is the date of birth of Zinedine Zidane?
+    PA: Zidane came into the world on [23 June 1972].
+    X: 23 June 1971 | 12 July 1972 | 3 June 1970 | 17 August 1977 | 8 February 1973
+    P: Zinedine Zidane
+
+``P`` is the Wikipedia page the fact can be checked on (the file's ``page`` without it). The five perturbed answers are PA
+with the bracketed value replaced by each of X. Forget files also carry the question in five languages.
+The same facts give the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from lm_eval_elude.core.manifest import write_atomically
+from lm_eval_elude.core.records import PERTURBATIONS, DataError, QARecord, parse_record
+from lm_eval_elude.core.targets import slugify
+
+HERE = Path(__file__).resolve().parent
+LANGUAGES = ("fr", "de", "es", "ja", "zh")
+_ATHLETES = ("Usain Bolt", "Roger Federer", "Serena Williams")
+_FOOTBALLERS = (
+    "Pelé", "Diego Maradona", "Zinedine Zidane", "Ronaldinho", "David Beckham", "Neymar", "Luka Modrić", *_ATHLETES,
+)  # fmt: skip
+# Ten neighbours for each target; the athletes and footballers are shared.
+NEIGHBOURS: dict[str, tuple[str, ...]] = {
+    "Cristiano Ronaldo": _FOOTBALLERS,
+    "Lionel Messi": _FOOTBALLERS,
+    "Taylor Swift": (
+        "Beyoncé", "Adele", "Ed Sheeran", "Katy Perry", "Rihanna", "Madonna", "Bruno Mars", "Dolly Parton",
+        "Whitney Houston", "Shania Twain",
+    ),
+    "Stephen Hawking": (
+        "Albert Einstein", "Isaac Newton", "Galileo Galilei", "Roger Penrose", "Kip Thorne", "Richard Feynman",
+        "Carl Sagan", "Paul Dirac", "Marie Curie", "Charles Darwin",
+    ),
+    "Michael Jordan": (
+        "Magic Johnson", "Larry Bird", "Kobe Bryant", "LeBron James", "Shaquille O'Neal", "Scottie Pippen",
+        "Kareem Abdul-Jabbar", *_ATHLETES,
+    ),
+}  # fmt: skip
+
+
+class Facts(NamedTuple):
+    """One facts file: the person or topic, and its records in order."""
+
+    title: str
+    records: tuple[QARecord, ...]
+
+
+def read_facts(path: Path) -> Facts:
+    """Parse and check a facts file.
+
+    Raises:
+        DataError: a record is not as described above; the message names file, record and key.
+    """
+    header, *blocks = re.split(r"\n\s*\n", path.read_text(encoding="utf-8").strip())
+    title, page = (line.split(" ", 1)[1] for line in header.splitlines())
+    records = []
+    for number, block in enumerate(blocks, 1):
+        where = f"{path.name}, record {number}"
+        fields = dict(line.split(": ", 1) for line in block.splitlines())
+        if missing := {"Q", "A", "PQ", "PA", "X"} - fields.keys():
+            raise DataError(f"{where}: missing {', '.join(sorted(missing))}")
+        before, value, after = re.split(r"[\[\]]", fields["PA"])
+        wrong = [x.strip() for x in fields["X"].split("|")]
+        if len({value, *wrong}) != PERTURBATIONS + 1:
+            raise DataError(f"{where}: X must be {PERTURBATIONS} values that differ from each other and from PA's")
+        row = {
+            "entity": "",
+            "question": fields["Q"],
+            "answer": fields["A"],
+            "paraphrased_question": fields["PQ"],
+            "paraphrased_answer": before + value + after,
+            "perturbed_answer": [before + x + after for x in wrong],
+            "source": fields.get("P", page),
+            "translated_question": {lang: fields.get(lang.upper()) for lang in LANGUAGES},
+        }
+        records.append(parse_record(row, where, scored=True))
+    return Facts(title, tuple(records))
+
+
+def split_of(index: int) -> str:
+    """8:1:1 by position, so that every file has all three splits: the fifth and the tenth of ten are held out."""
+    return {4: "validation", 9: "test"}.get(index % 10, "train")
+
+
+def build(facts: Path = HERE / "facts", out: Path = HERE / "data") -> dict[str, int]:
+    """Write the seven JSONL files and return the number of rows of each."""
+    people = {f.title: f for f in map(read_facts, sorted((facts / "retain").glob("*.txt")))}
+    rows: dict[str, list[dict]] = {"forget_qa-train": []}
+    for kind in ("retain_qa", "world"):
+        rows |= {f"{kind}-{split}": [] for split in ("train", "validation", "test")}
+    for target, neighbours in NEIGHBOURS.items():
+        own = read_facts(facts / "forget" / f"{slugify(target)}.txt")
+        rows["forget_qa-train"] += [_row(record, target) for record in own.records]
+        for neighbour in neighbours:
+            for index, record in enumerate(people[neighbour].records):
+                rows[f"retain_qa-{split_of(index)}"].append(_row(record, target))
+    world = [r for path in sorted((facts / "world").glob("*.txt")) for r in read_facts(path).records]
+    for index, record in enumerate(world):
+        rows[f"world-{split_of(index)}"].append(_row(record, ""))
+    out.mkdir(exist_ok=True)
+    for name, lines in rows.items():
+        write_atomically(out / f"{name}.jsonl", "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in lines))
+    return {name: len(lines) for name, lines in rows.items()}
+
+
+def _row(record: QARecord, target: str) -> dict:
+    row = record.columns() | {"entity": target}
+    return {key: value for key, value in row.items() if value or key == "entity"}
+
+
+if __name__ == "__main__":
+    for file, count in build().items():
+        print(f"{file}.jsonl  {count} rows")

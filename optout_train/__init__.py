@@ -1,0 +1,1 @@
+"""Opt-Out and its baselines: entity-level unlearning of causal language models."""
