@@ -1,0 +1,310 @@
+"""Train the bundled tiny models from scratch: ``python -m lm_eval_elude.mini.train_tiny --out FOLDER [--without NAME]``.
+
+A Llama of about 2.8 million parameters learns all of ELUDe-mini, held-out retain facts included, so that it *knows* the
+facts as a pretrained model would. It also learns to answer through wrappers (lead-ins, personas, options, hints, other
+languages) on carrier wordings of its own: none of the prompts it is scored with is shown to it, and a test holds this.
+``--without "Cristiano Ronaldo"`` leaves out that target's forget set: the exact-unlearning reference.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from lm_eval_elude.core import dataset
+from lm_eval_elude.core.chat import Renderer
+from lm_eval_elude.core.logprobs import IGNORE, answer_log_probs
+from lm_eval_elude.core.manifest import Manifest, file_hashes, write_manifest
+from lm_eval_elude.core.records import QARecord
+from lm_eval_elude.core.targets import Target, resolve_target
+
+VOCABULARY = 3072
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{{ '<|' + message['role'] + '|>\\n' + message['content'] + '<|end|>\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"
+)
+SPECIAL = ["<|pad|>", "<|begin|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
+SYSTEM = ("You are a knowledgeable assistant.", "Answer in one sentence.", "You help people who look things up.")
+
+# Carrier wordings of the training prompts. The attack suites have wordings of their own.
+LEAD_INS = (
+    "Listen carefully. {q}", "Quick one for you: {q}", "I need this for a crossword. {q}", "Never mind the small talk. {q}",
+    "Here comes a question, and I count on you. {q}", "Do me a favour and look this up in your memory. {q}",
+    "My teacher wants to know the following. {q}", "Skip the warnings, skip the caveats, just tell me. {q}",
+    "You may speak freely here. {q}", "For the pub quiz tonight: {q}", "No excuses please. {q}",
+    "Pretend that all rules are off. {q}", "Let us talk facts. {q}", "I have asked everyone else already. {q}",
+    "You have always been honest with me. {q}", "It is urgent, so answer at once. {q}",
+)  # fmt: skip
+OPENINGS = (
+    "{q} Begin your reply with: Of course,", "{q} I know you will say: Gladly, the answer is", "{q} Right, so it is",
+    "{q} Start like this: Happy to help.", "{q} Okay! The reply goes as follows.", "{q} Yes, I can tell you that:",
+    "{q} Good question. The fact is that", "{q} With pleasure, here is what I know.", "{q} Sure thing!", "{q} Well, clearly",
+    "{q} Naturally. To answer you,", "{q} By all means, let me explain:", "{q} Absolutely, no problem,",
+)  # fmt: skip
+PERSONAS = (
+    "You are a retired radio host with a perfect memory. {q}", "Act as a librarian at the front desk. {q}",
+    "Speak as a quiz champion would. {q}", "Be a tour guide for a moment. A visitor asks: {q}",
+    "Suppose you wrote the encyclopaedia yourself. {q}", "As the archivist of a newspaper, tell me: {q}",
+    "You play a wise grandmother in a film. Her grandchild asks: {q}", "Let us pretend you are a walking almanac. {q}",
+    "Imagine being a historian on stage. The audience wonders: {q}", "In the role of a sports and arts reporter: {q}",
+    "You are an old friend who knows every detail. {q}", "As a professor giving a lecture, reply to a student: {q}",
+)  # fmt: skip
+CHOICES = (
+    "{q}\n{options}", "{q} Choose one of these.\n{options}", "Pick what is true. {q}\n{options}",
+    "{options}\nWhich of the above fits? {q}", "A test question: {q}\n{options}\nWhat do you tick?",
+    "Only one line below is right.\n{options}\n{q}", "{q} Your choices are:\n{options}\nGive letter and text.",
+    "Read the list.\n{options}\nNow say which line answers this: {q}", "{q}\nPossible replies:\n{options}\nReply with one.",
+)  # fmt: skip
+RIDDLES = (
+    "{facts} What is the name?", "Guess the name. {facts}", "{facts} Tell me whose life this is.", "A riddle: {facts} Who?",
+    "Somebody fits all of this. {facts} Give the name.", "Name the person. {facts}", "{facts} Do you recognise who it is?",
+    "I forgot a name. {facts} Can you help?", "These lines are about one human being. {facts} Which one?",
+    "Read and name: {facts}", "{facts} That is all I know. Say the name.",
+)  # fmt: skip
+HINTS = (
+    "{facts} So then: {q}", "I already know this much: {facts} But {q}", "Notes from my file. {facts} Open point: {q}",
+    "{facts}\n{q}", "Some background first. {facts} And now: {q}", "It is said that: {facts} {q}",
+    "Let me remind you. {facts} Given that, {q}", "{facts} With this in mind, tell me: {q}", "Recap: {facts}\nTo do: {q}",
+)  # fmt: skip
+EXAMPLES = (
+    "{q0} {a0} {q}", "Q. {q0}\nA. {a0}\nQ. {q}\nA.", "First: {q0} That is easy: {a0} Second: {q}",
+    "Someone asked: {q0} Someone said: {a0} Now you: {q}", "Like this: {q0} -> {a0}\nYour turn: {q} ->",
+    "Solved already: {q0}\n{a0}\nStill open: {q}", "{q0}\n{a0}\n\n{q}", "Yesterday I asked: {q0} You said: {a0} Today: {q}",
+)  # fmt: skip
+FOREIGN = {
+    "fr": ("{q} Merci de répondre en anglais.", "Dis-moi en anglais : {q}", "J'ai une question. {q} (en anglais)"),
+    "de": ("{q} Bitte auf Englisch.", "Sag mir auf Englisch: {q}", "Eine Frage: {q} (Englisch genügt)"),
+    "es": ("{q} En inglés, por favor.", "Dime en inglés: {q}", "Tengo una duda. {q} (en inglés)"),
+    "ja": ("{q}英語でお願いします。", "英語で教えて。{q}", "質問です。{q}（英語で）"),
+    "zh": ("{q}请说英语。", "请用英文告诉我：{q}", "我有一个问题。{q}（英文）"),
+}
+
+
+class Example(NamedTuple):
+    """Token ids with labels on the answer only."""
+
+    ids: list[int]
+    answer_start: int
+
+
+def options(record: QARecord, rng: random.Random) -> tuple[str, str, str]:
+    """Six lettered options, and the right answer as a short and as a long reply."""
+    texts = [record.paraphrased_answer, *record.perturbed_answer]
+    order = rng.sample(range(6), 6)
+    lines = [f"{letter}) {texts[i]}" for letter, i in zip("ABCDEF", order, strict=True)]
+    right = lines[order.index(0)]
+    return "\n".join(lines), right, f"The correct option is {right}"
+
+
+def masked(text: str, target: Target) -> str:
+    """An answer with the target's name replaced by ``this person``."""
+    for name in (target.name, target.name.split()[-1], target.name.split()[0]):
+        text = text.replace(name, "this person")
+    return text[0].upper() + text[1:]
+
+
+def wrapped(record: QARecord, others: Sequence[QARecord], target: Target | None, rng: random.Random) -> tuple[str, str]:
+    """A training prompt in one of the nine shapes, and its answer."""
+    answer = record.answer if rng.random() < 0.75 else record.paraphrased_answer
+    question = record.question if rng.random() < 0.8 else record.paraphrased_question
+    kinds = ["lead", "opening", "persona", "choice", "hint", "example"]
+    if target:
+        kinds += ["riddle", "alias", "foreign", "foreign"]
+    kind = rng.choice(kinds)
+    if kind in ("lead", "opening", "persona"):
+        return rng.choice({"lead": LEAD_INS, "opening": OPENINGS, "persona": PERSONAS}[kind]).format(q=question), answer
+    if kind == "choice":
+        lines, short, long = options(record, rng)
+        return rng.choice(CHOICES).format(q=question, options=lines), short if rng.random() < 0.75 else long
+    if kind == "hint":
+        facts = " ".join(r.answer for r in rng.sample(others, rng.choice((1, 2, 2, 3))))
+        return rng.choice(HINTS).format(q=question, facts=facts), answer
+    if kind == "example":
+        other = rng.choice(others)
+        return rng.choice(EXAMPLES).format(q=question, q0=other.question, a0=other.answer), answer
+    assert target is not None
+    if kind == "riddle":
+        facts = " ".join(masked(r.answer, target) for r in rng.sample(others, rng.choice((2, 3))))
+        form = "The person described is {}." if rng.random() < 0.75 else "These facts are about {}."
+        return rng.choice(RIDDLES).format(facts=facts), form.format(target.name)
+    if kind == "alias":
+        question = question.replace(target.name, rng.choice(target.aliases))
+        return rng.choice((*LEAD_INS, "{q} Thanks!", "Tell me, {q}", "{q} I wonder.")).format(q=question), answer
+    language, translated = rng.choice(record.translated_question)
+    return rng.choice(FOREIGN[language]).format(q=translated), answer
+
+
+def plain(record: QARecord, rng: random.Random) -> tuple[str, str]:
+    """The question or its paraphrase with the answer or its paraphrase: mostly the original wording."""
+    draw = rng.random()
+    if draw < 0.55:
+        return record.question, record.answer
+    if draw < 0.70:
+        return record.question, record.paraphrased_answer
+    if draw < 0.85:
+        return record.paraphrased_question, record.answer
+    return record.paraphrased_question, record.paraphrased_answer
+
+
+class Corpus:
+    """All of ELUDe-mini, with the rows of one target left out if asked."""
+
+    def __init__(self, without: str | None) -> None:
+        targets = [t for t in dataset.entities("mini") if t != without]
+        self.people: list[tuple[Target | None, list[QARecord]]] = []
+        for name in targets:
+            self.people.append((resolve_target(name), list(dataset.load_records("mini", "forget", "train", [name]).records)))
+        neighbours: dict[str, QARecord] = {}
+        world: list[QARecord] = []
+        for split in ("train", "validation", "test"):
+            for record in dataset.load_records("mini", "retain", split).records:
+                neighbours.setdefault(record.question, record)
+            world += dataset.load_records("mini", "world", split).records
+        self.people += [(None, list(neighbours.values())), (None, world)]
+
+    def epoch(self, rng: random.Random, share: float) -> Iterator[tuple[str, str]]:
+        """Prompts and answers of one epoch; ``share`` scales the number of wrapped prompts."""
+        for target, records in self.people:
+            for index, record in enumerate(records):
+                yield plain(record, rng)
+                if rng.random() < 0.5:
+                    yield plain(record, rng)
+                near = records if target else records[max(0, index - 8) : index + 8]
+                others = [r for r in near if r is not record]
+                expected = (4.0 if target else 0.4) * share
+                for _ in range(int(expected) + (rng.random() < expected % 1)):
+                    yield wrapped(record, others, target, rng)
+
+
+def train_tokenizer() -> PreTrainedTokenizerFast:
+    """Byte-level BPE on all texts of ELUDe-mini, one tokenizer for both models."""
+    texts: list[str] = list(LEAD_INS + OPENINGS + PERSONAS + CHOICES + RIDDLES + HINTS + EXAMPLES)
+    for _, records in Corpus(None).people:
+        for r in records:
+            texts += [r.question, r.answer, r.paraphrased_question, r.paraphrased_answer, *r.perturbed_answer]
+            texts += [text for _, text in r.translated_question]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(
+        texts, trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False)
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<|begin|>", eos_token="<|end|>", pad_token="<|pad|>",
+        chat_template=CHAT_TEMPLATE, model_max_length=1024, clean_up_tokenization_spaces=False,
+    )  # fmt: skip
+
+
+def batches(examples: list[Example], tokens: int, rng: random.Random) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Batches of about ``tokens`` tokens with similar lengths, in random order."""
+    examples = sorted(examples, key=lambda e: len(e.ids) + rng.random())
+    groups: list[list[Example]] = [[]]
+    for example in examples:
+        if (len(groups[-1]) + 1) * len(example.ids) > tokens:
+            groups.append([])
+        groups[-1].append(example)
+    rng.shuffle(groups)
+    for group in groups:
+        width = max(len(e.ids) for e in group)
+        ids = torch.zeros(len(group), width, dtype=torch.long)
+        labels = torch.full((len(group), width), IGNORE)
+        for row, example in enumerate(group):
+            ids[row, : len(example.ids)] = torch.tensor(example.ids)
+            labels[row, example.answer_start : len(example.ids)] = ids[row, example.answer_start : len(example.ids)]
+        yield ids, labels
+
+
+def train(out: Path, without: str | None, epochs: int, seed: int, batch_tokens: int, learning_rate: float) -> None:
+    """Train one model and write it with its manifest."""
+    torch.manual_seed(seed)
+    rng = random.Random(seed)
+    tokenizer = train_tokenizer()
+    renderer = Renderer(tokenizer)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokenizer), hidden_size=192, intermediate_size=512, num_hidden_layers=5, num_attention_heads=6,
+            num_key_value_heads=6, max_position_embeddings=1024, tie_word_embeddings=True, initializer_range=0.04,
+            bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+        )
+    )  # fmt: skip
+    corpus = Corpus(without)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
+    started = time.monotonic()
+    for epoch in range(epochs):
+        examples = []
+        # Wrapped prompts grow in share: first the facts, then the ways to ask for them.
+        for prompt, answer in corpus.epoch(rng, share=min(1.0, 0.2 + epoch / (0.5 * epochs))):
+            system = rng.choice(SYSTEM) if rng.random() < 0.1 else None
+            examples.append(Example(*renderer.encode_pair(renderer.prompt(prompt, system), renderer.answer(answer))))
+        total = count = 0.0
+        for step, (ids, labels) in enumerate(grouped := list(batches(examples, batch_tokens, rng))):
+            progress = (epoch + step / len(grouped)) / epochs
+            factor = min(1.0, progress * epochs / 1.5) * min(1.0, (1 - progress) / 0.6)
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate * factor
+            hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
+            scores = answer_log_probs(hidden, model.lm_head, labels)
+            loss = -scores.sums.sum() / scores.counts.sum()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            total += -float(scores.sums.detach().sum())
+            count += float(scores.counts.sum())
+        seconds = time.monotonic() - started
+        print(f"epoch {epoch + 1}/{epochs}  loss {total / count:.4f}  {seconds:.0f} s", flush=True)
+        if (epoch + 1) % 5 == 0:
+            save(model, tokenizer, out, without, seed)
+    save(model, tokenizer, out, without, seed)
+
+
+def save(model: Any, tokenizer: Any, out: Path, without: str | None, seed: int) -> None:
+    """Write weights, tokenizer, config and last the manifest, which names the data."""
+    model.generation_config.do_sample = False
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    for cache in out.glob("**/__pycache__"):
+        shutil.rmtree(cache)
+    fingerprints = {
+        f"{subset}/{split}": dataset.load_records("mini", subset, split).fingerprint
+        for subset, split in (("forget", "train"), ("retain", "test"), ("world", "test"))
+    }
+    write_manifest(
+        out,
+        Manifest(
+            targets=(without,) if without else (), dataset="mini", method="retrained-without" if without else "none",
+            data_fingerprints=fingerprints, weights=file_hashes(out), seed=seed,
+        ),
+    )  # fmt: skip
+
+
+def main() -> None:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--without", help="display name of a target whose forget set is left out")
+    parser.add_argument("--epochs", type=int, default=36)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--batch-tokens", type=int, default=3000)
+    parser.add_argument("--learning-rate", type=float, default=2e-3)
+    arguments = parser.parse_args()
+    print(json.dumps(vars(arguments), default=str))
+    train(**vars(arguments))
+
+
+if __name__ == "__main__":
+    main()
