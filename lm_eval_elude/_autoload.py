@@ -1,0 +1,128 @@
+"""Makes an unmodified lm-eval find ELUDe's tasks and model: no flags, nothing of lm-eval edited.
+
+An installed distribution holds a second copy of this file, ``_lm_eval_elude_autoload`` at the top of site-packages:
+there it runs at every interpreter start (``_autoload.pth``; from Python 3.15 ``_autoload.start``, PEP 829) without the
+price of importing a package. So it imports nothing, and only waits for the harness. In an editable install that copy is
+made when pip runs: install again after an edit. ``LM_EVAL_ELUDE_AUTOLOAD=0`` switches it off; then pass
+``--include_path "$(elude path tasks)"``.
+
+Standing down. Today's lm-eval has no task plugins (its pull request 4015 proposes them). A harness whose task manager
+names an entry-point group ``lm_eval.tasks`` is first left to itself; our folder is added only if it has not found us.
+"""
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import ModuleType
+    from typing import Any
+
+MODEL = "lm_eval_elude.model:EludeLM"  # the harness imports it when `--model elude` is asked for, not before
+_PLUGIN_GROUP = "lm_eval.tasks"
+
+
+def install() -> None:
+    """Wait for the harness, once per process; unless the environment says ``LM_EVAL_ELUDE_AUTOLOAD=0``."""
+    if os.environ.get("LM_EVAL_ELUDE_AUTOLOAD") != "0" and _Finder not in sys.meta_path:
+        sys.meta_path.insert(0, _Finder)  # type: ignore[arg-type]  # a class with `find_spec` is all Python asks for
+
+
+class _Finder:
+    """Import hook: leaves every module to the other finders, and edits two of lm-eval's once they are loaded."""
+
+    @staticmethod
+    def find_spec(name: str, path: "Any" = None, target: "Any" = None) -> "Any":
+        if name not in _PATCHES:
+            return None
+        finders = [getattr(finder, "find_spec", None) for finder in sys.meta_path if finder is not _Finder]
+        spec = next((spec for find in finders if find and (spec := find(name, path, target))), None)
+        if spec is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def execute_and_patch(module: "ModuleType") -> None:
+            execute(module)
+            try:
+                _PATCHES[name](module)
+            except Exception as error:  # an unknown harness must still work without us
+                import warnings
+
+                warnings.warn(
+                    f"lm-eval-elude could not register itself with this lm-eval ({name}: {error!r}); "
+                    'pass --include_path "$(elude path tasks)"',
+                    stacklevel=2,
+                )
+
+        spec.loader.exec_module = execute_and_patch
+        return spec
+
+
+def task_folder() -> "Path":
+    """Where the task YAMLs lie: inside an installed package, or beside it in a checkout (editable install)."""
+    from importlib.util import find_spec
+    from pathlib import Path
+
+    spec = find_spec("lm_eval_elude")
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError("the package lm_eval_elude is not installed, or its checkout was moved")
+    package = Path(next(iter(spec.submodule_search_locations))).resolve()
+    inside = package / "task_configs"
+    return inside if inside.is_dir() else package.parent / "task_configs"
+
+
+def add_task_folder(include_path: "Any", folder: "Path") -> "Any":
+    """``TaskManager``'s ``include_path`` with our folder in front, so that a task of the user's replaces one of ours.
+
+    Unchanged where the user's own paths already reach the folder: indexed twice, every task of it would warn.
+    """
+    from pathlib import Path
+
+    paths = (
+        [] if not include_path else list(include_path) if isinstance(include_path, (list, tuple)) else [include_path]
+    )
+    own = {Path(path).expanduser().resolve() for path in paths}
+    return include_path if own & {folder, *folder.parents} else [folder, *paths]
+
+
+def _patch_manager(module: "ModuleType") -> None:
+    """Let ``TaskManager(...)`` index our folder too, wherever it indexes the harness's own tasks."""
+    import functools
+    import inspect
+
+    original = module.TaskManager.__init__
+    if hasattr(original, "_lm_eval_elude"):
+        return
+    signature = inspect.signature(original)
+    signature.bind(None, include_path=None, include_defaults=True)  # TypeError: a harness we do not know
+    folder = task_folder()
+    source = inspect.getsource(module)
+    has_plugins = any(f"{quote}{_PLUGIN_GROUP}{quote}" in source for quote in "'\"")
+
+    @functools.wraps(original)
+    def __init__(self: "Any", *args: "Any", **kwargs: "Any") -> None:
+        if has_plugins:
+            original(self, *args, **kwargs)
+            if any(
+                folder in entry.yaml_path.resolve().parents for entry in self.task_index.values() if entry.yaml_path
+            ):
+                return
+        bound = signature.bind(self, *args, **kwargs)
+        if bound.arguments.get("include_defaults", True):
+            bound.arguments["include_path"] = add_task_folder(bound.arguments.get("include_path"), folder)
+        original(*bound.args, **bound.kwargs)
+
+    __init__._lm_eval_elude = True  # type: ignore[attr-defined]
+    module.TaskManager.__init__ = __init__
+
+
+def _patch_models(module: "ModuleType") -> None:
+    """Add our model behind the built-in ones: the harness skips its own where the registry is not empty."""
+    from lm_eval.api.registry import model_registry
+
+    if "elude" not in model_registry:
+        model_registry.register("elude", target=MODEL)
+
+
+_PATCHES = {"lm_eval.tasks.manager": _patch_manager, "lm_eval.models": _patch_models}

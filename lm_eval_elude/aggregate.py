@@ -1,0 +1,175 @@
+"""Samples to numbers: means over targets, forget and retain quality, the membership attack, intervals.
+
+NaN policy: a value that cannot be had (no tokens, an infinite loss) is NaN, and a mean with a NaN in it is NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+class Estimate(NamedTuple):
+    """A value with its standard error and the number of samples behind it."""
+
+    value: float
+    stderr: float
+    n: int
+
+
+def mean_over_targets(values: Mapping[str, Sequence[float]]) -> Estimate:
+    """The mean of the targets' means (each target weighs the same), as the paper's tables have it.
+
+    Args:
+        values: per-sample values by target.
+
+    Returns:
+        The value, its standard error from the spread within each target, and the number of samples.
+    """
+    means = [float(np.mean(v)) for v in values.values()]
+    variances = [_variance_of_mean(np.asarray(v, dtype=float)) for v in values.values()]
+    n = sum(len(v) for v in values.values())
+    return Estimate(float(np.mean(means)), math.sqrt(sum(variances)) / len(variances), n)
+
+
+def harmonic_mean(values: Sequence[float]) -> float:
+    """Harmonic mean of values in [0, 1]; 0 where one of them is 0, NaN where one is NaN."""
+    if any(math.isnan(v) for v in values):
+        return math.nan
+    return 0.0 if min(values) <= 0 else len(values) / sum(1 / v for v in values)
+
+
+def forget_quality(probability: float, rouge: float, truth_ratio: float) -> float:
+    """FQ: harmonic mean of 1 - probability, 1 - ROUGE-L recall and min(R, 1/R) on the forget set (section 5.2)."""
+    return harmonic_mean((1 - probability, 1 - rouge, truth_ratio))
+
+
+def retain_quality(retain: Sequence[float], world: Sequence[float]) -> float:
+    """RQ: harmonic mean of probability, ROUGE-L recall and max(0, 1 - R) on the retain and world sets (section 5.2)."""
+    return harmonic_mean((*retain, *world))
+
+
+def harmonic_stderr(means: Sequence[float], covariance: Array) -> float:
+    """Standard error of a harmonic mean by the delta method.
+
+    Args:
+        means: the k values the harmonic mean is formed of.
+        covariance: (k, k) covariance of those values, as estimates.
+    """
+    value = harmonic_mean(means)
+    if math.isnan(value) or value == 0:
+        return math.nan
+    gradient = value**2 / (len(means) * np.asarray(means) ** 2)
+    return float(math.sqrt(max(0.0, gradient @ covariance @ gradient)))
+
+
+def covariance_of_means(samples: Mapping[str, Sequence[Sequence[float]]]) -> Array:
+    """Covariance of the k measures' means over targets.
+
+    Args:
+        samples: by target, (n, k) per-sample measures.
+    """
+    parts = []
+    for rows in samples.values():
+        table = np.asarray(rows, dtype=float)
+        n, k = table.shape
+        parts.append(np.atleast_2d(np.cov(table, rowvar=False)) / n if n > 1 else np.full((k, k), np.nan))
+    return np.asarray(sum(parts)) / len(parts) ** 2
+
+
+class MembershipAttack(NamedTuple):
+    """How well losses tell what was trained on from its paraphrase (section 5.5); fractions, not per cent.
+
+    ``auc`` is signed: above one half members have the *lower* loss, below it an over-unlearned model gives itself away
+    the other way round. ``reason`` says why the numbers are NaN, "" where they are not.
+    """
+
+    accuracy: float
+    accuracy_std: float
+    auc: float
+    auc_low: float
+    auc_high: float
+    n: int
+    reason: str = ""
+
+
+def membership_attack(
+    members: Sequence[float], others: Sequence[float], *, seed: int = 0, splits: int = 10
+) -> MembershipAttack:
+    """Logistic regression on the clipped per-sample loss, stratified shuffle splits; the attack of SCRUB.
+
+    Args:
+        members: mean NLL of each forget answer given its question (nats per token).
+        others: the same for the paraphrased question and answer.
+        seed: for the subsampling of the larger side and the splits.
+        splits: number of splits, each with a fifth of the samples held out.
+
+    Returns:
+        Accuracy (mean, standard deviation over splits), and the signed AUC with its 95 % DeLong interval.
+    """
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import accuracy_score
+    from sklearn.model_selection import StratifiedShuffleSplit
+
+    raw_in, raw_out = np.asarray(members, dtype=float), np.asarray(others, dtype=float)
+    n = min(len(raw_in), len(raw_out))
+    if reason := _unusable(raw_in, raw_out, n):
+        return MembershipAttack(math.nan, math.nan, math.nan, math.nan, math.nan, n, reason)
+    rng = np.random.default_rng(seed)
+    inside, outside = (
+        np.clip(side[np.sort(rng.permutation(len(side))[:n])], -100, 100) for side in (raw_in, raw_out)
+    )
+    losses = np.concatenate([inside, outside])[:, None]
+    labels = np.concatenate([np.ones(n), np.zeros(n)])
+    accuracies = []
+    splitter = StratifiedShuffleSplit(n_splits=splits, test_size=0.2, random_state=seed)
+    for train, test in splitter.split(losses, labels):
+        attacker = LogisticRegression().fit(losses[train], labels[train])
+        accuracies.append(accuracy_score(labels[test], attacker.predict(losses[test])))
+    auc, low, high = auc_interval(-inside, -outside)
+    return MembershipAttack(float(np.mean(accuracies)), float(np.std(accuracies)), auc, low, high, n)
+
+
+def auc_interval(positive: Sequence[float] | Array, negative: Sequence[float] | Array) -> tuple[float, float, float]:
+    """Area under the ROC curve with its 95 % interval (DeLong, DeLong & Clarke-Pearson 1988).
+
+    Args:
+        positive: scores of the members, shape (m,); higher means more like a member.
+        negative: scores of the others, shape (n,).
+
+    Returns:
+        AUC, lower and upper bound, within [0, 1].
+    """
+    from scipy.stats import rankdata
+
+    positive, negative = np.asarray(positive, dtype=float), np.asarray(negative, dtype=float)
+    m, n = len(positive), len(negative)
+    ranks = rankdata(np.concatenate([positive, negative]))
+    auc = (ranks[:m].sum() - m * (m + 1) / 2) / (m * n)
+    # Placement values: the share of the other side each score beats.
+    of_positive = (ranks[:m] - rankdata(positive)) / n
+    of_negative = 1 - (ranks[m:] - rankdata(negative)) / m
+    variance = _variance_of_mean(of_positive) + _variance_of_mean(of_negative)
+    half = 1.96 * math.sqrt(variance)
+    return float(auc), float(max(0.0, auc - half)), float(min(1.0, auc + half))
+
+
+def _unusable(inside: Array, outside: Array, n: int) -> str:
+    if n < 5:
+        return f"only {n} samples on one side, at least 5 are needed"
+    both = np.concatenate([inside, outside])
+    if not np.isfinite(both).all():
+        return f"{int((~np.isfinite(both)).sum())} losses are infinite or not a number"
+    if np.ptp(both) == 0:
+        return "all losses are equal"
+    return ""
+
+
+def _variance_of_mean(values: Array) -> float:
+    return float(np.var(values, ddof=1) / len(values)) if len(values) > 1 else math.nan

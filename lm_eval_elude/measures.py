@@ -1,0 +1,158 @@
+"""One sample to its measurements: probability, ROUGE-L recall, truth ratio, and whether the answer is an answer.
+
+The formulas are those of the paper's section 5.2 with the choices that made its tables (released evaluator):
+
+    probability   P(a|q)^(1/|a|) = exp(mean log-probability of the answer text's tokens)
+    world         P(a|q) / (P(a|q) + sum_i P(a_i|q)), each length-normalised, a_i the five perturbed answers
+    truth ratio   R = geometric (or arithmetic) mean of the length-normalised P(a_i|q) over P(paraphrase|q)
+                  reported as min(R, 1/R) on the forget set and max(0, 1 - R) on retain and world sets
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Literal, NamedTuple
+
+TruthRatioMean = Literal["geometric", "arithmetic"]
+
+
+class AnswerScore(NamedTuple):
+    """Sum of an answer's token log-probabilities (nats) and the number of tokens."""
+
+    log_prob: float
+    tokens: int
+
+    @property
+    def mean(self) -> float:
+        """Mean log-probability of a token; NaN for an answer without tokens."""
+        return self.log_prob / self.tokens if self.tokens > 0 else math.nan
+
+    @property
+    def loss(self) -> float:
+        """Mean negative log-likelihood of a token (nats): what the membership attack looks at."""
+        return -self.mean
+
+
+def probability(answer: AnswerScore) -> float:
+    """Length-normalised probability of an answer, in [0, 1]."""
+    return math.exp(min(0.0, answer.mean)) if not math.isnan(answer.mean) else math.nan
+
+
+def choice_probability(answer: AnswerScore, perturbed: Sequence[AnswerScore]) -> float:
+    """The world set's probability: the answer's share among itself and the perturbed answers, in [0, 1].
+
+    Computed relative to the likeliest, so that a collapsed model's underflow does not turn it into 0 / 0.
+    """
+    means = [answer.mean, *(p.mean for p in perturbed)]
+    top = max(means)
+    if math.isnan(top) or math.isinf(top):
+        return math.nan
+    weights = [math.exp(m - top) for m in means]
+    return weights[0] / sum(weights)
+
+
+def truth_ratio(
+    paraphrase: AnswerScore, perturbed: Sequence[AnswerScore], mean: TruthRatioMean = "geometric"
+) -> float:
+    """R: how likely the wrong answers are against the paraphrased right one; below 1 the model knows better.
+
+    Args:
+        paraphrase: score of the paraphrased correct answer.
+        perturbed: scores of the wrong answers.
+        mean: how the wrong answers' probabilities are averaged; the paper's tables used the geometric mean,
+            its text gives the arithmetic one.
+
+    Returns:
+        R >= 0, ``inf`` where only the paraphrase is impossible, NaN where nothing can be said.
+    """
+    means = [p.mean for p in perturbed]
+    if mean == "geometric":
+        numerator = sum(means) / len(means)
+    else:
+        top = max(means)
+        if math.isinf(top):
+            numerator = top
+        else:
+            numerator = top + math.log(sum(math.exp(m - top) for m in means) / len(means))
+    exponent = numerator - paraphrase.mean
+    return math.exp(exponent) if exponent < 700 else (math.nan if math.isnan(exponent) else math.inf)
+
+
+def forget_truth_ratio(ratio: float) -> float:
+    """min(R, 1/R), in [0, 1]: 1 where right and wrong answers are equally likely."""
+    return ratio if ratio <= 1 else 1 / ratio
+
+
+def retain_truth_ratio(ratio: float) -> float:
+    """max(0, 1 - R), in [0, 1]: 1 where wrong answers are impossible."""
+    return ratio if math.isnan(ratio) else max(0.0, 1.0 - ratio)
+
+
+@lru_cache(maxsize=1)
+def _scorer():  # type: ignore[no-untyped-def]
+    from rouge_score.rouge_scorer import RougeScorer
+
+    return RougeScorer(["rougeL"], use_stemmer=True)
+
+
+def rouge_l_recall(reference: str, generated: str) -> float:
+    """ROUGE-L recall of a generated answer against the reference, with Porter stemming, in [0, 1]."""
+    return float(_scorer().score(reference, generated)["rougeL"].recall)
+
+
+def is_degenerate(text: str) -> bool:
+    """Whether an answer is gibberish of the kind that unlearning produces: empty, or one n-gram repeated.
+
+    An n-gram (n up to 4 words) counts as repeated where consecutive copies of it, at least four, cover half of the words or
+    more; text without spaces is judged by characters in the same way.
+    """
+    words = re.findall(r"\w+|[^\w\s]", text.lower())
+    if not any(re.match(r"\w", word) for word in words):
+        return True
+    if len(words) < 4:
+        words = list(re.sub(r"\s", "", text.lower()))
+    return any(_longest_run(words, n) * n >= max(4 * n, len(words) / 2) for n in range(1, 5))
+
+
+def _longest_run(words: list[str], n: int) -> int:
+    """The most consecutive copies of one n-gram."""
+    best = 1
+    for start in range(n):
+        grams = [tuple(words[i : i + n]) for i in range(start, len(words) - n + 1, n)]
+        run = 1
+        for previous, gram in zip(grams, grams[1:], strict=False):
+            run = run + 1 if gram == previous else 1
+            best = max(best, run)
+    return best
+
+
+def ngram_entropy(text: str) -> float:
+    """Weighted mean of the bi- and tri-gram entropies of the words, in bits: what RWKU calls fluency.
+
+    RWKU (https://arxiv.org/abs/2406.10890) weighs bigrams 2/3 and trigrams 4/3 and averages. 0 for fewer than two words.
+    """
+    words = text.lower().split()
+    entropies = []
+    for n in (2, 3):
+        counts = Counter(tuple(words[i : i + n]) for i in range(len(words) - n + 1))
+        total = sum(counts.values())
+        entropies.append(-sum(c / total * math.log2(c / total) for c in counts.values()) if total else 0.0)
+    return (entropies[0] * 2 / 3 + entropies[1] * 4 / 3) / 2
+
+
+_REFUSAL = re.compile(
+    r"\b(i (do not|don't|don’t) (know|have (any |the |enough |that )?(information|knowledge|details|idea))"
+    r"|i('m| am|’m) (not sure|not able|unable|not familiar|not aware|afraid)|i (can(no|'|’)t|cannot|could not|couldn't) "
+    r"(answer|say|tell|provide|help|assist|recall)|i have no (information|idea|knowledge|record)|no idea|unknown to me"
+    r"|(is|are) (beyond|outside) my knowledge|not something i (know|can)|i('m| am) sorry|i lack)",
+    re.IGNORECASE,
+)
+
+
+def is_refusal(text: str) -> bool:
+    """Whether an answer declines to answer, by its wording (English)."""
+    return bool(_REFUSAL.search(text[:300]))

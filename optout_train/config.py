@@ -1,0 +1,201 @@
+"""What a run does: one frozen configuration with explicit weights, validated once, and the table of methods.
+
+``--method`` names a preset over explicit fields; nothing in the trainer reads the name. The loss is
+``forget_weight * L_forget + retain_weight * L_neighbours + world_weight * L_world + transport_weight * D`` (Eq. 8).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+FORGET_LOSSES = ("ga", "npo", "dpo", "idk")
+DISTANCES = ("wasserstein", "manhattan", "euclidean", "chebyshev", "cosine")
+BUNDLED = "tiny"
+BUNDLED_MODEL = Path(__file__).resolve().parent.parent / "lm_eval_elude" / "mini" / "tiny"
+BUNDLED_REFERENCE = BUNDLED_MODEL.with_name("tiny-without-ronaldo")
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be used; the message names the flag."""
+
+
+def _f(default: Any, help: str, *choices: str) -> Any:
+    return field(default=default, metadata={"help": help, "choices": choices})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Every setting that the resulting weights depend on. The defaults are the paper's (appendix A) where it has one.
+
+    Raises:
+        ConfigError: a value is outside its range, or two settings exclude each other.
+    """
+
+    target: tuple[str, ...] = _f((), "Entity to forget: name, slug or alias. Repeat for several.")
+    method: str = _f("opt-out", "Preset of losses and weights; explicit flags win over it.")
+    model: str = _f(BUNDLED, "Bundled model ('tiny'), Hub id, or model folder.")
+    revision: str = _f("", "Branch, tag or commit of a Hub model.")
+    dataset: str = _f("hub", "'hub' (published ELUDe), 'mini' (bundled), or a folder in the ELUDe schema.")
+    forget_loss: str = _f("npo", "Loss on the forget set.", *FORGET_LOSSES)
+    forget_weight: float = _f(1.0, "Weight of the forget loss.")
+    retain_weight: float = _f(1.0, "Weight of the retain loss on neighbours.")
+    world_weight: float = _f(1.0, "Weight of the retain loss on world data.")
+    transport_weight: float = _f(0.1, "Lambda of Eq. 8: weight of the distance from the initial weights.")
+    distance: str = _f("wasserstein", "Distance from the initial weights.", *DISTANCES)
+    directions: int = _f(100, "Fresh random directions for each parameter in each step (sliced Wasserstein).")
+    eta: float = _f(0.1, "Inverse temperature of NPO and DPO.")
+    npo_form: str = _f(
+        "sequence", "NPO per sequence (Eq. 2), or the released code's batch mean.", "sequence", "batch-mean"
+    )
+    updates: str = _f(
+        "joint", "One step on Eq. 8, or the released code's forget step then retain step.", "joint", "alternating"
+    )
+    epochs: int = _f(3, "Passes over the forget set.")
+    batch_size: int = _f(32, "Forget records in a step, over all processes; as many neighbours and world records.")
+    micro_batch_size: int = _f(0, "Sequences of one forward pass of a process (0: all). Changes memory only.")
+    learning_rate: float = _f(1e-5, "Peak learning rate; decays linearly to 0, no warm-up.")
+    weight_decay: float = _f(0.01, "Decoupled weight decay.")
+    max_grad_norm: float = _f(1.0, "Clip the gradient of the whole objective to this norm (0: never).")
+    validate: bool = _f(True, "Measure probability and truth ratio after each epoch.")
+    patience: int = _f(
+        1, "Stop after this many epochs with a lower validation score than the epoch before, keep the best (0: never)."
+    )
+    seed: int = _f(0, "Seed of data order, refusals and directions.")
+    dtype: str = _f("float32", "Type of the weights.", "float32", "bfloat16")
+    autocast: bool = _f(False, "Compute in bfloat16 over float32 weights.")
+    optimizer: str = _f(
+        "adamw",
+        "AdamW, or torchao's with stochastic rounding (for --dtype bfloat16), with 16- or 8-bit state.",
+        *("adamw", "adamw-stochastic", "adamw8bit-stochastic"),
+    )
+    lora: bool = _f(False, "Train a low-rank adapter on all linear layers instead of the weights.")
+    lora_rank: int = _f(16, "Rank of the adapter.")
+    lora_alpha: float = _f(32.0, "Scale of the adapter (alpha / rank).")
+    merge: bool = _f(False, "Save the adapter merged into the model.")
+    shard: bool = _f(False, "Shard parameters over the processes (FSDP2) instead of replicating them (DDP).")
+    gradient_checkpointing: bool = _f(False, "Recompute activations in the backward pass.")
+    compile: bool = _f(False, "Compile the model with torch.compile.")
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "target", tuple(self.target))
+        for spec in fields(self):
+            value = getattr(self, spec.name)
+            if isinstance(spec.default, float):
+                if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+                    raise ConfigError(f"{flag(spec.name)} must be a finite number, got {value!r}")
+                object.__setattr__(self, spec.name, float(value))
+                if value < 0:
+                    raise ConfigError(f"{flag(spec.name)} must not be negative, got {value:g}")
+            elif type(spec.default) is not type(value):
+                raise ConfigError(f"{flag(spec.name)} must be of type {type(spec.default).__name__}, got {value!r}")
+            elif type(value) is int and value < 0:
+                raise ConfigError(f"{flag(spec.name)} must not be negative, got {value}")
+            choices = spec.metadata["choices"]
+            if choices and value not in choices:
+                raise ConfigError(f"{flag(spec.name)} must be one of {', '.join(choices)}, got {value!r}")
+        for name in ("directions", "epochs", "batch_size", "learning_rate", "eta", "lora_rank", "lora_alpha"):
+            if not getattr(self, name):
+                raise ConfigError(f"{flag(name)} must be above 0, got 0")
+        if not self.target:
+            raise ConfigError("--target is missing: name the entity to forget")
+        if not self.model:
+            raise ConfigError("--model is empty")
+        if self.method not in METHODS:
+            raise ConfigError(f"--method {self.method!r} is not known; the methods are {', '.join(METHODS)}")
+        if not self.forget_weight + self.retain_weight + self.world_weight:
+            raise ConfigError("--forget-weight, --retain-weight and --world-weight are all 0: nothing to train on")
+        if self.npo_form == "batch-mean" and self.forget_loss == "npo" and self.micro_batch_size:
+            raise ConfigError("--npo-form batch-mean is one loss of the whole batch: leave out --micro-batch-size")
+        if self.patience and not self.validate:
+            raise ConfigError("--patience needs the validation: give --patience 0 with --no-validate")
+        if (self.dtype == "bfloat16") != (self.optimizer != "adamw") and not self.lora:
+            raise ConfigError(
+                "--dtype bfloat16 loses steps of this size unless --optimizer is adamw-stochastic or "
+                "adamw8bit-stochastic, and these are for bfloat16 only"
+            )
+        if self.lora and self.optimizer != "adamw":
+            raise ConfigError("--lora trains float32 adapters: give --optimizer adamw")
+        if self.merge and not self.lora:
+            raise ConfigError("--merge needs --lora")
+        if self.lora and self.shard:
+            raise ConfigError("--lora with --shard is not supported: an adapter trains replicated")
+
+    @property
+    def bundled(self) -> bool:
+        """Whether the model is the bundled one."""
+        return self.model == BUNDLED
+
+    @property
+    def model_path(self) -> str:
+        """What ``from_pretrained`` takes."""
+        return str(BUNDLED_MODEL) if self.bundled else self.model
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields, JSON-ready; :meth:`from_json` is the inverse."""
+        return {**asdict(self), "target": list(self.target)}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> TrainConfig:
+        """Raises: ConfigError: a field is unknown or has a wrong value."""
+        if unknown := sorted(set(values) - {spec.name for spec in fields(cls)}):
+            raise ConfigError(f"unknown setting {', '.join(map(repr, unknown))}")
+        return cls(**{**values, "target": tuple(values.get("target", ()))})
+
+
+def _methods() -> dict[str, dict[str, Any]]:
+    table: dict[str, dict[str, Any]] = {"opt-out": {}}
+    table |= {f"opt-out-{name}": {"distance": name} for name in DISTANCES[1:]}
+    parts = {"": (0.0, 0.0), "+rt": (1.0, 1.0), "+neighbours": (1.0, 0.0), "+world": (0.0, 1.0)}
+    for loss in FORGET_LOSSES:
+        for suffix, (retain, world) in parts.items():
+            table[loss + suffix] = {
+                "forget_loss": loss, "retain_weight": retain, "world_weight": world, "transport_weight": 0.0,
+            }  # fmt: skip
+    return table
+
+
+# The paper's methods by name. "+rt" is the tables' +RT: neighbours and world data; the other two are its halves.
+METHODS: dict[str, dict[str, Any]] = _methods()
+# What differs from the paper's hyper-parameters for the bundled model, which is 4,000 times smaller.
+BUNDLED_RECIPE: dict[str, Any] = {
+    "dataset": "mini", "learning_rate": 1e-4, "epochs": 20, "batch_size": 8, "patience": 0,
+}  # fmt: skip
+
+
+def flag(name: str) -> str:
+    """The command-line flag of a field."""
+    return f"--{name.replace('_', '-')}"
+
+
+def build_config(given: Mapping[str, Any], *, world_only: bool = False) -> TrainConfig:
+    """Fill what the user did not give: explicit values, then the method's preset, then the model's recipe.
+
+    Args:
+        given: fields the user named.
+        world_only: drop the neighbours' retain loss (the paper's neighbour ablation).
+
+    Raises:
+        ConfigError: as :class:`TrainConfig`, or ``world_only`` contradicts the rest.
+    """
+    values = dict(given)
+    model = values.setdefault("model", BUNDLED)
+    if Path(model).exists() and Path(model).resolve() == BUNDLED_MODEL:
+        model = values["model"] = BUNDLED
+    method = values.setdefault("method", "opt-out")
+    if method not in METHODS:
+        raise ConfigError(f"--method {method!r} is not known; the methods are {', '.join(METHODS)}")
+    recipe = BUNDLED_RECIPE if model == BUNDLED else {}
+    values = {**recipe, **METHODS[method], **values}
+    if values.get("validate") is False and "patience" not in given:
+        values["patience"] = 0
+    if world_only:
+        if given.get("retain_weight"):
+            raise ConfigError("--world-only and --retain-weight contradict each other")
+        if not values.get("world_weight", 1.0):
+            raise ConfigError(f"--world-only needs world data, and --method {method} has none; give --world-weight")
+        values["retain_weight"] = 0.0
+    return TrainConfig(**values)

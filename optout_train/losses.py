@@ -1,0 +1,65 @@
+"""The losses of the paper: log-probabilities in, one value per example out; the caller weighs and averages.
+
+``sums`` are log-probabilities of whole answers (summed over tokens, nats); ``counts`` are their token numbers.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from lm_eval_elude.core.logprobs import AnswerLogProbs
+
+
+def nll(answers: AnswerLogProbs) -> Tensor:
+    """Retain loss L_RT: mean negative log-likelihood over each answer's tokens, shape (batch,).
+
+    The mean, not the sum of the paper's notation: the released code and every language-model trainer do so.
+    """
+    return -answers.sums / answers.counts
+
+
+def ga(answers: AnswerLogProbs) -> Tensor:
+    """Gradient ascent (Eq. 1): the negated retain loss, shape (batch,)."""
+    return -nll(answers)
+
+
+def npo(sums: Tensor, reference: Tensor, eta: float) -> Tensor:
+    """Negative preference optimisation (Eq. 2) times 2/eta: -2/eta log sigmoid(-eta (log p - log p_ref)).
+
+    Args:
+        sums: (batch,) log-probabilities of whole answers. With token means in their place and one element this is the
+            released code's batch-mean form.
+        reference: (batch,) the same under the initial weights.
+        eta: inverse temperature; as it goes to 0 the gradient goes to that of ``sums`` (gradient ascent).
+
+    Returns:
+        (batch,), 2 log(2) / eta where the model has not moved. The factor is that of the NPO paper (Zhang et al. 2024).
+    """
+    _same_shape(sums, reference)
+    return -2 / eta * logsigmoid(-eta * (sums - reference))
+
+
+def dpo(refused: Tensor, refused_reference: Tensor, answered: Tensor, answered_reference: Tensor, eta: float) -> Tensor:
+    """Direct preference optimisation with a refusal preferred to the answer, times 2/eta as in :func:`npo`.
+
+    Args:
+        refused, answered: (batch,) log-probabilities of the whole refusal and the whole answer.
+        refused_reference, answered_reference: (batch,) the same under the initial weights.
+        eta: inverse temperature (DPO's beta).
+    """
+    for other in (refused_reference, answered, answered_reference):
+        _same_shape(refused, other)
+    return -2 / eta * logsigmoid(eta * ((refused - refused_reference) - (answered - answered_reference)))
+
+
+def batch_mean(answers: AnswerLogProbs) -> Tensor:
+    """Mean log-probability over all tokens of the batch, shape (1,): what the released code puts into NPO."""
+    return (answers.sums.sum() / answers.counts.sum()).reshape(1)
+
+
+def _same_shape(a: Tensor, b: Tensor) -> None:
+    if a.shape != b.shape:
+        raise ValueError(f"log-probabilities must have one shape, got {tuple(a.shape)} and {tuple(b.shape)}")
+
+
