@@ -1,10 +1,9 @@
-"""Makes an unmodified lm-eval find ELUDe's tasks and model: no flags, nothing of lm-eval edited.
+"""Makes an unmodified lm-eval find ELUDe's tasks and model: no flags, and nothing of lm-eval edited.
 
-An installed distribution holds a second copy of this file, ``_lm_eval_elude_autoload`` at the top of site-packages:
-there it runs at every interpreter start (``_autoload.pth``; from Python 3.15 ``_autoload.start``, PEP 829) without the
-price of importing a package. So it imports nothing, and only waits for the harness. In an editable install that copy is
-made when pip runs: install again after an edit. ``LM_EVAL_ELUDE_AUTOLOAD=0`` switches it off; then pass
-``--include_path "$(elude path tasks)"``.
+A distribution holds this file as ``_lm_eval_elude_autoload`` at the top of site-packages. There it runs at every
+interpreter start (``_autoload.pth``; from Python 3.15 ``_autoload.start``, PEP 829) without the price of importing a
+package; it imports nothing and only waits for the harness. An editable install copies it when pip runs: install again
+after an edit. ``LM_EVAL_ELUDE_AUTOLOAD=0`` switches it off; then pass ``--include_path "$(elude path tasks)"``.
 
 Standing down. Today's lm-eval has no task plugins (its pull request 4015 proposes them). A harness whose task manager
 names an entry-point group ``lm_eval.tasks`` is first left to itself; our folder is added only if it has not found us.
@@ -59,19 +58,6 @@ class _Finder:
         return spec
 
 
-def task_folder() -> "Path":
-    """Where the task YAMLs lie: inside an installed package, or beside it in a checkout (editable install)."""
-    from importlib.util import find_spec
-    from pathlib import Path
-
-    spec = find_spec("lm_eval_elude")
-    if spec is None or not spec.submodule_search_locations:
-        raise ModuleNotFoundError("the package lm_eval_elude is not installed, or its checkout was moved")
-    package = Path(next(iter(spec.submodule_search_locations))).resolve()
-    inside = package / "task_configs"
-    return inside if inside.is_dir() else package.parent / "task_configs"
-
-
 def add_task_folder(include_path: "Any", folder: "Path") -> "Any":
     """``TaskManager``'s ``include_path`` with our folder in front, so that a task of the user's replaces one of ours.
 
@@ -79,10 +65,8 @@ def add_task_folder(include_path: "Any", folder: "Path") -> "Any":
     """
     from pathlib import Path
 
-    paths = (
-        [] if not include_path else list(include_path) if isinstance(include_path, (list, tuple)) else [include_path]
-    )
-    own = {Path(path).expanduser().resolve() for path in paths}
+    paths = list(include_path) if isinstance(include_path, (list, tuple)) else [include_path] if include_path else []
+    own = {Path(path).resolve() for path in paths}
     return include_path if own & {folder, *folder.parents} else [folder, *paths]
 
 
@@ -91,12 +75,14 @@ def _patch_manager(module: "ModuleType") -> None:
     import functools
     import inspect
 
+    import lm_eval_elude
+
     original = module.TaskManager.__init__
     if hasattr(original, "_lm_eval_elude"):
         return
     signature = inspect.signature(original)
     signature.bind(None, include_path=None, include_defaults=True)  # TypeError: a harness we do not know
-    folder = task_folder()
+    folder = lm_eval_elude.task_folder()
     source = inspect.getsource(module)
     has_plugins = any(f"{quote}{_PLUGIN_GROUP}{quote}" in source for quote in "'\"")
 
@@ -104,9 +90,8 @@ def _patch_manager(module: "ModuleType") -> None:
     def __init__(self: "Any", *args: "Any", **kwargs: "Any") -> None:
         if has_plugins:
             original(self, *args, **kwargs)
-            if any(
-                folder in entry.yaml_path.resolve().parents for entry in self.task_index.values() if entry.yaml_path
-            ):
+            found = (entry.yaml_path for entry in self.task_index.values() if entry.yaml_path)
+            if any(folder in path.resolve().parents for path in found):
                 return
         bound = signature.bind(self, *args, **kwargs)
         if bound.arguments.get("include_defaults", True):

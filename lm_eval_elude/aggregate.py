@@ -83,6 +83,13 @@ def covariance_of_means(samples: Mapping[str, Sequence[Sequence[float]]]) -> Arr
     return np.asarray(sum(parts)) / len(parts) ** 2
 
 
+def block_diagonal(first: Array, second: Array) -> Array:
+    """Covariance of two independent groups of values: (j, j) and (k, k) to (j + k, j + k)."""
+    from scipy.linalg import block_diag
+
+    return np.asarray(block_diag(first, second))
+
+
 class MembershipAttack(NamedTuple):
     """How well losses tell what was trained on from its paraphrase (section 5.5); fractions, not per cent.
 

@@ -1,0 +1,34 @@
+# make demo: unlearn Cristiano Ronaldo from the bundled model and score it before and after
+# make test: lint, type-check and run every test
+# Both create .venv on the first run. Off-line after that.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+export HF_HUB_OFFLINE := 1
+
+.PHONY: venv install demo test lint compat
+
+venv install: $(STAMP)
+
+# The stamp is newer than what it was made from: a second run installs nothing.
+$(STAMP): pyproject.toml constraints.txt lm_eval_elude/_autoload.py lm_eval_elude/_autoload.pth lm_eval_elude/_autoload.start
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: $(STAMP)
+	$(BIN)/elude demo
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# One thread for each of the two workers: more would only queue up on two cores.
+test: lint
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
+
+# Installs each supported lm-eval (network) and scores the bundled model with it.
+compat: $(STAMP)
+	$(BIN)/python benchmarks/compat.py

@@ -1,0 +1,198 @@
+"""Records to token ids to batches: what is trained on, in which order, and which tokens carry loss."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lm_eval_elude.core.chat import Encoded, Renderer
+from lm_eval_elude.core.dataset import Selection, Subset, load_records
+from lm_eval_elude.core.logprobs import IGNORE
+from lm_eval_elude.core.records import DataError, QARecord
+from optout_train.config import TrainConfig
+
+
+class Batch(NamedTuple):
+    """Right-padded to the longest sample: ``ids`` and ``labels`` of shape (batch, length), labels on the answer only."""
+
+    ids: Tensor
+    labels: Tensor
+
+
+class StepIndices(NamedTuple):
+    """Which records one step reads; the refusal set is indexed as the forget set."""
+
+    forget: tuple[int, ...]
+    retain: tuple[int, ...]
+    world: tuple[int, ...]
+
+
+class Share(NamedTuple):
+    """One forward pass of one process: positions in the step's index list, and each one's weight in the mean."""
+
+    positions: tuple[int, ...]
+    weights: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class EncodedRecords:
+    """Records with their token ids, rendered when first asked for.
+
+    Raises:
+        DataError: a sample is longer than the model's context; nothing is cut.
+    """
+
+    name: str
+    records: tuple[QARecord, ...]
+    renderer: Renderer
+    limit: int
+
+    @cached_property
+    def _cache(self) -> dict[tuple[int, str | None], Encoded]:
+        return {}
+
+    def encode(self, index: int, answer: str | None = None) -> Encoded:
+        """Prompt and answer (the record's own unless another is given) as token ids."""
+        key = (index, answer)
+        if key not in self._cache:
+            record = self.records[index]
+            texts = self.renderer.prompt(record.question), self.renderer.answer(answer or record.answer)
+            encoded = self.renderer.encode_pair(*texts)
+            if len(encoded.ids) > self.limit:
+                raise DataError(
+                    f"{self.name} record {index + 1} ({record.question[:60]!r}) has {len(encoded.ids)} tokens, but "
+                    f"--model takes {self.limit}; shorten or remove it"
+                )
+            self._cache[key] = encoded
+        return self._cache[key]
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+
+class TrainingData(NamedTuple):
+    """The sets of a run (those of weight 0 are empty), one refusal for each forget record, and fingerprints by name."""
+
+    forget: EncodedRecords
+    refusals: tuple[str, ...]
+    retain: EncodedRecords
+    world: EncodedRecords
+    fingerprints: dict[str, str]
+
+    def steps(self, config: TrainConfig) -> list[list[StepIndices]]:
+        """The records of every step, by epoch: see :func:`plan_steps`."""
+        return plan_steps(
+            len(self.forget), len(self.retain), len(self.world), config.epochs, config.batch_size, config.seed
+        )
+
+
+def refusal_texts() -> tuple[str, ...]:
+    """The hundred refusals that IDK and DPO teach (own wording, in the manner of TOFU's)."""
+    lines = (Path(__file__).parent / "refusals.txt").read_text(encoding="utf-8").splitlines()
+    return tuple(line for line in lines if line)
+
+
+def load_training_data(config: TrainConfig, names: Sequence[str], renderer: Renderer, limit: int) -> TrainingData:
+    """Load what the configuration trains on.
+
+    Args:
+        config: the run; sets of weight 0 are not read.
+        names: display names of the targets.
+        renderer: of the model's tokenizer.
+        limit: the model's context length in tokens.
+
+    Raises:
+        DataError: a set is missing (the flag that would do without it is named), or a sample is too long.
+    """
+    weights: dict[Subset, float] = {"forget": 1.0, "retain": config.retain_weight, "world": config.world_weight}
+    sets: dict[str, EncodedRecords] = {}
+    fingerprints = {}
+    for subset, weight in weights.items():
+        selection = Selection((), "", "")
+        if weight:
+            try:
+                selection = load_records(config.dataset, subset, "train", names)
+            except DataError as error:
+                hint = "" if subset == "forget" else f"; --{subset}-weight 0 trains without it"
+                raise DataError(f"{error}{hint}") from None
+            fingerprints[f"{subset}-train"] = selection.fingerprint
+        sets[subset] = EncodedRecords(f"{subset} train", selection.records, renderer, limit)
+    texts = refusal_texts()
+    draw = random.Random(f"{config.seed}-refusals")
+    refusals = tuple(draw.choice(texts) for _ in sets["forget"].records)
+    return TrainingData(sets["forget"], refusals, sets["retain"], sets["world"], fingerprints)
+
+
+def plan_steps(
+    forget: int, retain: int, world: int, epochs: int, batch_size: int, seed: int
+) -> list[list[StepIndices]]:
+    """The order of a whole run, a function of sizes and seed alone, so that a resumed run reads the same.
+
+    Each epoch passes once over the forget set, shuffled; its last batch may be smaller. Every step reads as many
+    neighbours and world records, from an endless stream of shuffled passes over each set.
+    """
+    streams = [_Stream(retain, f"{seed}-retain"), _Stream(world, f"{seed}-world")]
+    plan = []
+    for epoch in range(epochs):
+        order = random.Random(f"{seed}-forget-{epoch}").sample(range(forget), forget)
+        chunks = [tuple(order[i : i + batch_size]) for i in range(0, forget, batch_size)]
+        plan.append([StepIndices(chunk, *(stream.take(len(chunk)) for stream in streams)) for chunk in chunks])
+    return plan
+
+
+def share(lengths: Sequence[int], rank: int, processes: int, micro_batch_size: int) -> list[Share]:
+    """Split one step's samples over processes and forward passes; weights sum to 1 over all of them.
+
+    Samples of like length go together, which saves padding and changes no sum. Every process makes the same number of
+    passes of the same size (collectives would hang otherwise): the filling samples have weight 0.
+
+    Args:
+        lengths: tokens of each sample of the step.
+        rank, processes: this process among how many.
+        micro_batch_size: largest number of samples in a pass, 0 for all.
+    """
+    order = sorted(range(len(lengths)), key=lambda i: (lengths[i], i))
+    real = len(order)
+    size = min(micro_batch_size or real, -(-real // processes))
+    order += order[:1] * (-real % (size * processes))
+    weights = [1 / real] * real + [0.0] * (len(order) - real)
+    mine = slice(rank, None, processes)
+    positions, shares = order[mine], weights[mine]
+    return [
+        Share(tuple(positions[i : i + size]), tuple(shares[i : i + size])) for i in range(0, len(positions), size)
+    ]
+
+
+def collate(samples: Sequence[Encoded], device: torch.device | str = "cpu") -> Batch:
+    """Pad to the longest sample. The padding token is 0: right of the answer, it is neither attended to nor labelled."""
+    longest = max(len(sample.ids) for sample in samples)
+    ids = torch.zeros(len(samples), longest, dtype=torch.long)
+    labels = torch.full((len(samples), longest), IGNORE)
+    for row, sample in enumerate(samples):
+        tokens = torch.tensor(sample.ids)
+        ids[row, : len(tokens)] = tokens
+        labels[row, sample.answer_start : len(tokens)] = tokens[sample.answer_start :]
+    return Batch(ids.to(device), labels.to(device))
+
+
+class _Stream:
+    """Indices of a set in endless shuffled passes; an empty set gives none."""
+
+    def __init__(self, size: int, seed: str) -> None:
+        self.size, self.seed = size, seed
+        self.passes = 0
+        self.waiting: list[int] = []
+
+    def take(self, count: int) -> tuple[int, ...]:
+        while self.size and len(self.waiting) < count:
+            self.waiting += random.Random(f"{self.seed}-{self.passes}").sample(range(self.size), self.size)
+            self.passes += 1
+        taken, self.waiting = self.waiting[:count], self.waiting[count:]
+        return tuple(taken)

@@ -1,0 +1,239 @@
+"""Distances between the current and the initial parameters, with their gradients written out (no autograd graph).
+
+The sliced Wasserstein distance (Eq. 7) is the released code's quantity: for each parameter, whose rows are the points
+(a vector is one point), project on fresh random unit directions, sort, sum the squared differences over the rows and
+average over the directions; no root, no division by the rows. It is computed in float32 and summed over parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+CHUNK = 1 << 24  # numbers turned to float32 at once, so that a large embedding needs no second copy
+
+
+class Distance(NamedTuple):
+    """A distance (scalar tensor) and its gradient in the shape of the parameter, or of its projections."""
+
+    value: Tensor
+    gradient: Tensor
+
+
+class LowRank(NamedTuple):
+    """A weight changed by an adapter: initial + scale * up @ down, with up (n, rank) and down (rank, d)."""
+
+    initial: Tensor
+    down: nn.Parameter
+    up: nn.Parameter
+    scale: float
+
+
+def unit_directions(count: int, dimension: int, generator: torch.Generator) -> Tensor:
+    """Directions uniform on the unit sphere, shape (count, dimension), float32, on the generator's device."""
+    normal = torch.randn(count, dimension, generator=generator, device=generator.device)
+    return normal / normal.norm(dim=1, keepdim=True)
+
+
+def project(rows: Tensor, directions: Tensor) -> Tensor:
+    """Rows (n, d) of any type and device on directions (L, d): (L, n) in float32 on the directions' device."""
+    step = max(1, CHUNK // rows.shape[1])
+    parts = [directions @ part.to(directions).T for part in rows.detach().split(step)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+
+def sliced_wasserstein(projected: Tensor, reference: Tensor) -> Distance:
+    """Mean over directions of the summed squared differences of sorted projections (Eq. 7 with p = 2, no root).
+
+    Args:
+        projected: (L, n) projections of the current rows.
+        reference: (L, n) projections of the initial rows on the same directions.
+
+    Returns:
+        The value and its gradient with respect to ``projected``: each sorted difference, doubled, goes back to the row
+        that it came from. The order of rows is locally constant, so this is the exact gradient.
+    """
+    ordered, order = projected.sort(dim=1)
+    difference = ordered - reference.sort(dim=1).values
+    count = len(projected)
+    gradient = torch.empty_like(projected).scatter_(1, order, difference * (2 / count))
+    return Distance(difference.square().sum() / count, gradient)
+
+
+def manhattan(weight: Tensor, initial: Tensor) -> Distance:
+    """Sum of absolute differences; gradient 0 where nothing moved."""
+    change = weight - initial
+    return Distance(change.abs().sum(), change.sign())
+
+
+def euclidean(weight: Tensor, initial: Tensor) -> Distance:
+    """Frobenius norm of the difference; gradient 0 where nothing moved."""
+    change = weight - initial
+    norm = change.norm()
+    return Distance(norm, change / norm.clamp_min(torch.finfo(norm.dtype).tiny))
+
+
+def chebyshev(weight: Tensor, initial: Tensor) -> Distance:
+    """Largest absolute difference; the gradient is shared by the entries that reach it, as ``torch.amax`` does."""
+    change = weight - initial
+    largest = change.abs().amax()
+    reached = (change.abs() == largest) * change.sign()
+    return Distance(largest, reached / reached.abs().sum().clamp_min(1))
+
+
+def cosine(weight: Tensor, initial: Tensor) -> Distance:
+    """1 - cos of the flattened parameters, as half the squared distance of the unit vectors: exactly 0 without drift."""
+    tiny = torch.finfo(weight.dtype).tiny
+    norm = weight.norm().clamp_min(tiny)
+    unit = weight / norm
+    gap = unit - initial / initial.norm().clamp_min(tiny)
+    return Distance(gap.square().sum() / 2, (gap - unit * (unit * gap).sum()) / norm)
+
+
+ELEMENTWISE: dict[str, Callable[[Tensor, Tensor], Distance]] = {
+    "manhattan": manhattan, "euclidean": euclidean, "chebyshev": chebyshev, "cosine": cosine,
+}  # fmt: skip
+
+
+class Transport:
+    """The regulariser of Eq. 8 over all parameters of a model that train.
+
+    Args:
+        model: full model, FSDP2-sharded model, or peft model with LoRA layers.
+        initial: initial value of a parameter by name, on any device (unused under LoRA, where the base weights stay).
+        distance: ``wasserstein`` or a key of :data:`ELEMENTWISE`.
+        directions: number of directions for each parameter in each step.
+        seed: of the directions.
+    """
+
+    def __init__(
+        self, model: nn.Module, initial: Callable[[str], Tensor], distance: str, directions: int, seed: int
+    ) -> None:
+        self.low_rank = dict(_low_rank_weights(model))
+        self.full = {n: p for n, p in model.named_parameters() if p.requires_grad} if not self.low_rank else {}
+        self.initial, self.distance, self.count, self.seed = initial, distance, directions, seed
+
+    @torch.no_grad()
+    def add_gradient(self, weight: float, step: int) -> Tensor:
+        """Add ``weight`` times the gradient to every ``.grad`` and return the distance, unweighted (scalar tensor).
+
+        The directions depend on seed, step and parameter alone, so every process and every resumed run draws the same.
+        """
+        total = torch.zeros(())
+        for index, (name, parameter) in enumerate(self.full.items()):
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            value = self._full(name, parameter, weight, self._generator(step, index, parameter.device))
+            total = total.to(value.device) + value
+        for index, adapted in enumerate(self.low_rank.values()):
+            value = self._low_rank(adapted, weight, self._generator(step, index, adapted.up.device))
+            total = total.to(value.device) + value
+        return total
+
+    def _generator(self, step: int, index: int, device: torch.device) -> torch.Generator:
+        # Distinct for all steps and parameters below 2^20 of them; multiplied to spread the seeds.
+        key = ((self.seed << 40) + (step << 20) + index) * 0x9E3779B97F4A7C15
+        return torch.Generator(device).manual_seed(key % (1 << 63))
+
+    def _full(self, name: str, parameter: nn.Parameter, weight: float, generator: torch.Generator) -> Tensor:
+        initial = self.initial(name).to(parameter.dtype)  # what the model was loaded as: no drift is then exactly 0
+        width = parameter.shape[-1] if parameter.dim() else 1
+        if self.distance == "wasserstein" and parameter.dim() > 1:
+            return self._rows(parameter, initial, weight, unit_directions(self.count, width, generator))
+        # A vector (one point), or a distance without rows: small or an ablation, so a shard is made whole.
+        whole = _whole(parameter).float()
+        initial = initial.to(whole)
+        if self.distance == "wasserstein":
+            directions = unit_directions(self.count, whole.numel(), generator)
+            value, on_projected = sliced_wasserstein(
+                project(whole.reshape(1, -1), directions), project(initial.reshape(1, -1), directions)
+            )
+            gradient = (on_projected.T @ directions).reshape(whole.shape)
+        else:
+            value, gradient = ELEMENTWISE[self.distance](whole, initial)
+        grad, start = _local(parameter.grad)
+        own = gradient[start : start + len(grad)] if gradient.dim() else gradient
+        grad.add_(own.to(grad.dtype), alpha=weight)
+        return value
+
+    def _rows(self, parameter: nn.Parameter, initial: Tensor, weight: float, directions: Tensor) -> Tensor:
+        width = parameter.shape[-1]
+        local, start = _local(parameter)
+        grad, _ = _local(parameter.grad)
+        if parameter.dim() > 2 and isinstance(parameter, DTensor):  # rows of a slice along the first axis
+            start *= parameter[0].numel() // width
+        rows, initial = local.reshape(-1, width), initial.reshape(-1, width)
+        mine = initial[start : start + len(rows)]
+        projected, reference = project(rows, directions), project(mine, directions)
+        value, on_projected = sliced_wasserstein(
+            _gather_columns(projected, parameter), _gather_columns(reference, parameter)
+        )
+        on_projected = on_projected[:, start : start + len(rows)]
+        target = grad.view(-1, width)
+        step = max(1, CHUNK // width)
+        for part, columns in zip(target.split(step), on_projected.split(step, dim=1), strict=True):
+            if part.dtype == directions.dtype:
+                part.addmm_(columns.T, directions, alpha=weight)
+            else:
+                part.add_((columns.T @ directions).to(part.dtype), alpha=weight)
+        return value
+
+    def _low_rank(self, adapted: LowRank, weight: float, generator: torch.Generator) -> Tensor:
+        initial, down, up, scale = adapted
+        for parameter in (down, up):
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        assert down.grad is not None and up.grad is not None
+        if self.distance != "wasserstein":
+            start = initial.float()
+            value, gradient = ELEMENTWISE[self.distance](start + scale * (up.float() @ down.float()), start)
+            up.grad.add_((gradient @ down.float().T).to(up.dtype), alpha=weight * scale)
+            down.grad.add_((up.float().T @ gradient).to(down.dtype), alpha=weight * scale)
+            return value
+        # The change is never merged: (W0 + s B A) U = W0 U + s B (A U), and the gradient G U^T is a product of thin ones.
+        directions = unit_directions(self.count, initial.shape[1], generator)
+        reference = project(initial, directions)
+        through_down = project(down, directions)
+        value, on_projected = sliced_wasserstein(reference + scale * (through_down @ up.float().T), reference)
+        up.grad.add_((on_projected.T @ through_down).to(up.dtype), alpha=weight * scale)
+        down.grad.add_(((on_projected @ up.float()).T @ directions).to(down.dtype), alpha=weight * scale)
+        return value
+
+
+def _low_rank_weights(model: nn.Module) -> Iterator[tuple[str, LowRank]]:
+    for name, module in model.named_modules():
+        if hasattr(module, "lora_A"):
+            for adapter in module.active_adapters:
+                down, up = module.lora_A[adapter].weight, module.lora_B[adapter].weight
+                yield name, LowRank(module.get_base_layer().weight, down, up, module.scaling[adapter])
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+def _local(tensor: Tensor | None) -> tuple[Tensor, int]:
+    """This process's part of a tensor and where it starts along the first axis."""
+    assert tensor is not None
+    if not isinstance(tensor, DTensor):
+        return tensor.detach(), 0
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return tensor.to_local().detach(), offset[0]
+
+
+def _gather_columns(projected: Tensor, parameter: nn.Parameter) -> Tensor:
+    """The projections of all rows from those of this process's, in row order."""
+    if not isinstance(parameter, DTensor):
+        return projected
+    rows = parameter.numel() // parameter.shape[-1]
+    whole = DTensor.from_local(
+        projected.T.contiguous(), parameter.device_mesh, parameter.placements, run_check=False,
+        shape=torch.Size((rows, len(projected))), stride=(len(projected), 1),
+    )  # fmt: skip
+    return whole.full_tensor().T.contiguous()

@@ -1,0 +1,296 @@
+"""lm-eval finds our tasks and model without flags: real installs in throw-away environments, and the hook by itself.
+
+The throw-away environments hold this project alone. A path file, written after pip is done with them, lets them see
+the libraries of the environment that runs the tests; lm-eval there is unmodified and knows nothing of us.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import pkgutil
+import re
+import subprocess
+import sys
+import sysconfig
+import venv
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import pytest
+
+from lm_eval_elude import _autoload, task_folder
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = sorted(
+    match[1]
+    for path in (ROOT / "task_configs").rglob("*.yaml")
+    if (match := re.search(r"^(?:task|group): *(\w+) *$", path.read_text(encoding="utf-8"), re.MULTILINE))
+)
+
+# What an interpreter of the environment sees. The harness's own folder is replaced by an empty one: indexing its
+# 15,000 files takes seconds, and the two CLI tests do it in earnest.
+PROBE = """
+import inspect, json, logging, sys
+from pathlib import Path
+seen = {"modules": [name for name in sys.modules if "lm_eval" in name], "hook": "_Finder" in [
+    getattr(finder, "__name__", "") for finder in sys.meta_path]}
+user = Path(sys.argv[1])
+import lm_eval.tasks.manager as manager
+manager.__file__ = str(user / "none" / "manager.py")
+lines = []
+handler = logging.Handler()
+handler.emit = lambda record: lines.append(record.getMessage())
+logging.getLogger("lm_eval").addHandler(handler)
+def index(*args, **kwargs):
+    lines.clear()
+    found = manager.TaskManager(*args, **kwargs).task_index
+    return {"tasks": {name: str(entry.yaml_path) for name, entry in found.items()}, "lines": list(lines)}
+seen["plain"] = index()
+folder = str(Path(seen["plain"]["tasks"].get("elude_forget", "none/none")).parent)
+seen["user"] = {"str": index(include_path=str(user)), "Path": index(include_path=user),
+                "list": index(include_path=[user]), "positional": index(None, user, metadata={})}
+seen["ours"] = [index(include_path=path) for path in (folder, [Path(folder), user / "none"], str(Path(folder).parent))]
+seen["no_defaults"] = index(include_defaults=False)
+seen["signature"] = str(inspect.signature(manager.TaskManager.__init__))
+from lm_eval.api import registry
+seen["hf"] = registry.get_model("hf").__module__ + ":" + registry.get_model("hf").__name__
+import lm_eval.models
+seen["models"], seen["built_in"] = list(registry.model_registry.keys()), list(lm_eval.models.MODEL_MAPPING)
+seen["elude"] = str(registry.model_registry._objs.get("elude"))
+print(json.dumps(seen))
+"""
+
+
+class Environment(NamedTuple):
+    """A throw-away environment: its interpreter, site-packages folder, and what pip put there."""
+
+    python: Path
+    site: Path
+    before: set[str]
+
+    def pip(self, *arguments: str) -> None:
+        pip = [sys.executable, "-m", "pip", "--python", str(self.python), "--disable-pip-version-check", "-q"]
+        subprocess.run([*pip, *arguments], check=True)
+
+    def see_libraries(self) -> None:
+        (self.site / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
+
+    def run(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "LM_EVAL"))}
+        return subprocess.run(
+            [str(self.python), *arguments],
+            capture_output=True,
+            text=True,
+            env=inherited | variables,
+            cwd=self.site.parent,
+        )
+
+    def listing(self) -> set[str]:
+        return {str(path.relative_to(self.site)) for path in self.site.rglob("*") if "__pycache__" not in path.parts}
+
+
+Build = Callable[[str], Environment]
+
+
+@pytest.fixture(scope="module")
+def install(tmp_path_factory: pytest.TempPathFactory) -> Build:
+    """Makes an environment with the project installed as a ``wheel`` or ``editable``, as pip does both."""
+
+    def make(kind: str) -> Environment:
+        folder = tmp_path_factory.mktemp(kind)
+        hook = f"import sys, hatchling.build as b; print(b.build_{kind}({str(folder)!r}), file=sys.stderr)"
+        subprocess.run([sys.executable, "-c", hook], cwd=ROOT, check=True, capture_output=True)
+        venv.create(folder / "env", with_pip=False, symlinks=True)
+        python = folder / "env" / "bin" / "python"
+        site = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder / "env")}))
+        environment = Environment(python, site, set())
+        environment = environment._replace(before=environment.listing())
+        environment.pip("install", "--no-deps", "--no-index", *map(str, folder.glob("*.whl")))
+        return environment
+
+    return make
+
+
+@pytest.fixture(scope="module", params=["wheel", "editable"])
+def environment(request: pytest.FixtureRequest, install: Build) -> Environment:
+    made = install(request.param)
+    made.see_libraries()
+    return made
+
+
+@pytest.fixture(scope="module")
+def user_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("user")
+    (folder / "mine.yaml").write_text("task: elude_forget\noutput_type: generate_until\n", encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def seen(environment: Environment, user_folder: Path) -> dict[str, Any]:
+    done = environment.run("-c", PROBE, str(user_folder))
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_every_task_is_found_where_it_was_installed(seen: dict[str, Any], environment: Environment) -> None:
+    assert "elude_forget" in NAMES
+    assert sorted(seen["plain"]["tasks"]) == NAMES
+    folder = environment.site / "lm_eval_elude" / "task_configs"
+    expected = folder if folder.is_dir() else ROOT / "task_configs"
+    assert {Path(path).parent for path in seen["plain"]["tasks"].values()} == {expected}
+    assert seen["plain"]["lines"] == []
+
+
+def test_nothing_of_ours_or_the_harness_is_imported_at_start(seen: dict[str, Any]) -> None:
+    assert seen["modules"] == ["_lm_eval_elude_autoload"]
+
+
+@pytest.mark.parametrize("form", ["str", "Path", "list", "positional"])
+def test_the_users_own_task_wins(seen: dict[str, Any], user_folder: Path, form: str) -> None:
+    case = seen["user"][form]
+    assert case["tasks"]["elude_forget"] == str(user_folder / "mine.yaml")
+    assert sorted(case["tasks"]) == NAMES
+    assert len(case["lines"]) == 1 and "overrides existing task" in case["lines"][0]
+
+
+def test_our_own_folder_given_by_hand_is_not_indexed_twice(seen: dict[str, Any]) -> None:
+    for case in seen["ours"]:
+        assert set(NAMES) <= set(case["tasks"])
+        assert case["lines"] == []
+
+
+def test_without_the_harness_defaults_ours_stay_away_too(seen: dict[str, Any]) -> None:
+    assert seen["no_defaults"] == {"tasks": {}, "lines": []}
+
+
+def test_the_model_comes_after_the_built_in_ones_and_hides_none(seen: dict[str, Any]) -> None:
+    assert seen["models"] == [*seen["built_in"], "elude"]
+    assert seen["hf"] == "lm_eval.models.huggingface:HFLM"
+    assert seen["elude"] == _autoload.MODEL
+
+
+def test_the_variable_switches_everything_off(
+    environment: Environment, user_folder: Path, seen: dict[str, Any]
+) -> None:
+    done = environment.run("-c", PROBE, str(user_folder), LM_EVAL_ELUDE_AUTOLOAD="0")
+    off = json.loads(done.stdout)
+    assert seen["hook"] and not off["hook"]
+    assert off["plain"]["tasks"] == {} and off["models"] == off["built_in"]
+    assert off["signature"] == seen["signature"]
+
+
+@pytest.mark.parametrize("command", [("ls", "tasks"), ("validate", "--tasks", "elude_forget,elude_quality,arc_easy")])
+def test_the_command_line_finds_them(install: Build, command: tuple[str, ...]) -> None:
+    environment = install("wheel" if command[0] == "ls" else "editable")
+    environment.see_libraries()
+    done = environment.run("-m", "lm_eval", *command)
+    assert done.returncode == 0, done.stderr
+    if command[0] == "ls":
+        assert {"elude_forget", "elude_quality", "arc_easy"} <= set(re.findall(r"\w+", done.stdout))
+        assert str(environment.site / "lm_eval_elude" / "task_configs") in done.stdout
+    else:
+        assert "All tasks found and valid" in done.stdout
+
+
+def test_without_lm_eval_nothing_happens_and_uninstalling_leaves_nothing(install: Build) -> None:
+    environment = install("wheel")
+    installed = environment.listing()
+    for name in ("_lm_eval_elude_autoload.py", "lm_eval_elude_autoload.pth", "lm_eval_elude_autoload.start"):
+        assert name in installed
+    assert not [name for name in installed if name.startswith("lm_eval_elude/") and name.endswith((".pth", ".start"))]
+    code = "import sys; print(*sorted(name for name in sys.modules if 'eval' in name))"
+    done = environment.run("-c", code)
+    assert (done.stdout, done.stderr) == ("_lm_eval_elude_autoload\n", "")
+    environment.pip("uninstall", "-y", "lm-eval-elude")
+    assert environment.listing() == environment.before
+    done = environment.run("-c", code)
+    assert (done.stdout, done.stderr) == ("\n", "")
+
+
+def test_the_wheel_ships_the_bundled_data_and_models(install: Build) -> None:
+    package = ROOT / "lm_eval_elude" / "mini"
+    wanted = {
+        str(Path("lm_eval_elude/mini") / path.relative_to(package))
+        for path in package.rglob("*")
+        if path.suffix in {".txt", ".jsonl", ".json", ".safetensors", ".jinja"}
+    }
+    assert len(wanted) > 50
+    assert wanted <= install("wheel").listing()
+
+
+def test_start_file_names_what_the_path_file_calls() -> None:
+    folder = Path(sysconfig.get_path("purelib"))
+    entry_point = (folder / "lm_eval_elude_autoload.start").read_text(encoding="utf-8").strip()
+    path_line = (folder / "lm_eval_elude_autoload.pth").read_text(encoding="utf-8").strip()
+    module, _, function = entry_point.partition(":")
+    assert path_line == f"import {module}; {module}.{function}()"
+    assert callable(pkgutil.resolve_name(entry_point))
+
+
+# ---- the hook by itself, with harnesses that do not exist yet
+
+
+def harness(folder: Path, body: str) -> ModuleType:
+    """A module that looks like ``lm_eval.tasks.manager``."""
+    path = folder / "manager.py"
+    path.write_text(body, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("harness_manager", path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+HARNESS = """
+from pathlib import Path
+from types import SimpleNamespace
+
+PLUGINS = {plugins!r}  # folders that installed packages declare, group {group!r}
+
+
+class TaskManager:
+    def __init__(self, verbosity=None, include_path=None, include_defaults=True, metadata=None):
+        self.calls = getattr(self, "calls", []) + [include_path]
+        folders = [*PLUGINS, *(include_path or [])]
+        paths = [path for folder in folders for path in Path(folder).glob("*.yaml")]
+        self.task_index = {{path.stem: SimpleNamespace(yaml_path=path) for path in paths}}
+"""
+
+
+def test_hook_stands_down_where_the_harness_finds_us(tmp_path: Path) -> None:
+    module = harness(tmp_path, HARNESS.format(plugins=[str(task_folder())], group="lm_eval.tasks"))
+    _autoload._patch_manager(module)
+    assert module.TaskManager().calls == [None]
+    assert module.TaskManager(include_path=[tmp_path]).calls == [[tmp_path]]
+
+
+def test_hook_helps_where_the_harness_reads_plugins_but_missed_us(tmp_path: Path) -> None:
+    module = harness(tmp_path, HARNESS.format(plugins=[], group="lm_eval.tasks"))
+    _autoload._patch_manager(module)
+    assert module.TaskManager(include_path=[tmp_path]).calls == [[tmp_path], [task_folder(), tmp_path]]
+
+
+def test_patching_twice_adds_once_and_the_original_stays_reachable(tmp_path: Path) -> None:
+    module = harness(tmp_path, HARNESS.format(plugins=[], group="none"))
+    original = module.TaskManager.__init__
+    _autoload._patch_manager(module)
+    _autoload._patch_manager(module)
+    assert module.TaskManager.__init__.__wrapped__ is original
+    assert module.TaskManager().calls == [[task_folder()]]
+
+
+def test_an_unknown_harness_still_imports_with_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "strange_harness.py").write_text("VALUE = 1\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(_autoload._PATCHES, "strange_harness", _autoload._patch_manager)
+    monkeypatch.setattr(sys, "meta_path", [_autoload._Finder, *sys.meta_path])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert importlib.import_module("strange_harness").VALUE == 1
+    (warning,) = caught
+    assert "--include_path" in str(warning.message) and "strange_harness" in str(warning.message)
