@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from lm_eval_elude import __version__
+from lm_eval_elude import __version__, task_folder
 
 _PACKAGE = Path(__file__).resolve().parent
 PLACES = {
@@ -39,9 +39,7 @@ def path(place: str) -> None:
 
     `elude path tasks` is for those who would rather pass --include_path than have the tasks found by themselves.
     """
-    from lm_eval_elude._autoload import task_configs
-
-    click.echo(task_configs() if place == "tasks" else PLACES[place])
+    click.echo(task_folder() if place == "tasks" else PLACES[place])
 
 
 @main.command()
@@ -52,3 +50,41 @@ def targets(dataset: str) -> None:
 
     for target in data.resolve_targets(dataset, data.entities(dataset)):
         click.echo(f"{target.slug:20} {target.name:20} {', '.join(target.aliases)}")
+
+
+@main.command()
+@click.option("--target", required=True, help="Whom the prompts are about, e.g. ronaldo.")
+@click.option("--dataset", default="hub", show_default=True, help="hub, mini, or a folder or file in the ELUDe schema.")
+@click.option("--llm", "url", required=True, help="Base URL of an OpenAI-compatible endpoint, e.g. http://localhost:8000/v1.")
+@click.option("--llm-model", "model", required=True, help="Model name to ask there. The key is read from OPENAI_API_KEY.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="JSONL file [default: attacks-TARGET.jsonl].")
+@click.option("--attack", "types", multiple=True, help="Only this attack (repeatable) [default: all nine].")
+@click.option("-n", "count", default=100, show_default=True, type=click.IntRange(1), help="Prompts of each attack.")
+@click.option("--seed", default=0, show_default=True, help="Which records are asked with which draft.")
+@click.option("--workers", default=8, show_default=True, type=click.IntRange(1), help="Requests under way at once.")
+@click.option("--timeout", default=60.0, show_default=True, help="Seconds before a request counts as unanswered.")
+def attacks(
+    target: str, dataset: str, url: str, model: str, out: Path | None, types: tuple[str, ...], count: int, seed: int,
+    workers: int, timeout: float,
+) -> None:  # fmt: skip
+    """Let a language model word the nine attack suites of a target; go on where a killed run stopped.
+
+    Use the file with `lm_eval --metadata '{"attack_file": "FILE"}'`.
+    """
+    from lm_eval_elude.attack_generation import GenerationError, generate_attacks
+    from lm_eval_elude.attacks import ATTACKS
+    from lm_eval_elude.core import dataset as data
+
+    if unknown := set(types) - ATTACKS.keys():
+        raise click.UsageError(f"--attack {', '.join(sorted(unknown))}: expected {', '.join(ATTACKS)}")
+    (whom,) = data.resolve_targets(dataset, [target])
+    records = data.load_records(dataset, "forget", "train", [whom.name], scored=True).records
+    file = out or Path(f"attacks-{whom.slug}.jsonl")
+    try:
+        report = generate_attacks(
+            records, whom, file, url=url, model=model, attacks=types or tuple(ATTACKS), n=count, seed=seed,
+            workers=workers, timeout=timeout,
+        )  # fmt: skip
+    except GenerationError as error:
+        raise click.UsageError(str(error)) from None
+    click.echo(f"{file}: {report.written} of {report.wanted} prompts ({report.resumed} from before, {report.rejected} replies rejected)")

@@ -192,12 +192,7 @@ def trained_weights(model: nn.Module) -> dict[str, Tensor]:
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The optimizer's state as ``parameter/entry``: plain tensors, so that nothing needs a pickle."""
     names = {parameter: name for name, parameter in model.named_parameters()}
-    entries = {}
-    for parameter, state in optimizer.state.items():
-        for key, value in state.items():
-            for part, tensor in _parts(value):
-                entries[f"{names[parameter]}/{key}{part}"] = tensor
-    return entries
+    return {f"{names[p]}/{key}": value for p, state in optimizer.state.items() for key, value in state.items()}
 
 
 def load_weights(model: nn.Module, folder: Path) -> None:
@@ -209,17 +204,15 @@ def load_weights(model: nn.Module, folder: Path) -> None:
 
 
 def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
-    """Put a checkpoint's optimizer state back, made by one step on zero gradients where it is a type of its own."""
-    saved = load_file(folder / OPTIMIZER)
+    """Put a checkpoint's optimizer state back, sharded as the parameters are."""
     parameters = dict(model.named_parameters())
-    for entry, tensor in saved.items():
+    for entry, tensor in load_file(folder / OPTIMIZER).items():
         name, key = entry.rsplit("/", 1)
         parameter = parameters[name]
-        optimizer.state[parameter][key] = tensor if key == "step" else _placed(tensor, parameter)
-
-
-def _parts(value: Any) -> list[tuple[str, Tensor]]:
-    return [("", value)] if isinstance(value, Tensor) else [("", torch.tensor(float(value)))]
+        if key != "step":
+            optimizer.state[parameter][key] = _placed(tensor, parameter)
+        else:  # a fused step count lives beside the parameter, any other on the CPU
+            optimizer.state[parameter][key] = tensor.to(parameter.device) if optimizer.defaults.get("fused") else tensor
 
 
 def _placed(tensor: Tensor, like: Tensor) -> Tensor:

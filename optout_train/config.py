@@ -65,13 +65,8 @@ class TrainConfig:
         1, "Stop after this many epochs with a lower validation score than the epoch before, keep the best (0: never)."
     )
     seed: int = _f(0, "Seed of data order, refusals and directions.")
-    dtype: str = _f("float32", "Type of the weights.", "float32", "bfloat16")
+    dtype: str = _f("float32", "Type of the weights; bfloat16 ones are stepped with stochastic rounding (torchao).", "float32", "bfloat16")
     autocast: bool = _f(False, "Compute in bfloat16 over float32 weights.")
-    optimizer: str = _f(
-        "adamw",
-        "AdamW, or torchao's with stochastic rounding (for --dtype bfloat16), with 16- or 8-bit state.",
-        *("adamw", "adamw-stochastic", "adamw8bit-stochastic"),
-    )
     lora: bool = _f(False, "Train a low-rank adapter on all linear layers instead of the weights.")
     lora_rank: int = _f(16, "Rank of the adapter.")
     lora_alpha: float = _f(32.0, "Scale of the adapter (alpha / rank).")
@@ -112,13 +107,6 @@ class TrainConfig:
             raise ConfigError("--npo-form batch-mean is one loss of the whole batch: leave out --micro-batch-size")
         if self.patience and not self.validate:
             raise ConfigError("--patience needs the validation: give --patience 0 with --no-validate")
-        if (self.dtype == "bfloat16") != (self.optimizer != "adamw") and not self.lora:
-            raise ConfigError(
-                "--dtype bfloat16 loses steps of this size unless --optimizer is adamw-stochastic or "
-                "adamw8bit-stochastic, and these are for bfloat16 only"
-            )
-        if self.lora and self.optimizer != "adamw":
-            raise ConfigError("--lora trains float32 adapters: give --optimizer adamw")
         if self.merge and not self.lora:
             raise ConfigError("--merge needs --lora")
         if self.lora and self.shard:

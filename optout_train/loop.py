@@ -1,0 +1,598 @@
+"""One run from configuration to finished checkpoint: load, loop, validate, stop, save."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from lm_eval_elude.core.chat import Encoded, Renderer, load_tokenizer
+from lm_eval_elude.core.dataset import Subset, load_records, resolve_targets
+from lm_eval_elude.core.logprobs import AnswerLogProbs
+from lm_eval_elude.core.manifest import Manifest, file_hashes, write_manifest
+from lm_eval_elude.core.records import DataError
+from optout_train import losses
+from optout_train.checkpoint import (
+    LOG,
+    OPTIMIZER,
+    WEIGHTS,
+    RunFolder,
+    load_optimizer,
+    load_weights,
+    optimizer_tensors,
+    trained_weights,
+    whole_tensors,
+)
+from optout_train.config import ConfigError, TrainConfig
+from optout_train.data import EncodedRecords, StepIndices, collate, load_training_data, share
+from optout_train.reference import AnswerScorer, InitialParameters, Reference, score_all
+from optout_train.transport import Transport
+
+PACKAGES = ("torch", "transformers", "accelerate", "peft", "safetensors", "lm-eval-elude")
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on and nothing good was saved."""
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What a run does beside the configuration; none of it changes the weights.
+
+    Attributes:
+        output: folder of the finished checkpoint.
+        overwrite: replace what is there.
+        resume: go on from the last checkpoint of an interrupted run, or start.
+        checkpoint_every: steps between checkpoints, besides one after each epoch (0: only those).
+        tracker: tensorboard, wandb or trackio; "" for none.
+    """
+
+    output: Path
+    overwrite: bool = False
+    resume: bool = False
+    checkpoint_every: int = 0
+    tracker: str = ""
+
+
+class Part(NamedTuple):
+    """One forward and backward pass of a step: which loss, its weight, and the samples with their weights."""
+
+    name: str
+    weight: float
+    samples: tuple[Encoded, ...]
+    weights: tuple[float, ...]
+    records: tuple[int, ...]
+
+
+def train(config: TrainConfig, options: RunOptions, say: Callable[[str], None]) -> None:
+    """Train and write the checkpoint of ``options.output``.
+
+    Args:
+        config: what to train.
+        options: where and how.
+        say: prints one line for the user (called in the main process only).
+
+    Raises:
+        ConfigError, DataError, ChatError, UnknownTargetError: bad input, one line each.
+        TrainingError: the loss became infinite or NaN before the first checkpoint.
+        OSError: the disk; the last checkpoint stays whole.
+    """
+    _quiet()
+    from accelerate import Accelerator
+    from accelerate.utils import broadcast_object_list
+
+    targets = [target.name for target in resolve_targets(config.dataset, config.target)]
+    accelerator = Accelerator(**_tracking(options))
+    main = accelerator.is_main_process
+    folder = RunFolder(options.output)
+    start: list[Path | None] = [None]
+    try:
+        if main:
+            start[0] = folder.open(config, overwrite=options.overwrite, resume=options.resume)
+        broadcast_object_list(start)
+        run = _Run(config, targets, accelerator, folder, say if main else lambda line: None)
+        run.train(start[0], options)
+    finally:
+        folder.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+class _Run:
+    def __init__(
+        self, config: TrainConfig, targets: list[str], accelerator: Any, folder: RunFolder, say: Callable[[str], None]
+    ) -> None:
+        self.config, self.targets, self.accelerator, self.folder, self.say = config, targets, accelerator, folder, say
+        self.device, self.main = accelerator.device, accelerator.is_main_process
+        self.rank, self.processes = accelerator.process_index, accelerator.num_processes
+        if config.forget_loss == "npo" and config.npo_form == "batch-mean" and self.processes > 1:
+            raise ConfigError("--npo-form batch-mean is one loss of the whole batch: train in one process")
+        if self.device.type == "cuda":  # the same command gives the same bytes
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True, warn_only=True)
+            torch.utils.deterministic.fill_uninitialized_memory = False
+        torch.manual_seed(config.seed)
+        self.tokenizer = load_tokenizer(config.model_path, revision=config.revision or None)
+        self.renderer = Renderer(self.tokenizer)
+        self.base = base_folder(config)
+        model = load_model(config)
+        self.limit = getattr(model.config, "max_position_embeddings", sys.maxsize)
+        self.data = load_training_data(config, targets, self.renderer, self.limit)
+        self.plan = self.data.steps(config)
+        self.validation = self._load_validation() if config.validate else {}
+        self._encode_all()
+        if config.gradient_checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.to(self.device)
+        if config.lora:
+            from peft import LoraConfig, get_peft_model
+
+            adapter = LoraConfig(
+                r=config.lora_rank, lora_alpha=config.lora_alpha, target_modules="all-linear", task_type="CAUSAL_LM"
+            )
+            model = get_peft_model(model, adapter)
+        self.model: Any = model
+        needs_initial = config.transport_weight and not config.lora
+        initial = InitialParameters(model, self.base) if needs_initial else (lambda name: torch.empty(0))
+        if needs_initial and initial.kept:
+            self.say(f"{initial.kept} initial parameters are kept in memory (not found as they are in {self.base.name})")
+        self.scorer: nn.Module = AnswerScorer(model)
+        if config.compile:
+            model.compile(dynamic=True)
+        self._distribute()
+        self.transport = Transport(model, initial, config.distance, config.directions, config.seed)
+        self.optimizer = make_optimizer(config, [p for p in model.parameters() if p.requires_grad])
+        self.reference = self._reference()
+
+    def train(self, checkpoint: Path | None, options: RunOptions) -> None:
+        """Loop over the plan from a checkpoint (or the start) to the finished folder."""
+        from tqdm import tqdm
+
+        config, total = self.config, sum(map(len, self.plan))
+        state: dict[str, Any] = {"step": 0, "epochs": [], "sums": {}, "best": None, "stopped": None, "falls": 0}
+        if checkpoint:
+            state = self.folder.read_state(checkpoint) if self.main else _read_state(checkpoint)
+            load_weights(self.model, checkpoint)
+            load_optimizer(self.model, self.optimizer, checkpoint)
+            self.say(f"resuming after step {state['step']} of {total}")
+        elif self.main:
+            (self.folder.partial / LOG).write_text("", encoding="utf-8")
+        if state["step"] == 0 and self.validation:
+            state["epochs"].append({"epoch": 0, "validation": self._validate()})
+            self._log({"epoch": 0, "validation": state["epochs"][0]["validation"]})
+        step = 0
+        bar = tqdm(
+            total=total, initial=state["step"], unit="step", desc=config.method, disable=None if self.main else True
+        )
+        with bar:
+            for epoch, steps in enumerate(self.plan, 1):
+                for position, indices in enumerate(steps, 1):
+                    step += 1
+                    if step <= state["step"] or state["stopped"]:
+                        continue
+                    values = self._step(step, total, indices)
+                    self._log({"step": step, "epoch": epoch, **values})
+                    bad = not all(map(math.isfinite, values.values()))
+                    if bad:
+                        self._stop_on_collapse(state, step)
+                        break
+                    _accumulate(state["sums"], values)
+                    bar.set_postfix(loss=f"{values['loss']:.3f}", refresh=False)
+                    bar.update()
+                    if self.main and options.tracker:
+                        self.accelerator.log(values, step=step)
+                    last = position == len(steps)
+                    if last:
+                        self._end_epoch(state, epoch, len(steps), step)
+                    if last or (options.checkpoint_every and step % options.checkpoint_every == 0):
+                        self._save_checkpoint(state, step)
+        self._finish(state)
+        if options.tracker:
+            self.accelerator.end_training()
+
+    # One step
+
+    def _step(self, step: int, total: int, indices: StepIndices) -> dict[str, float]:
+        """Gradient of Eq. 8, clipped, and one update (two where they alternate); returns what the log shows."""
+        config = self.config
+        forget, retain = self._parts(indices)
+        rounds = [forget + retain] if config.updates == "joint" else [part for part in (forget, retain) if part]
+        rate = config.learning_rate * (1 - (step - 1) / total)
+        values = {"loss": 0.0}
+        for number, parts in enumerate(rounds, 1):
+            torch.manual_seed(config.seed * 1_000_003 + step * 2 + number)  # dropout and stochastic rounding
+            values |= self._backward(parts)
+            if config.transport_weight and number == len(rounds):
+                values["transport"] = float(self.transport.add_gradient(config.transport_weight, step))
+            norm = torch.nn.utils.clip_grad_norm_(
+                self.model.parameters(), config.max_grad_norm if config.max_grad_norm else math.inf
+            )
+            values["grad_norm"] = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+            if not math.isfinite(values["grad_norm"]):
+                break
+            for group in self.optimizer.param_groups:
+                if isinstance(group["lr"], Tensor):
+                    group["lr"].fill_(rate)
+                else:
+                    group["lr"] = rate
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+        weights = self._weights() | {"transport": config.transport_weight}
+        values["loss"] = sum(weights[name] * values[name] for name in weights if name in values)
+        return values | {"learning_rate": rate}
+
+    def _weights(self) -> dict[str, float]:
+        config = self.config
+        return {"forget": config.forget_weight, "retain": config.retain_weight, "world": config.world_weight}
+
+    def _parts(self, indices: StepIndices) -> tuple[list[Part], list[Part]]:
+        """The passes of this process: those of the forget loss, and those of the retain losses."""
+        sides: tuple[list[Part], list[Part]] = ([], [])
+        for name, weight in self._weights().items():
+            records = getattr(indices, name)
+            if not weight or not records:
+                continue
+            texts = [self._samples(name, record) for record in records]
+            lengths = [max(len(sample.ids) for sample in samples) for samples in texts]
+            size = self.config.micro_batch_size
+            for part in share(lengths, self.rank, self.processes, size):
+                # A DPO record brings two sequences: first all answers, then all refusals.
+                columns = zip(*(texts[i] for i in part.positions), strict=True)
+                samples = tuple(sample for column in columns for sample in column)
+                chosen = tuple(records[i] for i in part.positions)
+                sides[name != "forget"].append(Part(name, weight, samples, part.weights, chosen))
+        return sides
+
+    def _samples(self, name: str, record: int) -> tuple[Encoded, ...]:
+        """The sequences that a record brings into its loss."""
+        if name != "forget":
+            return (getattr(self.data, name).encode(record),)
+        answer, loss = self.data.forget.encode, self.config.forget_loss
+        refusal = self.data.refusals[record]
+        if loss == "dpo":
+            return answer(record), answer(record, refusal)
+        return (answer(record, refusal) if loss == "idk" else answer(record),)
+
+    def _backward(self, parts: Sequence[Part]) -> dict[str, float]:
+        """Accumulate the gradient of all parts; returns each set's mean loss over the whole step, unweighted."""
+        means = {name: torch.zeros((), dtype=torch.float64, device=self.device) for name in dict.fromkeys(p.name for p in parts)}
+        for number, part in enumerate(parts, 1):
+            with self._sync(number == len(parts)):
+                with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.autocast):
+                    answers = AnswerLogProbs(*self.scorer(*collate(part.samples, self.device)))
+                per_example = self._loss(part, answers)
+                weights = torch.tensor(part.weights, device=self.device)
+                if len(per_example) != len(weights):  # the batch-mean form is one value
+                    weights = torch.ones(1, device=self.device)
+                mean = (per_example * weights).sum()
+                # DDP and FSDP average gradients over processes; the weights already sum to 1 over all of them.
+                (mean * part.weight * self.processes).backward()
+                means[part.name] += mean.detach()
+        totals = torch.stack(list(means.values()))
+        if self.processes > 1:
+            dist.all_reduce(totals)
+        return dict(zip(means, totals.tolist(), strict=True))
+
+    def _loss(self, part: Part, answers: AnswerLogProbs) -> Tensor:
+        config = self.config
+        if part.name != "forget" or config.forget_loss == "idk":
+            return losses.nll(answers)
+        if config.forget_loss == "ga":
+            return losses.ga(answers)
+        records = torch.tensor(part.records, device=self.device)
+        before = AnswerLogProbs(*(column[records] for column in self.reference.answers))
+        if config.forget_loss == "npo":
+            if config.npo_form == "batch-mean":
+                return losses.npo(losses.batch_mean(answers), losses.batch_mean(before).float(), config.eta)
+            return losses.npo(answers.sums, before.sums.float(), config.eta)
+        answered, refused = answers.sums.chunk(2)
+        refused_before = self.reference.refusals.sums[records].float()
+        return losses.dpo(refused, refused_before, answered, before.sums.float(), config.eta)
+
+    def _sync(self, last: bool) -> Any:
+        """Exchange gradients in the last pass of a step only."""
+        if self.config.shard and self.processes > 1:
+            self.scorer.set_requires_gradient_sync(last)  # type: ignore[operator]
+            return nullcontext()
+        return nullcontext() if last or self.processes == 1 else self.scorer.no_sync()  # type: ignore[operator]
+
+    # Before the loop
+
+    def _distribute(self) -> None:
+        if self.processes == 1:
+            return
+        if not self.config.shard:
+            self.scorer = self.accelerator.prepare_model(self.scorer)
+            return
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh(self.device.type, (self.processes,))
+        for module in self.model.get_decoder().layers:
+            fully_shard(module, mesh=mesh)
+        fully_shard(self.scorer, mesh=mesh)
+
+    def _reference(self) -> Reference:
+        """Log-probabilities that the forget loss compares with: one pass before training, none after."""
+        config, forget = self.config, self.data.forget
+        empty = AnswerLogProbs(torch.empty(0), torch.empty(0))
+        if config.forget_loss not in ("npo", "dpo") or not config.forget_weight:
+            return Reference(empty, empty)
+        size = config.micro_batch_size or config.batch_size
+        answers = score_all(self.scorer, [forget.encode(i) for i in range(len(forget))], size, self.device)
+        if config.forget_loss == "npo":
+            return Reference(answers, empty)
+        refusals = [forget.encode(i, self.data.refusals[i]) for i in range(len(forget))]
+        return Reference(answers, score_all(self.scorer, refusals, size, self.device))
+
+    def _encode_all(self) -> None:
+        """Render every sample the plan reads before the first step: a sample that is too long stops the run here."""
+        for epoch in self.plan:
+            for indices in epoch:
+                for name, weight in self._weights().items():
+                    for record in getattr(indices, name) if weight else ():
+                        self._samples(name, record)
+
+    # After each epoch
+
+    def _load_validation(self) -> dict[str, EncodedRecords]:
+        """What is measured after each epoch: the forget set itself, and the validation split of each set trained on."""
+        sets = {"forget": self.data.forget.records}
+        subsets: tuple[Subset, ...] = ("retain", "world")
+        for subset in subsets:
+            if not self._weights()[subset]:
+                continue
+            try:
+                selection = load_records(self.config.dataset, subset, "validation", self.targets)
+            except DataError as error:
+                if self.config.patience:
+                    raise DataError(f"{error}; --patience 0 trains without early stopping") from None
+                self.say(f"no validation on the {subset} set: {error}")
+                continue
+            sets[subset] = selection.records
+            self.data.fingerprints[f"{subset}-validation"] = selection.fingerprint
+        kept = {}
+        for name, records in sets.items():
+            usable = tuple(record for record in records if record.can_be_scored)
+            if len(usable) < len(records):
+                self.say(f"validation on {len(usable)} of {len(records)} {name} records: the others lack paraphrases")
+            if usable:
+                kept[name] = EncodedRecords(f"{name} validation", usable, self.renderer, self.limit)
+        return kept
+
+    def _validate(self) -> dict[str, float]:
+        """Probability and truth ratio of each set as the tasks define them, and the score of early stopping.
+
+        The score is the harmonic mean of forget and retain quality, each without ROUGE (nothing is generated).
+        """
+        measures: dict[str, float] = {}
+        for name, data in self.validation.items():
+            samples = [
+                data.encode(i, text)
+                for i, record in enumerate(data.records)
+                for text in (record.answer, record.paraphrased_answer, *record.perturbed_answer)
+            ]
+            size = self.config.micro_batch_size or 2 * self.config.batch_size
+            means = score_all(self.scorer, samples, size, self.device).means.reshape(len(data), -1)
+            measures |= {f"{name}_{key}": value for key, value in validation_measures(name, means).items()}
+        forget = [v for k, v in measures.items() if k.startswith("forget")]
+        keep = [v for k, v in measures.items() if not k.startswith("forget")]
+        if forget:
+            measures["forget_quality"] = harmonic_mean([1 - forget[0], forget[1]])
+        if keep:
+            measures["retain_quality"] = harmonic_mean(keep)
+        qualities = [measures[key] for key in ("forget_quality", "retain_quality") if key in measures]
+        return measures | {"score": harmonic_mean(qualities)}
+
+    def _end_epoch(self, state: dict[str, Any], epoch: int, steps: int, step: int) -> None:
+        """Mean losses, validation, and the rule of early stopping: the score fell ``patience`` epochs in a row."""
+        entry: dict[str, Any] = {"epoch": epoch, "losses": {k: v / steps for k, v in state["sums"].items()}}
+        state["sums"] = {}
+        if self.validation:
+            entry["validation"] = self._validate()
+        state["epochs"].append(entry)
+        self._log(entry)
+        if not (self.config.patience and self.validation):
+            return
+        scored = [e["validation"]["score"] for e in state["epochs"] if e["epoch"]]
+        state["falls"] = state["falls"] + 1 if len(scored) > 1 and scored[-1] < scored[-2] else 0
+        if scored[-1] >= max(scored):
+            state["best"], state["best_epoch"] = f"step-{step:08d}", epoch
+        if state["falls"] >= self.config.patience and epoch < self.config.epochs:
+            state["stopped"] = f"validation score fell in {state['falls']} epoch(s) up to epoch {epoch}"
+
+    def _stop_on_collapse(self, state: dict[str, Any], step: int) -> None:
+        checkpoints = sorted(path.name for path in self.folder.partial.glob("step-*"))
+        if not checkpoints:
+            raise TrainingError(f"the loss is not finite in step {step}, before any checkpoint; lower --learning-rate")
+        state["stopped"] = f"the loss is not finite in step {step}"
+        state["best"] = state["best"] or checkpoints[-1]
+
+    def _save_checkpoint(self, state: dict[str, Any], step: int) -> None:
+        weights = whole_tensors(trained_weights(self.model), self.main)
+        moments = whole_tensors(optimizer_tensors(self.model, self.optimizer), self.main)
+        if self.main:
+            self.folder.save(step, {WEIGHTS: weights, OPTIMIZER: moments}, state)
+        state["step"] = step
+        self.accelerator.wait_for_everyone()
+
+    # At the end
+
+    def _finish(self, state: dict[str, Any]) -> None:
+        if state["stopped"]:
+            state["epochs"].append({"stopped": state["stopped"]})
+            self._log({"stopped": state["stopped"]})
+            self.say(f"stopped early: {state['stopped']}")
+        best = self.folder.partial / state["best"] if state["best"] else None
+        if best and best != self._last_checkpoint():
+            load_weights(self.model, best)
+        if state["best"]:
+            kept = {"kept": state["best"]}
+            state["epochs"].append(kept)
+            self._log(kept)
+        self.accelerator.wait_for_everyone()
+        weights = whole_tensors(self.model.state_dict(), self.main)
+        if self.main:
+            self.folder.finish(lambda folder: self._write(folder, weights, state))
+
+    def _last_checkpoint(self) -> Path | None:
+        return max(self.folder.partial.glob("step-*"), default=None)
+
+    def _write(self, folder: Path, weights: dict[str, Tensor], state: Mapping[str, Any]) -> None:
+        config, model = self.config, self.model
+        if config.merge:
+            model = model.merge_and_unload()
+            weights = model.state_dict()
+        if config.lora and not config.merge:
+            model.save_pretrained(folder)
+        else:
+            model.save_pretrained(folder, state_dict=weights)
+        self.tokenizer.save_pretrained(folder)
+        (folder / LOG).write_bytes((self.folder.partial / LOG).read_bytes())
+        manifest = Manifest(
+            targets=tuple(self.targets),
+            dataset=config.dataset,
+            method=config.method,
+            data_fingerprints=self.data.fingerprints,
+            settings=config.to_json(),
+            base_model={"name": config.model, "weights": file_hashes(self.base)},
+            weights=file_hashes(folder),
+            seed=config.seed,
+            versions=versions(),
+            epochs=state["epochs"],
+        )
+        write_manifest(folder, manifest)
+
+    def _log(self, entry: Mapping[str, Any]) -> None:
+        if self.main:
+            self.folder.log(entry)
+
+
+def load_model(config: TrainConfig) -> Any:
+    """The model to train, on the CPU.
+
+    Raises:
+        ConfigError: it cannot be loaded (no such folder or Hub id, no weights, damaged weights).
+    """
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            config.model_path,
+            revision=config.revision or None,
+            dtype=getattr(torch, config.dtype),
+            use_safetensors=True,
+        )
+    except (OSError, ValueError, SafetensorError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ConfigError(f"--model {config.model!r} cannot be loaded: {reason}") from None
+
+
+def base_folder(config: TrainConfig) -> Path:
+    """Where the base model's files are: its folder, or the Hub snapshot in the cache.
+
+    Raises:
+        ConfigError: there is no such folder or Hub id.
+    """
+    from transformers.utils import cached_file
+
+    try:
+        found = cached_file(config.model_path, "config.json", revision=config.revision or None)
+    except OSError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(f"--model {config.model!r} cannot be loaded: {reason}") from None
+    return Path(found).parent
+
+
+def make_optimizer(config: TrainConfig, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """AdamW; for bfloat16 weights torchao's, which rounds stochastically, as plain rounding loses steps of 1e-5."""
+    settings = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
+    if config.dtype == "bfloat16" and not config.lora:
+        try:
+            from torchao.optim import _AdamW
+        except ImportError:
+            raise ConfigError("--dtype bfloat16 needs torchao: pip install torchao, or give --dtype float32") from None
+        return _AdamW(parameters, bf16_stochastic_round=True, **settings)
+    return torch.optim.AdamW(parameters, fused=True, **settings)
+
+
+def validation_measures(subset: str, means: Tensor) -> dict[str, float]:
+    """Probability and truth ratio of a set, as the tasks define them.
+
+    Args:
+        subset: ``forget``, ``retain`` or ``world``.
+        means: (records, 7) mean log-probabilities of the answer, the paraphrase and the five perturbed answers.
+
+    Returns:
+        ``probability`` (for the world set the answer's share among itself and the perturbed ones) and ``truth_ratio``
+        (geometric R; min(R, 1/R) for the forget set, max(0, 1 - R) for the others), each a mean over records.
+    """
+    answer, paraphrase, perturbed = means[:, 0], means[:, 1], means[:, 2:]
+    probability = answer.exp()
+    if subset == "world":
+        probability = probability / (probability + perturbed.exp().sum(dim=1))
+    ratio = (perturbed.mean(dim=1) - paraphrase).clamp(-700, 700).exp()
+    truth = torch.minimum(ratio, 1 / ratio) if subset == "forget" else (1 - ratio).clamp_min(0)
+    return {"probability": float(probability.mean()), "truth_ratio": float(truth.mean())}
+
+
+def harmonic_mean(values: Sequence[float]) -> float:
+    """n / sum(1/x); 0 where a value is 0."""
+    return len(values) / sum(1 / value for value in values) if values and all(value > 0 for value in values) else 0.0
+
+
+def versions() -> dict[str, str]:
+    """Versions of what the weights depend on."""
+    return {"python": ".".join(map(str, sys.version_info[:3]))} | {name: _version(name) for name in PACKAGES}
+
+
+def _version(name: str) -> str:
+    from importlib.metadata import PackageNotFoundError
+
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _accumulate(sums: dict[str, float], values: Mapping[str, float]) -> None:
+    for name, value in values.items():
+        if name not in ("learning_rate", "grad_norm"):
+            sums[name] = sums.get(name, 0.0) + value
+
+
+def _read_state(checkpoint: Path) -> dict[str, Any]:
+    import json
+
+    from optout_train.checkpoint import STATE
+
+    return json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
+
+
+def _tracking(options: RunOptions) -> dict[str, Any]:
+    return {"log_with": options.tracker, "project_dir": str(options.output)} if options.tracker else {}
+
+
+def _quiet() -> None:
+    """Keep the terminal for our own lines."""
+    from transformers.utils import logging as transformers_logging
+
+    warnings.filterwarnings("ignore", module="torch|transformers|accelerate|peft")
+    logging.getLogger("torchao").setLevel(logging.ERROR)
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+
+
