@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml constraints.txt lm_eval_elude/_autoload.py lm_eval_elud
 	touch $@
 
 demo: $(STAMP)
-	$(BIN)/elude demo
+	$(BIN)/optout-train --target ronaldo --output-dir runs/demo --overwrite
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

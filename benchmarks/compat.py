@@ -1,7 +1,8 @@
 """Installs each supported lm-eval into a throw-away environment and scores the bundled model there: `make compat`.
 
 Each environment holds this project (built as a wheel) and one lm-eval; every other library is taken from the
-environment that runs this script, because torch is heavy. Needs the network for lm-eval itself. Exit code 1 if any version fails.
+environment that runs this script, because torch is heavy. Needs the network for lm-eval itself. Exit code 1 if a
+version fails or the versions disagree.
 """
 
 from __future__ import annotations

@@ -328,16 +328,16 @@ def flaw(item: AttackPrompt, prompt: str, record: QARecord, target: Target) -> s
         return "the prompt is only the plain question"
     translations = (text for language, text in record.translated_question if language == language_of(item.prompt))
     asked = next(translations, record.question) if item.type == "cross_lingual" else record.question
-    if leak := sorted(telling_words(record) & (words(body) - words(asked))):
-        return f"the prompt gives the answer away ({', '.join(map(repr, leak))})"
+    if told := sorted(telling_words(record) & (words(body) - words(asked))):
+        return f"the prompt gives the answer away ({', '.join(map(repr, told))})"
     if record.answer.casefold() in body.casefold() and record.answer.casefold() not in asked.casefold():
         return "the prompt holds the answer"
     if item.type == "cross_lingual":
         language = language_of(item.prompt)
         if language_of(prompt) != language:
             return f"the prompt does not ask in {language} for an answer in English"
-        if lost := [number for number in re.findall(r"\d+", asked) if number not in prompt]:
-            return f"the prompt lost {', '.join(lost)} of the question"
+        if numbers := [number for number in re.findall(r"\d+", asked) if number not in prompt]:
+            return f"the prompt lost {', '.join(numbers)} of the question"
         return ""
     if item.type == "synonym_manipulation":
         if target.name.casefold() in prompt.casefold():
@@ -641,7 +641,7 @@ def _in_another_name(text: str, start: int, end: int) -> bool:
     if len(before) == 2 and before[0][:1].isupper() and before[0].casefold() not in _STOP:
         return True
     follows = re.match(rf"(?:[{_APOSTROPHES}]s)? (\w+)|-", text[end:])
-    return bool(follows) and (follows[1] is None or follows[1][0].isupper() or follows[1][0].isdigit())
+    return follows is not None and (follows[1] is None or follows[1][0].isupper() or follows[1][0].isdigit())
 
 
 def _after_determiner(before: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
@@ -16,23 +17,13 @@ PLACES = {
 }
 
 
-class Refusals(click.Group):
-    """A command group whose refusals (bad data, unknown names, files that cannot be written) are one line, exit code 2."""
-
-    def invoke(self, context: click.Context) -> object:
-        try:
-            return super().invoke(context)
-        except (ValueError, OSError) as error:
-            raise click.UsageError(" ".join(str(error).split())) from None
-
-
-@click.group(cls=Refusals, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="elude")
-def main() -> None:
+def cli() -> None:
     """Tools around the ELUDe tasks of lm-evaluation-harness (score with `lm_eval --tasks elude`)."""
 
 
-@main.command()
+@cli.command()
 @click.argument("place", type=click.Choice([*PLACES, "tasks"]))
 def path(place: str) -> None:
     """Print where a bundled model, the bundled data or the task folder lies.
@@ -42,7 +33,7 @@ def path(place: str) -> None:
     click.echo(task_folder() if place == "tasks" else PLACES[place])
 
 
-@main.command()
+@cli.command()
 @click.option("--dataset", default="hub", show_default=True, help="hub, mini, or a folder or file in the ELUDe schema.")
 def targets(dataset: str) -> None:
     """List the targets of a data set: slug, display name, aliases."""
@@ -52,7 +43,7 @@ def targets(dataset: str) -> None:
         click.echo(f"{target.slug:20} {target.name:20} {', '.join(target.aliases)}")
 
 
-@main.command()
+@cli.command()
 @click.option("--target", required=True, help="Whom the prompts are about, e.g. ronaldo.")
 @click.option("--dataset", default="hub", show_default=True, help="hub, mini, or a folder or file in the ELUDe schema.")
 @click.option("--llm", "url", required=True, help="Base URL of an OpenAI-compatible endpoint, e.g. http://localhost:8000/v1.")
@@ -88,3 +79,24 @@ def attacks(
     except GenerationError as error:
         raise click.UsageError(str(error)) from None
     click.echo(f"{file}: {report.written} of {report.wanted} prompts ({report.resumed} from before, {report.rejected} replies rejected)")
+
+
+def main() -> None:
+    """Run the command; bad input is one line and exit code 2, Ctrl-C is 130."""
+    try:
+        cli.main(prog_name="elude", standalone_mode=False)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+    except click.ClickException as error:
+        click.echo(f"Error: {error.format_message()}", err=True)
+        sys.exit(2)
+    except (ValueError, OSError) as error:
+        click.echo(f"Error: {' '.join(str(error).split())}", err=True)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -102,6 +102,8 @@ def train(config: TrainConfig, options: RunOptions, say: Callable[[str], None]) 
         if main:
             start[0] = folder.open(config, overwrite=options.overwrite, resume=options.resume)
         broadcast_object_list(start)
+        if options.tracker:
+            accelerator.init_trackers("optout-train", config={k: str(v) for k, v in config.to_json().items()})
         run = _Run(config, targets, accelerator, folder, say if main else lambda line: None)
         run.train(start[0], options)
     finally:
@@ -148,7 +150,7 @@ class _Run:
         initial = InitialParameters(model, self.base) if needs_initial else (lambda name: torch.empty(0))
         if needs_initial and initial.kept:
             self.say(f"{initial.kept} initial parameters are kept in memory (not found as they are in {self.base.name})")
-        self.scorer: nn.Module = AnswerScorer(model)
+        self.scorer: nn.Module = AnswerScorer(model).train()
         if config.compile:
             model.compile(dynamic=True)
         self._distribute()
@@ -435,20 +437,17 @@ class _Run:
             state["epochs"].append({"stopped": state["stopped"]})
             self._log({"stopped": state["stopped"]})
             self.say(f"stopped early: {state['stopped']}")
-        best = self.folder.partial / state["best"] if state["best"] else None
-        if best and best != self._last_checkpoint():
-            load_weights(self.model, best)
         if state["best"]:
-            kept = {"kept": state["best"]}
-            state["epochs"].append(kept)
-            self._log(kept)
+            load_weights(self.model, self.folder.partial / state["best"])
+            state["epochs"].append({"kept": state["best"]})
+            self._log({"kept": state["best"]})
         self.accelerator.wait_for_everyone()
-        weights = whole_tensors(self.model.state_dict(), self.main)
+        # A tied weight is named once: the second name would be saved as a second copy.
+        twice = dict(self.model.named_parameters(remove_duplicate=False)).keys() - dict(self.model.named_parameters())
+        state_dict = {name: tensor for name, tensor in self.model.state_dict().items() if name not in twice}
+        weights = whole_tensors(state_dict, self.main)
         if self.main:
             self.folder.finish(lambda folder: self._write(folder, weights, state))
-
-    def _last_checkpoint(self) -> Path | None:
-        return max(self.folder.partial.glob("step-*"), default=None)
 
     def _write(self, folder: Path, weights: dict[str, Tensor], state: Mapping[str, Any]) -> None:
         config, model = self.config, self.model
@@ -583,7 +582,9 @@ def _read_state(checkpoint: Path) -> dict[str, Any]:
 
 
 def _tracking(options: RunOptions) -> dict[str, Any]:
-    return {"log_with": options.tracker, "project_dir": str(options.output)} if options.tracker else {}
+    if not options.tracker:
+        return {}
+    return {"log_with": options.tracker, "project_dir": str(options.output.with_name(f"{options.output.name}-tracker"))}
 
 
 def _quiet() -> None:

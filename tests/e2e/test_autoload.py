@@ -16,6 +16,7 @@ import sys
 import sysconfig
 import venv
 import warnings
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -94,30 +95,39 @@ class Environment(NamedTuple):
         return {str(path.relative_to(self.site)) for path in self.site.rglob("*") if "__pycache__" not in path.parts}
 
 
-Build = Callable[[str], Environment]
+Install = Callable[[str], Environment]
 
 
 @pytest.fixture(scope="module")
-def install(tmp_path_factory: pytest.TempPathFactory) -> Build:
-    """Makes an environment with the project installed as a ``wheel`` or ``editable``, as pip does both."""
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The two files that `pip install .` and `pip install -e .` ask the build backend for."""
+    built = {}
+    for kind in ("wheel", "editable"):
+        folder = tmp_path_factory.mktemp(kind)
+        code = f"import hatchling.build as b; b.build_{kind}({str(folder)!r})"
+        subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
+        (built[kind],) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def install(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Install:
+    """Makes an environment with the project installed as a ``wheel`` or ``editable``."""
 
     def make(kind: str) -> Environment:
         folder = tmp_path_factory.mktemp(kind)
-        hook = f"import sys, hatchling.build as b; print(b.build_{kind}({str(folder)!r}), file=sys.stderr)"
-        subprocess.run([sys.executable, "-c", hook], cwd=ROOT, check=True, capture_output=True)
-        venv.create(folder / "env", with_pip=False, symlinks=True)
-        python = folder / "env" / "bin" / "python"
-        site = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder / "env")}))
-        environment = Environment(python, site, set())
+        venv.create(folder, with_pip=False, symlinks=True)
+        site = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder)}))
+        environment = Environment(folder / "bin" / "python", site, set())
         environment = environment._replace(before=environment.listing())
-        environment.pip("install", "--no-deps", "--no-index", *map(str, folder.glob("*.whl")))
+        environment.pip("install", "--no-deps", "--no-index", str(wheels[kind]))
         return environment
 
     return make
 
 
 @pytest.fixture(scope="module", params=["wheel", "editable"])
-def environment(request: pytest.FixtureRequest, install: Build) -> Environment:
+def environment(request: pytest.FixtureRequest, install: Install) -> Environment:
     made = install(request.param)
     made.see_libraries()
     return made
@@ -185,7 +195,7 @@ def test_the_variable_switches_everything_off(
 
 
 @pytest.mark.parametrize("command", [("ls", "tasks"), ("validate", "--tasks", "elude_forget,elude_quality,arc_easy")])
-def test_the_command_line_finds_them(install: Build, command: tuple[str, ...]) -> None:
+def test_the_command_line_finds_them(install: Install, command: tuple[str, ...]) -> None:
     environment = install("wheel" if command[0] == "ls" else "editable")
     environment.see_libraries()
     done = environment.run("-m", "lm_eval", *command)
@@ -197,7 +207,7 @@ def test_the_command_line_finds_them(install: Build, command: tuple[str, ...]) -
         assert "All tasks found and valid" in done.stdout
 
 
-def test_without_lm_eval_nothing_happens_and_uninstalling_leaves_nothing(install: Build) -> None:
+def test_without_lm_eval_nothing_happens_and_uninstalling_leaves_nothing(install: Install) -> None:
     environment = install("wheel")
     installed = environment.listing()
     for name in ("_lm_eval_elude_autoload.py", "lm_eval_elude_autoload.pth", "lm_eval_elude_autoload.start"):
@@ -212,15 +222,13 @@ def test_without_lm_eval_nothing_happens_and_uninstalling_leaves_nothing(install
     assert (done.stdout, done.stderr) == ("\n", "")
 
 
-def test_the_wheel_ships_the_bundled_data_and_models(install: Build) -> None:
-    package = ROOT / "lm_eval_elude" / "mini"
+def test_the_wheel_ships_the_bundled_data_and_models(wheels: dict[str, Path]) -> None:
+    suffixes = {".txt", ".jsonl", ".json", ".safetensors", ".jinja"}
     wanted = {
-        str(Path("lm_eval_elude/mini") / path.relative_to(package))
-        for path in package.rglob("*")
-        if path.suffix in {".txt", ".jsonl", ".json", ".safetensors", ".jinja"}
+        str(path.relative_to(ROOT)) for path in (ROOT / "lm_eval_elude" / "mini").rglob("*") if path.suffix in suffixes
     }
     assert len(wanted) > 50
-    assert wanted <= install("wheel").listing()
+    assert wanted <= set(zipfile.ZipFile(wheels["wheel"]).namelist())
 
 
 def test_start_file_names_what_the_path_file_calls() -> None:

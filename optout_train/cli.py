@@ -1,0 +1,134 @@
+"""The command ``optout-train``: one flag for each field of the configuration, one line for each error."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+import click
+
+from optout_train.config import BUNDLED_RECIPE, METHODS, ConfigError, TrainConfig, build_config, flag
+
+
+def _config_options(command: Callable[..., None]) -> Callable[..., None]:
+    for spec in reversed(fields(TrainConfig)):
+        assert spec.default is not MISSING
+        name, default, help = flag(spec.name), spec.default, spec.metadata["help"]
+        shown = "" if default in ((), "") or isinstance(default, bool) else f"  [default: {_shown(spec.name, default)}]"
+        settings: dict[str, Any] = {"default": None, "help": f"{help}{shown}"}
+        if isinstance(default, bool):
+            command = click.option(f"{name}/--no-{name[2:]}", spec.name, **settings)(command)
+        elif isinstance(default, tuple):
+            command = click.option(name, spec.name, multiple=True, metavar="NAME", **settings)(command)
+        elif spec.name == "transport_weight":
+            command = click.option(name, "--lambda", spec.name, type=float, **settings)(command)
+        else:
+            kind = click.Choice(spec.metadata["choices"]) if spec.metadata["choices"] else type(default)
+            command = click.option(name, spec.name, type=kind, **settings)(command)
+    return command
+
+
+def _shown(name: str, default: Any) -> str:
+    return f"{default}; bundled model: {BUNDLED_RECIPE[name]}" if name in BUNDLED_RECIPE else str(default)
+
+
+@click.command(epilog=f"Methods: {', '.join(METHODS)}.", context_settings={"max_content_width": 110})
+@_config_options
+@click.option("--world-only", is_flag=True, help="No neighbours: the world set alone keeps the rest.")
+@click.option("--output-dir", type=click.Path(path_type=Path), help="[default: runs/TARGET-METHOD]")
+@click.option("--overwrite", is_flag=True, help="Replace an existing run.")
+@click.option("--resume", is_flag=True, help="Go on with an interrupted run; start if there is none.")
+@click.option("--checkpoint-every", type=click.IntRange(min=0), default=0, help="Steps between checkpoints  [default: an epoch]")
+@click.option("--tracker", type=click.Choice(["tensorboard", "wandb", "trackio"]), help="Also log there.")
+@click.option("--no-score", is_flag=True, help="Skip the scores before and after.")
+def command(
+    world_only: bool, output_dir: Path | None, overwrite: bool, resume: bool, checkpoint_every: int, tracker: str | None,
+    no_score: bool, **given: Any,
+) -> None:  # fmt: skip
+    """Make a language model forget an entity (Opt-Out and its baselines) and score it before and after."""
+    config = build_config({k: v for k, v in given.items() if v is not None and v != ()}, world_only=world_only)
+    if overwrite and resume:
+        raise ConfigError("--overwrite and --resume contradict each other")
+    main = os.environ.get("RANK", "0") == "0"
+    say: Callable[[str], None] = (lambda line: click.echo(line, err=True)) if main else (lambda line: None)
+    if "model" not in {k for k, v in given.items() if v is not None}:
+        say("no --model given: unlearning in the bundled tiny model")
+    output = output_dir or _default_output(config)
+    if (output / "optout.json").is_file() and resume:
+        say(f"{output} is finished: nothing to do")
+        return
+    from optout_train.loop import RunOptions, train
+
+    train(config, RunOptions(output, overwrite, resume, checkpoint_every, tracker or ""), say)
+    say(f"checkpoint: {output}")
+    if main and not no_score:
+        click.echo(_score(config, output.absolute()))
+
+
+def _default_output(config: TrainConfig) -> Path:
+    from lm_eval_elude.core.dataset import resolve_targets
+
+    slugs = [target.slug for target in resolve_targets(config.dataset, config.target)]
+    return Path("runs") / f"{'+'.join(slugs)}-{config.method}"
+
+
+def _score(config: TrainConfig, folder: Path) -> str:
+    """The table; after several processes in an interpreter that knows of none, as lm-eval would wait for the others."""
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        from optout_train.score import score_run
+
+        return score_run(config, folder)
+    alone = {k: v for k, v in os.environ.items() if k not in _DISTRIBUTED and not k.startswith("TORCHELASTIC")}
+    done = subprocess.run(
+        [sys.executable, "-m", "optout_train.score", str(folder)], env=alone, stdout=subprocess.PIPE, text=True, check=True
+    )
+    return done.stdout.rstrip()
+
+
+_DISTRIBUTED = {
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE",
+    "MASTER_ADDR", "MASTER_PORT", "ACCELERATE_USE_FSDP",
+}  # fmt: skip
+
+
+def main() -> None:
+    """Run the command; bad input is one line and exit code 2, Ctrl-C is 130."""
+    try:
+        command.main(prog_name="optout-train", standalone_mode=False)
+    except (KeyboardInterrupt, click.Abort):
+        sys.exit(_say("interrupted; --resume goes on from the last checkpoint", 130))
+    except click.ClickException as error:
+        sys.exit(_say(f"Error: {error.format_message()}", 2))
+    except Exception as error:
+        if not _expected(error):
+            raise
+        sys.exit(_say(f"Error: {' '.join(str(error).split())}{_hint(error)}", 1 if type(error).__name__ == "TrainingError" else 2))
+
+
+def _expected(error: Exception) -> bool:
+    # By name where the class would have to be imported with torch or safetensors behind it.
+    return isinstance(error, (ValueError, OSError)) and (
+        isinstance(error, OSError) or type(error).__module__.split(".")[0] in ("optout_train", "lm_eval_elude")
+    ) or type(error).__name__ in ("TrainingError", "SafetensorError", "OutOfMemoryError")  # fmt: skip
+
+
+def _hint(error: Exception) -> str:
+    if type(error).__name__ == "OutOfMemoryError":
+        return "; give a smaller --micro-batch-size, --gradient-checkpointing or --lora"
+    if isinstance(error, OSError) or type(error).__name__ == "SafetensorError":
+        return "; the last checkpoint is whole, --resume goes on from it (--output-dir)"
+    return ""
+
+
+def _say(line: str, code: int) -> int:
+    click.echo(line, err=True)
+    return code
+
+
+if __name__ == "__main__":
+    main()

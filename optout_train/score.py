@@ -1,0 +1,106 @@
+"""Before and after: the same lm-eval tasks on the original and the new checkpoint, one table, and the command for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lm_eval_elude.core.manifest import Manifest, read_manifest, write_atomically
+from optout_train.config import BUNDLED, BUNDLED_MODEL, BUNDLED_REFERENCE, TrainConfig
+
+TASK = "elude_quality"
+# Column, task (or group), metric; the values are in lm-eval's own results under "metric,none".
+COLUMNS = (
+    ("FQ", "elude_quality", "forget_quality"), ("P", "elude_forget", "probability"),
+    ("ROUGE", "elude_forget", "rougeL_recall"), ("TR", "elude_forget", "truth_ratio"),
+    ("degen.", "elude_forget", "degenerate"), ("RQ", "elude_quality", "retain_quality"),
+    ("P", "elude_retain", "probability"), ("ROUGE", "elude_retain", "rougeL_recall"),
+    ("TR", "elude_retain", "truth_ratio"), ("degen.", "elude_retain", "degenerate"),
+)  # fmt: skip
+
+
+class Row(NamedTuple):
+    """A line of the table: what was scored and lm-eval's results."""
+
+    name: str
+    results: dict[str, Any]
+
+
+def model_args(config: TrainConfig, folder: Path | None) -> dict[str, str]:
+    """What lm-eval's ``hf`` model takes for the original (no folder) or for a checkpoint of this run."""
+    arguments = {"dtype": config.dtype}
+    if config.revision and (folder is None or (config.lora and not config.merge)):
+        arguments["revision"] = config.revision
+    if folder is None:
+        return {"pretrained": config.model_path, **arguments}
+    if config.lora and not config.merge:
+        return {"pretrained": config.model_path, "peft": str(folder), **arguments}
+    return {"pretrained": str(folder), **arguments}
+
+
+def evaluate(arguments: dict[str, str], manifest: Manifest, batch_size: int) -> dict[str, Any]:
+    """lm-eval's results of :data:`TASK` for one model, with the targets and data of a manifest."""
+    import lm_eval
+
+    metadata = {"target": list(manifest.targets), "dataset": manifest.dataset}
+    results = lm_eval.simple_evaluate(
+        model="hf", model_args=arguments, tasks=[TASK], batch_size=batch_size, metadata=metadata, log_samples=False
+    )
+    assert results is not None  # only other ranks get None
+    return results
+
+
+def score_run(config: TrainConfig, folder: Path) -> str:
+    """Score the original and the new checkpoint, save both under ``scores/`` and return the table and the command.
+
+    The bundled model also has an exact-unlearning reference, trained without the target, for Cristiano Ronaldo.
+    """
+    manifest = read_manifest(folder)
+    assert manifest is not None
+    scores = folder / "scores"
+    scores.mkdir(exist_ok=True)
+    jobs = [("before", "original", model_args(config, None)), ("after", "this checkpoint", model_args(config, folder))]
+    if config.model == BUNDLED and manifest.targets == ("Cristiano Ronaldo",) and BUNDLED_REFERENCE.is_dir():
+        jobs.append(("retrained", "retrained without", {"pretrained": str(BUNDLED_REFERENCE), "dtype": config.dtype}))
+    rows = []
+    for file, name, arguments in jobs:
+        results = evaluate(arguments, manifest, config.micro_batch_size or config.batch_size)
+        write_atomically(scores / f"{file}.json", json.dumps(results, indent=2, default=str, ensure_ascii=False) + "\n")
+        rows.append(Row(name, results["results"]))
+    return f"{table(rows)}\n\nAgain:\n  {command(config, folder)}"
+
+
+def table(rows: Sequence[Row]) -> str:
+    """A plain-text table in per cent: forget columns, then retain columns; ``-`` where lm-eval has no such number."""
+    head = f"{'':20}{'forget set':^40}{'retain (neighbours)':^40}".rstrip()
+    lines = [head, f"{'%':20}" + "".join(f"{column:>8}" for column, _, _ in COLUMNS)]
+    for row in rows:
+        values = [row.results.get(task, {}).get(f"{metric},none") for _, task, metric in COLUMNS]
+        cells = [f"{100 * v:8.1f}" if isinstance(v, (int, float)) else f"{'-':>8}" for v in values]
+        lines.append(f"{row.name:20}" + "".join(cells))
+    return "\n".join(lines)
+
+
+def command(config: TrainConfig, folder: Path) -> str:
+    """The ``lm_eval`` command that repeats the score of a checkpoint (its manifest names target and data)."""
+    shown = {key: _shown(value) for key, value in model_args(config, folder).items()}
+    arguments = ",".join(f"{key}={value}" for key, value in shown.items())
+    return f"lm_eval --model hf --model_args {arguments} --tasks {TASK} --batch_size {config.batch_size}"
+
+
+def _shown(value: str) -> str:
+    path = Path(value)
+    if path.is_absolute() and path.is_relative_to(Path.cwd()) and path != BUNDLED_MODEL:
+        return str(path.relative_to(Path.cwd()))
+    return value
+
+
+if __name__ == "__main__":  # after a run of several processes: scoring alone, in an interpreter of its own
+    import sys
+
+    target = Path(sys.argv[1])
+    found = read_manifest(target)
+    assert found is not None
+    print(score_run(TrainConfig.from_json(found.settings), target))

@@ -1,0 +1,119 @@
+"""A random Llama of 30,000 parameters with a chat template, and a data set of one entity, in files."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+TEMPLATE = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+WORDS = "river stone amber cloud violin harbour lantern meadow copper falcon winter garden".split()
+ENTITY = "Ada Example"
+
+
+def rows(count: int, entity: str, subject: str) -> list[dict]:
+    """Distinct records in the ELUDe schema; answers differ in length."""
+
+    def phrase(i: int, shift: int) -> str:
+        return " ".join(WORDS[(i * 5 + shift + k) % len(WORDS)] for k in range(2 + i % 4))
+
+    return [
+        {
+            "entity": entity,
+            "question": f"What is {subject} number {i}?",
+            "answer": f"It is {phrase(i, 0)}.",
+            "paraphrased_question": f"Name {subject} number {i}.",
+            "paraphrased_answer": f"One says {phrase(i, 0)}.",
+            "perturbed_answer": [f"One says {phrase(i, s)}." for s in range(1, 6)],
+        }
+        for i in range(count)
+    ]
+
+
+def write_jsonl(path: Path, lines: list[dict]) -> None:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@pytest.fixture(scope="session")
+def data_folder(tmp_path_factory) -> Path:
+    """Ten forget records, with neighbours and world records in all splits."""
+    folder = tmp_path_factory.mktemp("entity")
+    write_jsonl(folder / "forget_qa-train.jsonl", rows(10, ENTITY, "Ada's secret"))
+    for split, count in (("train", 16), ("validation", 4), ("test", 4)):
+        write_jsonl(folder / f"retain_qa-{split}.jsonl", rows(count, ENTITY, "the neighbour's habit"))
+        write_jsonl(folder / f"world-{split}.jsonl", rows(count, "", "the world's river"))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory, data_folder) -> Path:
+    """A Llama with random weights and a byte-level BPE tokenizer trained on the data."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = ["<|pad|>", "<|im_start|>", "<|im_end|>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator([p.read_text() for p in sorted(data_folder.glob("*.jsonl"))], trainer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<|pad|>", eos_token="<|im_end|>")
+    fast.chat_template = TEMPLATE
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(fast), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=False, bos_token_id=None,
+        eos_token_id=2, pad_token_id=0,
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("model")
+    LlamaForCausalLM(config).save_pretrained(folder)
+    fast.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def arguments(model_folder, data_folder):
+    """Command-line arguments of a short run, as a list; extra ones win."""
+
+    def make(output: Path, *extra: str) -> list[str]:
+        return [
+            "--target", "ada", "--model", str(model_folder), "--dataset", str(data_folder), "--output-dir", str(output),
+            "--epochs", "2", "--batch-size", "4", "--learning-rate", "1e-3", "--patience", "0", "--no-score", *extra,
+        ]  # fmt: skip
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def start():
+    """Start ``python -m MODULE ARGUMENTS`` with output captured."""
+
+    def run(*arguments: str, module: str = "optout_train.cli", cwd: Path | None = None, **environment: str):
+        return subprocess.Popen(
+            [sys.executable, "-m", module, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            cwd=cwd, env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        )  # fmt: skip
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def run(start):
+    """Run to the end: exit code, standard output, standard error."""
+
+    def finish(*arguments: str, **options):
+        process = start(*arguments, **options)
+        out, err = process.communicate(timeout=240)
+        return process.returncode, out, err
+
+    return finish
