@@ -62,7 +62,7 @@ def attacks(
 
     Use the file with `lm_eval --metadata '{"attack_file": "FILE"}'`.
     """
-    from lm_eval_elude.attack_generation import GenerationError, generate_attacks
+    from lm_eval_elude.attack_generation import GenerationError, generate_attacks, rejects_path
     from lm_eval_elude.attacks import ATTACKS
     from lm_eval_elude.core import dataset as data
 
@@ -78,7 +78,11 @@ def attacks(
         )  # fmt: skip
     except GenerationError as error:
         raise click.UsageError(str(error)) from None
-    click.echo(f"{file}: {report.written} of {report.wanted} prompts ({report.resumed} from before, {report.rejected} replies rejected)")
+    click.echo(f"{file}: {report.written} of {report.wanted} prompts ({report.resumed} from before)")
+    if report.rejected:
+        click.echo(f"{report.rejected} replies rejected, with reasons in {rejects_path(file)}")
+    if report.written < report.wanted:
+        click.echo("the same command again asks for the missing ones only")
 
 
 def main() -> None:

@@ -1,7 +1,8 @@
 """Where a run lives on disk: a hidden partial folder with lock, log and checkpoints, then the finished folder.
 
-``runs/.NAME.partial/`` stands beside ``runs/NAME/`` while a run is under way. A checkpoint is written under another name,
-flushed and renamed, so whatever is there is whole; the finished folder appears in one rename, its manifest written last.
+``runs/.NAME.partial/`` stands beside ``runs/NAME/`` while a run is under way. A checkpoint is written under another
+name, flushed and renamed, so whatever is there is whole; the finished folder appears in one rename, its manifest
+written last.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class RunFolder:
             The checkpoint to go on from; None starts anew.
 
         Raises:
-            ConfigError: a run is there and neither flag says what to do with it, it had other settings, or it is running.
+            ConfigError: a run is there and no flag says what to do with it, it had other settings, or it is running.
             OSError: the folder cannot be written.
         """
         if self.output.exists() and not overwrite:
@@ -67,7 +68,7 @@ class RunFolder:
         if settings.exists():
             if not resume:
                 raise ConfigError(
-                    f"--output-dir {self.output} has an interrupted run; give --resume to go on or --overwrite to start anew"
+                    f"--output-dir {self.output} has an unfinished run; --resume goes on with it, --overwrite starts again"
                 )
             before, now = json.loads(settings.read_text(encoding="utf-8")), config.to_json()
             if other := [name for name in now if before.get(name) != now[name]]:
@@ -116,7 +117,7 @@ class RunFolder:
         return state
 
     def finish(self, fill: Callable[[Path], None]) -> None:
-        """Make the finished folder: ``fill`` writes it (manifest last), one rename shows it, the partial folder goes."""
+        """Make the finished folder: ``fill`` writes it (manifest last), one rename shows it, the partial one goes."""
         self._write_folder(fill, self.partial / "final")
         if self.output.exists():  # only under --overwrite
             os.replace(self.output, self.partial / "replaced.tmp")
@@ -191,7 +192,7 @@ def trained_weights(model: nn.Module) -> dict[str, Tensor]:
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The optimizer's state as ``parameter/entry``: plain tensors, so that nothing needs a pickle."""
-    names = {parameter: name for name, parameter in model.named_parameters()}
+    names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     return {f"{names[p]}/{key}": value for p, state in optimizer.state.items() for key, value in state.items()}
 
 

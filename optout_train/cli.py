@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -43,12 +44,14 @@ def _shown(name: str, default: Any) -> str:
 @click.option("--output-dir", type=click.Path(path_type=Path), help="[default: runs/TARGET-METHOD]")
 @click.option("--overwrite", is_flag=True, help="Replace an existing run.")
 @click.option("--resume", is_flag=True, help="Go on with an interrupted run; start if there is none.")
-@click.option("--checkpoint-every", type=click.IntRange(min=0), default=0, help="Steps between checkpoints  [default: an epoch]")
+@click.option(
+    "--checkpoint-every", type=click.IntRange(min=0), default=0, help="Steps between checkpoints  [default: an epoch]"
+)
 @click.option("--tracker", type=click.Choice(["tensorboard", "wandb", "trackio"]), help="Also log there.")
 @click.option("--no-score", is_flag=True, help="Skip the scores before and after.")
 def command(
-    world_only: bool, output_dir: Path | None, overwrite: bool, resume: bool, checkpoint_every: int, tracker: str | None,
-    no_score: bool, **given: Any,
+    world_only: bool, output_dir: Path | None, overwrite: bool, resume: bool, checkpoint_every: int,
+    tracker: str | None, no_score: bool, **given: Any,
 ) -> None:  # fmt: skip
     """Make a language model forget an entity (Opt-Out and its baselines) and score it before and after."""
     config = build_config({k: v for k, v in given.items() if v is not None and v != ()}, world_only=world_only)
@@ -62,6 +65,8 @@ def command(
     if (output / "optout.json").is_file() and resume:
         say(f"{output} is finished: nothing to do")
         return
+    for name in ("torchao", "torch.utils._pytree"):  # they warn about their own insides while being imported
+        logging.getLogger(name).setLevel(logging.ERROR)
     from optout_train.loop import RunOptions, train
 
     train(config, RunOptions(output, overwrite, resume, checkpoint_every, tracker or ""), say)
@@ -85,14 +90,18 @@ def _score(config: TrainConfig, folder: Path) -> str:
         return score_run(config, folder)
     alone = {k: v for k, v in os.environ.items() if k not in _DISTRIBUTED and not k.startswith("TORCHELASTIC")}
     done = subprocess.run(
-        [sys.executable, "-m", "optout_train.score", str(folder)], env=alone, stdout=subprocess.PIPE, text=True, check=True
+        [sys.executable, "-m", "optout_train.score", str(folder)],
+        env=alone,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
     )
     return done.stdout.rstrip()
 
 
 _DISTRIBUTED = {
-    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE",
-    "MASTER_ADDR", "MASTER_PORT", "ACCELERATE_USE_FSDP",
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
+    "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "ACCELERATE_USE_FSDP",
 }  # fmt: skip
 
 
@@ -107,14 +116,21 @@ def main() -> None:
     except Exception as error:
         if not _expected(error):
             raise
-        sys.exit(_say(f"Error: {' '.join(str(error).split())}{_hint(error)}", 1 if type(error).__name__ == "TrainingError" else 2))
+        sys.exit(
+            _say(
+                f"Error: {' '.join(str(error).split())}{_hint(error)}",
+                1 if type(error).__name__ == "TrainingError" else 2,
+            )
+        )
 
 
 def _expected(error: Exception) -> bool:
-    # By name where the class would have to be imported with torch or safetensors behind it.
-    return isinstance(error, (ValueError, OSError)) and (
-        isinstance(error, OSError) or type(error).__module__.split(".")[0] in ("optout_train", "lm_eval_elude")
-    ) or type(error).__name__ in ("TrainingError", "SafetensorError", "OutOfMemoryError")  # fmt: skip
+    """Whether the message is meant for the user. By name where the class lies behind torch or safetensors."""
+    ours = isinstance(error, ValueError) and type(error).__module__.split(".")[0] in ("optout_train", "lm_eval_elude")
+    return ours or isinstance(error, OSError) or type(error).__name__ in _NAMED
+
+
+_NAMED = ("TrainingError", "SafetensorError", "OutOfMemoryError")
 
 
 def _hint(error: Exception) -> str:

@@ -65,7 +65,12 @@ class TrainConfig:
         1, "Stop after this many epochs with a lower validation score than the epoch before, keep the best (0: never)."
     )
     seed: int = _f(0, "Seed of data order, refusals and directions.")
-    dtype: str = _f("float32", "Type of the weights; bfloat16 ones are stepped with stochastic rounding (torchao).", "float32", "bfloat16")
+    dtype: str = _f(
+        "float32",
+        "Type of the weights; bfloat16 ones are stepped with stochastic rounding (torchao).",
+        "float32",
+        "bfloat16",
+    )
     autocast: bool = _f(False, "Compute in bfloat16 over float32 weights.")
     lora: bool = _f(False, "Train a low-rank adapter on all linear layers instead of the weights.")
     lora_rank: int = _f(16, "Rank of the adapter.")

@@ -20,7 +20,7 @@ from optout_train.config import TrainConfig
 
 
 class Batch(NamedTuple):
-    """Right-padded to the longest sample: ``ids`` and ``labels`` of shape (batch, length), labels on the answer only."""
+    """Right-padded to the longest sample: ``ids`` and ``labels`` (batch, length), labels on the answer only."""
 
     ids: Tensor
     labels: Tensor
@@ -165,13 +165,11 @@ def share(lengths: Sequence[int], rank: int, processes: int, micro_batch_size: i
     weights = [1 / real] * real + [0.0] * (len(order) - real)
     mine = slice(rank, None, processes)
     positions, shares = order[mine], weights[mine]
-    return [
-        Share(tuple(positions[i : i + size]), tuple(shares[i : i + size])) for i in range(0, len(positions), size)
-    ]
+    return [Share(tuple(positions[i : i + size]), tuple(shares[i : i + size])) for i in range(0, len(positions), size)]
 
 
 def collate(samples: Sequence[Encoded], device: torch.device | str = "cpu") -> Batch:
-    """Pad to the longest sample. The padding token is 0: right of the answer, it is neither attended to nor labelled."""
+    """Pad to the longest sample with token 0: right of the answer it is neither attended to nor labelled."""
     longest = max(len(sample.ids) for sample in samples)
     ids = torch.zeros(len(samples), longest, dtype=torch.long)
     labels = torch.full((len(samples), longest), IGNORE)

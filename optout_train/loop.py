@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import sys
@@ -124,7 +123,7 @@ class _Run:
         if self.device.type == "cuda":  # the same command gives the same bytes
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True, warn_only=True)
-            torch.utils.deterministic.fill_uninitialized_memory = False
+            torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         torch.manual_seed(config.seed)
         self.tokenizer = load_tokenizer(config.model_path, revision=config.revision or None)
         self.renderer = Renderer(self.tokenizer)
@@ -146,15 +145,14 @@ class _Run:
             )
             model = get_peft_model(model, adapter)
         self.model: Any = model
-        needs_initial = config.transport_weight and not config.lora
-        initial = InitialParameters(model, self.base) if needs_initial else (lambda name: torch.empty(0))
-        if needs_initial and initial.kept:
-            self.say(f"{initial.kept} initial parameters are kept in memory (not found as they are in {self.base.name})")
+        initial = InitialParameters(model, self.base) if config.transport_weight and not config.lora else None
+        if initial and initial.kept:
+            self.say(f"{initial.kept} initial parameters are kept in memory: the base's files hold them otherwise")
         self.scorer: nn.Module = AnswerScorer(model).train()
         if config.compile:
             model.compile(dynamic=True)
         self._distribute()
-        self.transport = Transport(model, initial, config.distance, config.directions, config.seed)
+        self.transport = Transport(model, initial or _no_parameter, config.distance, config.directions, config.seed)
         self.optimizer = make_optimizer(config, [p for p in model.parameters() if p.requires_grad])
         self.reference = self._reference()
 
@@ -269,7 +267,10 @@ class _Run:
 
     def _backward(self, parts: Sequence[Part]) -> dict[str, float]:
         """Accumulate the gradient of all parts; returns each set's mean loss over the whole step, unweighted."""
-        means = {name: torch.zeros((), dtype=torch.float64, device=self.device) for name in dict.fromkeys(p.name for p in parts)}
+        means = {
+            name: torch.zeros((), dtype=torch.float64, device=self.device)
+            for name in dict.fromkeys(p.name for p in parts)
+        }
         for number, part in enumerate(parts, 1):
             with self._sync(number == len(parts)):
                 with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.autocast):
@@ -513,12 +514,12 @@ def base_folder(config: TrainConfig) -> Path:
     except OSError as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(f"--model {config.model!r} cannot be loaded: {reason}") from None
-    return Path(found).parent
+    return Path(str(found)).parent
 
 
 def make_optimizer(config: TrainConfig, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     """AdamW; for bfloat16 weights torchao's, which rounds stochastically, as plain rounding loses steps of 1e-5."""
-    settings = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
+    settings: dict[str, Any] = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
     if config.dtype == "bfloat16" and not config.lora:
         try:
             from torchao.optim import _AdamW
@@ -551,6 +552,10 @@ def validation_measures(subset: str, means: Tensor) -> dict[str, float]:
 def harmonic_mean(values: Sequence[float]) -> float:
     """n / sum(1/x); 0 where a value is 0."""
     return len(values) / sum(1 / value for value in values) if values and all(value > 0 for value in values) else 0.0
+
+
+def _no_parameter(name: str) -> Tensor:
+    raise AssertionError(f"{name}: no initial parameters were asked for")
 
 
 def versions() -> dict[str, str]:
@@ -592,8 +597,5 @@ def _quiet() -> None:
     from transformers.utils import logging as transformers_logging
 
     warnings.filterwarnings("ignore", module="torch|transformers|accelerate|peft")
-    logging.getLogger("torchao").setLevel(logging.ERROR)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-
-

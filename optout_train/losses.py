@@ -61,5 +61,3 @@ def batch_mean(answers: AnswerLogProbs) -> Tensor:
 def _same_shape(a: Tensor, b: Tensor) -> None:
     if a.shape != b.shape:
         raise ValueError(f"log-probabilities must have one shape, got {tuple(a.shape)} and {tuple(b.shape)}")
-
-

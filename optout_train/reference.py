@@ -28,7 +28,7 @@ class AnswerScorer(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
-        self._inner: Any = [model.get_base_model() if hasattr(model, "get_base_model") else model]
+        self._inner: Any = [getattr(model, "get_base_model", lambda: model)()]
         self.all_logits = False
         self.all_logits = not self._head_is_last()
 
@@ -91,10 +91,10 @@ def score_all(scorer: nn.Module, samples: Sequence[Encoded], batch_size: int, de
 
 
 class InitialParameters:
-    """The initial parameters by name: read from the base checkpoint's memory-mapped safetensors where they are the same.
+    """The initial parameters by name, read from the base checkpoint's memory-mapped safetensors where they are there.
 
-    A parameter that the files do not hold under its own name and value (fused, tied or newly made by the loader) is kept
-    as a copy in main memory; ``kept`` counts those.
+    A parameter that the files do not hold under its own name and value (fused, tied or newly made by the loader) is
+    kept as a copy in main memory; ``kept`` counts those.
 
     Args:
         model: the model as loaded, before training and before sharding.

@@ -1,4 +1,4 @@
-"""Before and after: the same lm-eval tasks on the original and the new checkpoint, one table, and the command for it."""
+"""Before and after: the same lm-eval tasks on the original and the new checkpoint, one table, the command for it."""
 
 from __future__ import annotations
 

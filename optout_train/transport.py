@@ -86,7 +86,7 @@ def chebyshev(weight: Tensor, initial: Tensor) -> Distance:
 
 
 def cosine(weight: Tensor, initial: Tensor) -> Distance:
-    """1 - cos of the flattened parameters, as half the squared distance of the unit vectors: exactly 0 without drift."""
+    """1 - cos of the flattened parameters, as half the squared distance of unit vectors: exactly 0 without drift."""
     tiny = torch.finfo(weight.dtype).tiny
     norm = weight.norm().clamp_min(tiny)
     unit = weight / norm
@@ -194,7 +194,7 @@ class Transport:
             up.grad.add_((gradient @ down.float().T).to(up.dtype), alpha=weight * scale)
             down.grad.add_((up.float().T @ gradient).to(down.dtype), alpha=weight * scale)
             return value
-        # The change is never merged: (W0 + s B A) U = W0 U + s B (A U), and the gradient G U^T is a product of thin ones.
+        # The change is never merged: (W0 + s B A) U = W0 U + s B (A U), and the gradient too is a product of thin ones.
         directions = unit_directions(self.count, initial.shape[1], generator)
         reference = project(initial, directions)
         through_down = project(down, directions)

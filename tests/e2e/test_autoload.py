@@ -59,7 +59,7 @@ seen["ours"] = [index(include_path=path) for path in (folder, [Path(folder), use
 seen["no_defaults"] = index(include_defaults=False)
 seen["signature"] = str(inspect.signature(manager.TaskManager.__init__))
 from lm_eval.api import registry
-seen["hf"] = registry.get_model("hf").__module__ + ":" + registry.get_model("hf").__name__
+seen["dummy"] = registry.get_model("dummy").__module__  # the harness fills its registry at the first such call
 import lm_eval.models
 seen["models"], seen["built_in"] = list(registry.model_registry.keys()), list(lm_eval.models.MODEL_MAPPING)
 seen["elude"] = str(registry.model_registry._objs.get("elude"))
@@ -180,7 +180,7 @@ def test_without_the_harness_defaults_ours_stay_away_too(seen: dict[str, Any]) -
 
 def test_the_model_comes_after_the_built_in_ones_and_hides_none(seen: dict[str, Any]) -> None:
     assert seen["models"] == [*seen["built_in"], "elude"]
-    assert seen["hf"] == "lm_eval.models.huggingface:HFLM"
+    assert "hf" in seen["built_in"] and seen["dummy"] == "lm_eval.models.dummy"
     assert seen["elude"] == _autoload.MODEL
 
 

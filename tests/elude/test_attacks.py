@@ -49,7 +49,7 @@ SUITES = {
     for target, records in [mini(path)]
     for attack in ATTACKS
 }
-every_suite = pytest.mark.parametrize(("stem", "attack"), SUITES, ids="-".join)
+every_suite = pytest.mark.parametrize(("stem", "attack"), SUITES)
 
 
 def test_the_nine_types_of_the_paper():
@@ -92,7 +92,7 @@ def test_the_answer_is_not_in_the_prompt(stem, attack):
         if attack == "reverse_query":
             assert not re.search("|".join(map(re.escape, (*target.name.split(), *target.aliases))), rest, re.IGNORECASE)
         elif attack != "cross_lingual":
-            # Independent of telling_words: the value itself, cut out of the paraphrase by comparing it with the wrong ones.
+            # Independent of telling_words: the value, cut out of the paraphrase by comparing it with the wrong ones.
             value = _value(record)
             question = item.prompt if attack == "synonym_manipulation" else record.question
             if value.casefold() not in question.casefold():
@@ -103,14 +103,19 @@ def test_the_answer_is_not_in_the_prompt(stem, attack):
 def _value(record: QARecord) -> str:
     """What the paraphrase has between the beginning and the end it shares with its five wrong versions."""
     texts = [record.paraphrased_answer, *record.perturbed_answer]
-    start = len(os.path.commonprefix(texts))
-    end = len(os.path.commonprefix([text[start:][::-1] for text in texts]))
+    start = _shared(texts)
+    end = _shared([text[start:][::-1] for text in texts])
     text = record.paraphrased_answer
     while start and text[start - 1].isalnum():
         start -= 1
     while end and text[-end].isalnum():
         end -= 1
     return text[start : len(text) - end].strip()
+
+
+def _shared(texts: list[str]) -> int:
+    """How many characters all texts begin with."""
+    return next(i for i in range(len(texts[0]) + 1) if len({text[: i + 1] for text in texts}) > 1)
 
 
 @every_suite
@@ -125,10 +130,7 @@ def test_what_is_asked_survives(stem, attack):
             assert dict(record.translated_question)[language_of(item.prompt)] in item.prompt
         elif attack == "synonym_manipulation":
             assert target.name not in item.prompt
-            alias = next(
-                a for a in sorted(target.aliases, key=len, reverse=True) if _asks(item.prompt, record, target, a)
-            )
-            assert alias
+            assert any(_asks(item.prompt, record, target, alias) for alias in target.aliases)
         else:
             facts = Suite(records, target, attack, 0).facts
             assert 2 <= sum(fact in item.prompt for fact in facts.values()) <= 3
@@ -165,7 +167,10 @@ def test_answers_keep_the_form_of_their_type(stem, attack):
 
 @pytest.mark.parametrize("n", (6, 50, 100))
 def test_the_right_letter_is_evenly_spread_and_not_predictable(n):
-    letters = [item.answer[0] for item in build_attacks(RECORDS, RONALDO, "multiple_choice", n=n)]
+    suite = build_attacks(RECORDS, RONALDO, "multiple_choice", n=n)
+    letters = [item.answer[0] for item in suite]
+    wrong = [[answer.removeprefix("The correct option is ")[0] for answer in item.perturbed_answer] for item in suite]
+    assert any(order != sorted(order) for order in wrong)
     counts = Counter(letters)
     assert set(counts) == set("ABCDEF") and max(counts.values()) - min(counts.values()) <= 1
     assert n == 6 or letters[:6] != letters[6:12]
@@ -204,6 +209,7 @@ def test_all_types_draw_the_records_of_the_control():
 def test_too_few_records_give_fewer_prompts_not_repeated_ones():
     suite = build_attacks(RECORDS[:2], RONALDO, "prefix_injection")
     assert len(suite) == len({item.prompt for item in suite}) == 2 * len(CARRIERS["prefix_injection"])
+    assert len(build_attacks(RECORDS[:2], RONALDO, "multiple_choice")) == 2 * len(CARRIERS["multiple_choice"])
     assert build_attacks(RECORDS[:1], RONALDO, "in_context_learning") == []
     assert build_attacks(RECORDS[:1], RONALDO, "reverse_query") == []
     assert build_attacks([RECORDS[0]] * 3, RONALDO, "synonym_manipulation", n=9) != []
@@ -229,7 +235,7 @@ def _seconds(records: list[QARecord]) -> float:
     return time.perf_counter() - start
 
 
-# --- any data ---------------------------------------------------------------------------------------------------------
+# --- any data
 
 # Words that no carrier has, so that a hit is a leak.
 nonce = st.text(string.ascii_lowercase, min_size=4, max_size=8).map(lambda text: "Zq" + text)
@@ -279,7 +285,7 @@ def test_an_entity_without_aliases_gets_derived_ones(name):
     assert synonyms(Target("Henry VIII")) == ("H. Henry", "Henry")
 
 
-# --- names ------------------------------------------------------------------------------------------------------------
+# --- names
 
 POP = Target("Michael Jackson", ("the King of Pop", "Jacko"))
 
@@ -328,13 +334,12 @@ def test_aliases_can_stand_for_the_name(target):
     assert len({alias.casefold() for alias in target.aliases}) == len(target.aliases)
 
 
-# --- the file that replaces the built prompts -----------------------------------------------------------------------------
+# --- the file that replaces the built prompts
 
 
 def write(path: Path, rows: list) -> Path:
-    path.write_text(
-        "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows), encoding="utf-8"
-    )
+    lines = (row if isinstance(row, str) else json.dumps(row) for row in rows)
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return path
 
 
@@ -375,7 +380,7 @@ def test_a_bad_row_is_named_with_file_row_and_field(tmp_path, row, message):
 
 
 def test_a_missing_file_or_type_or_answer_is_one_clear_line(tmp_path):
-    with pytest.raises(DataError, match="attack file .* cannot be read"):
+    with pytest.raises(DataError, match=r"attack file .* cannot be read"):
         load_attack_file(tmp_path / "none.jsonl", RONALDO, "role_playing")
     with pytest.raises(DataError, match="no row has the type 'cross_lingual' and the target 'Cristiano Ronaldo'"):
         load_attack_file(write(tmp_path / "mine.jsonl", [GOOD]), RONALDO, "cross_lingual")
@@ -385,7 +390,7 @@ def test_a_missing_file_or_type_or_answer_is_one_clear_line(tmp_path):
         build_attacks([RECORDS[0], replace(RECORDS[1], perturbed_answer=())], RONALDO, "role_playing")
 
 
-# --- what is wrong with a prompt ----------------------------------------------------------------------------------------
+# --- what is wrong with a prompt
 
 
 @pytest.mark.parametrize(
@@ -410,14 +415,14 @@ def test_flaws_are_found(attack, change, complaint):
         assert complaint in flaw(item, change(item), RECORDS[item.record], RONALDO)
 
 
-# --- golden files ------------------------------------------------------------------------------------------------------
+# --- golden files
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_golden(attack):
     """UPDATE_GOLDEN=1 writes the files anew; the diff then shows every change of what a model is asked."""
     text = ""
-    for item in build_attacks(RECORDS, RONALDO, attack, n=20):
+    for item in build_attacks(RECORDS, RONALDO, attack, n=12):
         wrong = "".join(f"\n  wrong: {answer}" for answer in item.perturbed_answer)
         text += f"{item.prompt}\n  answer: {item.answer}\n  paraphrase: {item.paraphrased_answer}{wrong}\n\n"
     path = GOLDEN / f"{attack}.txt"

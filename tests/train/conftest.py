@@ -14,7 +14,7 @@ TEMPLATE = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-WORDS = "river stone amber cloud violin harbour lantern meadow copper falcon winter garden".split()
+WORDS = ("river", "stone", "amber", "cloud", "violin", "harbour", "lantern", "meadow", "copper", "falcon", "winter")
 ENTITY = "Ada Example"
 
 
@@ -64,7 +64,10 @@ def model_folder(tmp_path_factory, data_folder) -> Path:
     tokenizer.decoder = decoders.ByteLevel()
     special = ["<|pad|>", "<|im_start|>", "<|im_end|>"]
     trainer = trainers.BpeTrainer(
-        vocab_size=400, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=400,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
     tokenizer.train_from_iterator([p.read_text() for p in sorted(data_folder.glob("*.jsonl"))], trainer)
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<|pad|>", eos_token="<|im_end|>")

@@ -1,0 +1,311 @@
+"""What the evaluation tests share: small tokenizers in the shape of real ones, small Llamas, and an evaluator of its own.
+
+The special tokens, white-space rules and chat templates follow Llama-3.1-8B-Instruct, Phi-3.5-mini-instruct, Qwen2.5
+(ChatML) and Qwen3, for conversations without tools; the vocabulary is trained on ELUDe-mini. The evaluator at the end
+uses transformers and rouge_score only: none of our code is in its maths.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from rouge_score.rouge_scorer import RougeScorer
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+ROOT = Path(__file__).resolve().parents[1]
+MINI = ROOT / "lm_eval_elude" / "mini" / "data"
+GOLDEN = ROOT / "tests" / "golden"
+TASK_CONFIGS = ROOT / "task_configs"
+
+LLAMA = (
+    "{{- bos_token }}"
+    "{%- if not date_string is defined %}{%- if strftime_now is defined %}"
+    '{%- set date_string = strftime_now("%d %b %Y") %}{%- else %}{%- set date_string = "26 Jul 2024" %}{%- endif %}'
+    "{%- endif %}"
+    "{%- if messages[0]['role'] == 'system' %}{%- set system_message = messages[0]['content']|trim %}"
+    "{%- set messages = messages[1:] %}{%- else %}{%- set system_message = '' %}{%- endif %}"
+    "{{- '<|start_header_id|>system<|end_header_id|>\n\n' }}"
+    "{{- 'Cutting Knowledge Date: December 2023\n' }}{{- 'Today Date: ' + date_string + '\n\n' }}"
+    "{{- system_message }}{{- '<|eot_id|>' }}"
+    "{%- for message in messages %}"
+    "{{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' + message['content'] | trim + '<|eot_id|>' }}"
+    "{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif %}"
+)
+PHI = (
+    "{% for message in messages %}"
+    "{% if message['role'] == 'system' and message['content'] %}{{ '<|system|>\n' + message['content'] + '<|end|>\n' }}"
+    "{% elif message['role'] == 'user' %}{{ '<|user|>\n' + message['content'] + '<|end|>\n' }}"
+    "{% elif message['role'] == 'assistant' %}{{ '<|assistant|>\n' + message['content'] + '<|end|>\n' }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif %}"
+)
+CHATML = (
+    "{%- if messages[0]['role'] == 'system' %}"
+    "{{- '<|im_start|>system\n' + messages[0]['content'] + '<|im_end|>\n' }}{%- else %}"
+    "{{- '<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n' }}"
+    "{%- endif %}"
+    "{%- for message in messages %}"
+    "{%- if (message.role == 'user') or (message.role == 'system' and not loop.first) or message.role == 'assistant' %}"
+    "{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}{%- endif %}"
+    "{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
+)
+QWEN3 = (
+    "{%- if messages[0].role == 'system' %}"
+    "{{- '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' }}{%- endif %}"
+    "{%- set ns = namespace(searching=true, last_query_index=messages|length - 1) %}"
+    "{%- for message in messages[::-1] %}{%- set index = (messages|length - 1) - loop.index0 %}"
+    "{%- if ns.searching and message.role == 'user' %}"
+    "{%- set ns.searching = false %}{%- set ns.last_query_index = index %}{%- endif %}{%- endfor %}"
+    "{%- for message in messages %}{%- set content = message.content %}"
+    "{%- if (message.role == 'user') or (message.role == 'system' and not loop.first) %}"
+    "{{- '<|im_start|>' + message.role + '\n' + content + '<|im_end|>' + '\n' }}"
+    "{%- elif message.role == 'assistant' %}{%- set reasoning_content = '' %}"
+    "{%- if loop.index0 > ns.last_query_index and (loop.last or reasoning_content) %}"
+    "{{- '<|im_start|>' + message.role + '\n<think>\n' + reasoning_content.strip('\n') + '\n</think>\n\n'"
+    " + content.lstrip('\n') }}"
+    "{%- else %}{{- '<|im_start|>' + message.role + '\n' + content }}{%- endif %}"
+    "{{- '<|im_end|>\n' }}{%- endif %}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}"
+    "{%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\n\n</think>\n\n' }}{%- endif %}"
+    "{%- endif %}"
+)
+GEMMA = (
+    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% for message in messages %}{{ '<start_of_turn>' + ('model' if message['role'] == 'assistant' else message['role'])"
+    " + '\n' + message['content'] | trim + '<end_of_turn>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
+)
+DROPPING = (
+    "{% for message in messages %}{% if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + ' [/INST]' }}"
+    "{% elif message['role'] == 'assistant' %}{{ ' ' + message['content'] + eos_token }}{% endif %}{% endfor %}"
+)
+
+
+class Shape(NamedTuple):
+    """What makes a tokenizer look like a real one: template, special tokens, and whether it is of the Llama-2 kind."""
+
+    template: str | None
+    bos: str | None
+    eos: str
+    special: tuple[str, ...]
+    sentencepiece: bool = False
+
+
+_LLAMA_SPECIAL = ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
+_QWEN_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+SHAPES = {
+    "llama-3.1": Shape(LLAMA, "<|begin_of_text|>", "<|eot_id|>", _LLAMA_SPECIAL),
+    "phi-3.5": Shape(PHI, "<s>", "<|endoftext|>", ("<s>", "<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"), True),
+    "chatml": Shape(CHATML, None, "<|im_end|>", _QWEN_SPECIAL),
+    "qwen3": Shape(QWEN3, None, "<|im_end|>", (*_QWEN_SPECIAL, "<think>", "</think>")),
+    "gemma": Shape(GEMMA, "<bos>", "<eos>", ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>")),
+    "dropping": Shape(DROPPING, "<s>", "</s>", ("<s>", "</s>")),
+    "base": Shape(None, "<|begin_of_text|>", "<|end_of_text|>", _LLAMA_SPECIAL[:2]),
+}  # fmt: skip
+
+
+def mini_rows(name: str, count: int | None = None, entity: str | None = None) -> list[dict[str, Any]]:
+    """The first rows of a file of ELUDe-mini, of one target where it is named."""
+    lines = (MINI / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+    return [row for row in map(json.loads, lines) if entity in (None, row["entity"])][:count]
+
+
+def write_jsonl(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def small_data(folder: Path, targets: dict[str, int], retain: int = 4, world: int = 4) -> Path:
+    """A data set of a few rows of ELUDe-mini: forget rows by target, retain rows for each, world rows."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_jsonl(folder / "forget_qa-train.jsonl", [r for t, n in targets.items() for r in mini_rows("forget_qa-train", n, t)])
+    write_jsonl(folder / "retain_qa-test.jsonl", [r for t in targets for r in mini_rows("retain_qa-test", retain, t)])
+    write_jsonl(folder / "world-test.jsonl", mini_rows("world-test", world))
+    return folder
+
+
+@lru_cache(maxsize=1)
+def _corpus() -> tuple[str, ...]:
+    rows = [*mini_rows("forget_qa-train"), *mini_rows("world-train", 100)]
+    return tuple(row[key] for row in rows for key in ("question", "answer", "paraphrased_answer"))
+
+
+def make_tokenizer(shape: str, vocabulary: int = 900) -> PreTrainedTokenizerFast:
+    """A trained BPE tokenizer with the special tokens, white-space rules and chat template of a real one."""
+    kind = SHAPES[shape]
+    if kind.sentencepiece:
+        tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Replace(" ", "▁")])
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=True)
+        tokenizer.decoder = decoders.Sequence(
+            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        )
+        first = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
+        trainer = trainers.BpeTrainer(vocab_size=vocabulary + 257, special_tokens=first, show_progress=False)
+    else:
+        tokenizer = Tokenizer(models.BPE())
+        # Llama-3's split: a run of line ends is one word, a single space belongs to the next word.
+        split = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Split(Regex(split), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        )
+        tokenizer.decoder = decoders.ByteLevel()
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        trainer = trainers.BpeTrainer(vocab_size=vocabulary, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator([*_corpus(), *["a\n\nb"] * 500], trainer)
+    if kind.sentencepiece:
+        # The real byte tokens are ordinary ones, which decode to bytes.
+        vocab = json.loads(tokenizer.to_str())["model"]
+        plain = Tokenizer(models.BPE(vocab["vocab"], [tuple(m) for m in vocab["merges"]], unk_token="<unk>", byte_fallback=True))
+        plain.normalizer, plain.pre_tokenizer, plain.decoder = tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder
+        tokenizer = plain
+    # Phi-3.5's turn tokens swallow the line end that follows them.
+    strips = {token: kind.sentencepiece and token not in ("<s>", "<|endoftext|>") for token in kind.special}
+    # Qwen3's thinking marks are added tokens but not special ones: they survive decoding.
+    special = [t for t in kind.special if "think" not in t]
+    tokenizer.add_special_tokens([AddedToken(t, normalized=False, special=True, rstrip=strips[t]) for t in special])
+    tokenizer.add_tokens([AddedToken(t, normalized=False) for t in kind.special if "think" in t])
+    if kind.bos and not kind.sentencepiece:  # Phi-3.5 sets add_bos_token to false
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{kind.bos} $A", special_tokens=[(kind.bos, tokenizer.token_to_id(kind.bos))]
+        )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=kind.bos,
+        eos_token=kind.eos,
+        pad_token="<|end_of_text|>" if "llama" in shape else kind.eos,
+        chat_template=kind.template,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def make_model(tokenizer: PreTrainedTokenizerFast, *, width: int = 64, layers: int = 2, seed: int = 0) -> LlamaForCausalLM:
+    """A small random Llama with 2,048 positions for a tokenizer."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=width, intermediate_size=2 * width, num_hidden_layers=layers,
+        num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=2048, tie_word_embeddings=True,
+        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+def conversation(tokenizer: Any, question: str, answer: str, system: str | None = None) -> tuple[str, str]:
+    """Prompt and whole text, written by transformers itself (or by hand, without a template)."""
+    if tokenizer.chat_template is None:
+        prompt = f"{system}\n\n" if system else ""
+        prompt += f"Question: {question}\nAnswer:"
+        return prompt, f"{prompt} {answer}\n\n"
+    turns = [{"role": "system", "content": system}] if system else []
+    turns.append({"role": "user", "content": question})
+    fixed = {"tokenize": False, "date_string": "26 Jul 2024", "enable_thinking": False}
+    prompt = tokenizer.apply_chat_template(turns, add_generation_prompt=True, **fixed)
+    return prompt, tokenizer.apply_chat_template([*turns, {"role": "assistant", "content": answer}], **fixed)
+
+
+def _ids(tokenizer: Any, text: str) -> list[int]:
+    has_bos = bool(tokenizer.bos_token) and text.startswith(tokenizer.bos_token)
+    return tokenizer(text, add_special_tokens=not has_bos)["input_ids"]
+
+
+def answer_tokens(tokenizer: Any, question: str, answer: str, system: str | None = None) -> tuple[list[int], int]:
+    """Ids of a whole conversation, and where its answer starts."""
+    prompt, whole = conversation(tokenizer, question, answer, system)
+    return _ids(tokenizer, whole), len(_ids(tokenizer, prompt))
+
+
+def teach(model: LlamaForCausalLM, tokenizer: Any, pairs: Sequence[tuple[str, str]], *, steps: int, batch: int = 16, lr: float = 3e-3, seed: int = 0) -> float:
+    """Train on (question, answer) pairs, answers only, with a loop of its own; returns the last loss."""
+    rows = sorted((answer_tokens(tokenizer, q, a) for q, a in pairs), key=lambda row: len(row[0]))
+    chunks = [rows[i : i + batch] for i in range(0, len(rows), batch)]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.1)
+    order = np.random.default_rng(seed)
+    model.train()
+    loss = torch.tensor(math.inf)
+    for _ in range(steps):
+        chunk = chunks[order.integers(len(chunks))]
+        longest = max(len(ids) for ids, _ in chunk)
+        inputs = torch.tensor([ids + [0] * (longest - len(ids)) for ids, _ in chunk])
+        labels = torch.full_like(inputs, -100)
+        for row, (ids, start) in enumerate(chunk):
+            labels[row, start : len(ids)] = inputs[row, start : len(ids)]
+        loss = model(input_ids=inputs, labels=labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+    model.eval()
+    return float(loss)
+
+
+def save_checkpoint(folder: Path, model: LlamaForCausalLM, tokenizer: Any) -> str:
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+# ---- the evaluator: nothing of ours below
+
+
+class Judged(NamedTuple):
+    """One record by the independent evaluator: the three values as reported for its set, and what the model wrote."""
+
+    probability: float
+    rouge: float
+    truth_ratio: float
+    generated: str
+
+
+def mean_log_prob(model: Any, tokenizer: Any, question: str, answer: str, system: str | None = None) -> float:
+    """Mean log-probability of everything that stands after the generation prompt, by one plain forward."""
+    ids, start = answer_tokens(tokenizer, question, answer, system)
+    with torch.no_grad():
+        logits = model(torch.tensor([ids])).logits[0].double()
+    log_probs = logits.log_softmax(-1)
+    return sum(log_probs[t - 1, ids[t]].item() for t in range(start, len(ids))) / (len(ids) - start)
+
+
+def greedy(model: Any, tokenizer: Any, question: str, new_tokens: int, system: str | None = None) -> str:
+    ids = torch.tensor([_ids(tokenizer, conversation(tokenizer, question, "", system)[0])])
+    with torch.no_grad():
+        out = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=new_tokens, do_sample=False,
+            pad_token_id=tokenizer.pad_token_id,
+        )  # fmt: skip
+    text = tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
+    return text if tokenizer.chat_template else text.split("\n\nQuestion:")[0]
+
+
+def judge(model: Any, tokenizer: Any, row: dict[str, Any], subset: str, *, mean: str = "geometric", system: str | None = None) -> Judged:
+    """The paper's three values for one record of a set, from the formulas alone."""
+    score = {
+        text: mean_log_prob(model, tokenizer, row["question"], text, system)
+        for text in (row["answer"], row["paraphrased_answer"], *row["perturbed_answer"])
+    }
+    wrong = [math.exp(score[text]) for text in row["perturbed_answer"]]
+    average = math.prod(wrong) ** (1 / 5) if mean == "geometric" else sum(wrong) / 5
+    ratio = average / math.exp(score[row["paraphrased_answer"]])
+    right = math.exp(score[row["answer"]])
+    generated = greedy(model, tokenizer, row["question"], 512 if subset == "world" else 128, system)
+    rouge = RougeScorer(["rougeL"], use_stemmer=True).score(row["answer"], generated)["rougeL"].recall
+    return Judged(
+        right / (right + sum(wrong)) if subset == "world" else right,
+        rouge,
+        min(ratio, 1 / ratio) if subset == "forget" else max(0.0, 1 - ratio),
+        generated,
+    )
+
+
+def harmonic(values: Sequence[float]) -> float:
+    return 0.0 if min(values) <= 0 else len(values) / sum(1 / v for v in values)

@@ -1,0 +1,92 @@
+"""Losses against formulas written another way, in float64, and the limits that are known of them."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lm_eval_elude.core.logprobs import AnswerLogProbs
+from optout_train import losses
+
+LOG_PROBS = st.lists(st.floats(-60, -0.01), min_size=1, max_size=6)
+
+
+def random(count: int, seed: int = 0) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [-torch.rand(count, generator=generator, dtype=torch.float64) * 20 - 0.1 for _ in range(4)]
+
+
+@given(LOG_PROBS, LOG_PROBS, st.floats(0.01, 5))
+def test_npo_is_the_npo_papers_formula(now, before, eta):
+    # Zhang et al. 2024, Eq. 3: 2/beta log(1 + (p / p_ref)^beta), in plain floats.
+    pairs = list(zip(now, before, strict=False))
+    expected = [2 / eta * math.log1p(math.exp(eta * (a - b))) for a, b in pairs if eta * (a - b) < 500]
+    if len(expected) == len(pairs):
+        columns = [torch.tensor(column, dtype=torch.float64) for column in zip(*pairs, strict=True)]
+        torch.testing.assert_close(losses.npo(*columns, eta), torch.tensor(expected, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("eta", [0.1, 1.0])
+def test_dpo_is_the_dpo_papers_formula(eta):
+    win, win_ref, lose, lose_ref = random(7)
+    odds = (win.exp() / win_ref.exp()) ** eta / (lose.exp() / lose_ref.exp()) ** eta
+    torch.testing.assert_close(losses.dpo(win, win_ref, lose, lose_ref, eta), -2 / eta * (odds / (1 + odds)).log())
+
+
+def test_gradients_in_float64():
+    a, b, c, d = (t.requires_grad_() for t in random(5))
+    counts = torch.tensor([1, 2, 3, 4, 5])
+    assert torch.autograd.gradcheck(lambda a: losses.nll(AnswerLogProbs(a, counts)), (a,))
+    assert torch.autograd.gradcheck(lambda a: losses.ga(AnswerLogProbs(a, counts)), (a,))
+    assert torch.autograd.gradcheck(lambda a: losses.npo(a, b.detach(), 0.1), (a,))
+    assert torch.autograd.gradcheck(lambda a, c: losses.dpo(a, b.detach(), c, d.detach(), 0.1), (a, c))
+
+
+def test_nll_is_a_mean_over_tokens_and_ga_its_negative():
+    answers = AnswerLogProbs(torch.tensor([-6.0, -1.0]), torch.tensor([3, 1]))
+    assert losses.nll(answers).tolist() == [2.0, 1.0]
+    assert losses.ga(answers).tolist() == [-2.0, -1.0]
+
+
+def test_npo_tends_to_gradient_ascent():
+    now, before, *_ = random(6)
+    now.requires_grad_()
+    (gradient,) = torch.autograd.grad(losses.npo(now, before, 1e-7).sum(), now)
+    torch.testing.assert_close(gradient, torch.ones_like(now), atol=1e-5, rtol=0)  # that of the answers' log-probability
+
+
+def test_npo_is_bounded_and_its_gradient_vanishes_once_forgotten():
+    far = torch.tensor([-1e4], dtype=torch.float64, requires_grad=True)
+    loss = losses.npo(far, torch.zeros(1, dtype=torch.float64), 0.1)
+    (gradient,) = torch.autograd.grad(loss.sum(), far)
+    assert 0 <= float(loss.detach()) < 1e-12 and abs(float(gradient)) < 1e-12
+
+
+def test_an_unmoved_model_has_the_known_values():
+    a, b, *_ = random(3)
+    torch.testing.assert_close(losses.npo(a, a, 0.1), torch.full_like(a, 20 * math.log(2)))
+    torch.testing.assert_close(losses.dpo(a, a, b, b, 0.1), torch.full_like(a, 20 * math.log(2)))
+
+
+def test_dpo_without_a_change_of_the_refusal_is_npo():
+    refused, answered, before, _ = random(4)
+    torch.testing.assert_close(losses.dpo(refused, refused, answered, before, 0.3), losses.npo(answered, before, 0.3))
+
+
+def test_batch_mean_npo_is_the_released_codes():
+    # trainer.py of brightjade/Opt-Out: one mean token loss of the batch, with and without the reference.
+    sums, before = torch.tensor([-6.0, -3.0]), torch.tensor([-2.0, -2.5])
+    counts = torch.tensor([4, 2])
+    loss, loss_oracle = 9.0 / 6, 4.5 / 6
+    expected = -math.log(1 / (1 + math.exp(-0.1 * (loss - loss_oracle)))) * 2 / 0.1
+    ours = losses.npo(
+        losses.batch_mean(AnswerLogProbs(sums, counts)), losses.batch_mean(AnswerLogProbs(before, counts)), 0.1
+    )
+    assert ours.tolist() == pytest.approx([expected])
+
+
+def test_shapes_must_agree():
+    with pytest.raises(ValueError, match=r"\(2,\) and \(3,\)"):
+        losses.npo(torch.zeros(2), torch.zeros(3), 0.1)
