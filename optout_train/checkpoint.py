@@ -68,7 +68,7 @@ class RunFolder:
         if settings.exists():
             if not resume:
                 raise ConfigError(
-                    f"--output-dir {self.output} has an unfinished run; --resume goes on with it, --overwrite starts again"
+                    f"--output-dir {self.output} has an unfinished run: --resume goes on, --overwrite starts anew"
                 )
             before, now = json.loads(settings.read_text(encoding="utf-8")), config.to_json()
             if other := [name for name in now if before.get(name) != now[name]]:

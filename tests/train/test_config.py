@@ -1,0 +1,88 @@
+"""The configuration: presets, round trip, and one clear error for each bad value."""
+
+import json
+import math
+from dataclasses import fields
+
+import pytest
+
+from optout_train.config import BUNDLED_MODEL, METHODS, ConfigError, TrainConfig, build_config, flag
+from optout_train.data import refusal_texts
+
+
+def test_the_papers_hyper_parameters_are_the_defaults_of_a_real_model():
+    config = build_config({"target": ("ronaldo",), "model": "some/model"})
+    assert (config.learning_rate, config.weight_decay, config.batch_size, config.epochs) == (1e-5, 0.01, 32, 3)
+    assert (config.eta, config.transport_weight, config.max_grad_norm, config.directions) == (0.1, 0.1, 1.0, 100)
+    assert (config.forget_loss, config.distance, config.dataset, config.patience) == ("npo", "wasserstein", "hub", 1)
+
+
+def test_the_bundled_model_has_its_recipe_by_name_and_by_path():
+    by_name = build_config({"target": ("ronaldo",)})
+    assert by_name.bundled and by_name.dataset == "mini" and by_name.batch_size == 8
+    if BUNDLED_MODEL.exists():
+        assert build_config({"target": ("ronaldo",), "model": str(BUNDLED_MODEL)}) == by_name
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_is_a_preset_over_weights_and_survives_json(method):
+    config = build_config({"target": ("a", "b"), "method": method})
+    assert TrainConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
+    alone, rt = method in ("ga", "npo", "dpo", "idk"), method.endswith("+rt") or method.startswith("opt-out")
+    assert (config.retain_weight > 0) == (rt or method.endswith("+neighbours"))
+    assert (config.world_weight > 0) == (rt or method.endswith("+world"))
+    assert (config.transport_weight > 0) == method.startswith("opt-out")
+    assert alone == (config.retain_weight == config.world_weight == config.transport_weight == 0)
+
+
+def test_what_the_user_says_wins_over_preset_and_recipe():
+    config = build_config({"target": ("a",), "method": "ga", "world_weight": 2.0, "epochs": 1})
+    assert (config.world_weight, config.epochs, config.retain_weight) == (2.0, 1, 0.0)
+
+
+def test_world_only_drops_the_neighbours_and_refuses_contradictions():
+    assert build_config({"target": ("a",)}, world_only=True).retain_weight == 0
+    with pytest.raises(ConfigError, match="--world-only and --retain-weight"):
+        build_config({"target": ("a",), "retain_weight": 1.0}, world_only=True)
+    with pytest.raises(ConfigError, match="--world-only needs world data"):
+        build_config({"target": ("a",), "method": "npo"}, world_only=True)
+
+
+NUMBERS = [spec.name for spec in fields(TrainConfig) if type(spec.default) in (int, float)]
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("value", [-1, -0.5, math.nan, math.inf, True])
+def test_negative_or_non_finite_numbers_are_refused_by_the_flags_name(name, value):
+    with pytest.raises(ConfigError, match=f"{flag(name)} must"):
+        TrainConfig(target=("a",), **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"target": ()}, "--target is missing"),
+        ({"method": "npo+wd+rt"}, "--method 'npo\\+wd\\+rt' is not known; the methods are opt-out"),
+        ({"forget_loss": "sft"}, "--forget-loss must be one of ga, npo, dpo, idk"),
+        ({"epochs": 0}, "--epochs must be above 0"),
+        ({"forget_weight": 0.0, "retain_weight": 0.0, "world_weight": 0.0}, "nothing to train on"),
+        ({"npo_form": "batch-mean", "micro_batch_size": 2}, "--npo-form batch-mean"),
+        ({"validate": False}, "--patience needs"),
+        ({"merge": True}, "--merge needs --lora"),
+        ({"lora": True, "shard": True}, "--lora with --shard"),
+    ],
+)
+def test_settings_that_exclude_each_other(values, message):
+    with pytest.raises(ConfigError, match=message):
+        TrainConfig(**{"target": ("a",), **values})
+
+
+def test_an_unknown_setting_is_named():
+    with pytest.raises(ConfigError, match="'learning_rat'"):
+        TrainConfig.from_json({"target": ["a"], "learning_rat": 1.0})
+
+
+def test_one_hundred_refusals():
+    texts = refusal_texts()
+    assert len(texts) == len({text.lower() for text in texts}) == 100
+    assert all(text == text.strip() and text.endswith(".") for text in texts)
