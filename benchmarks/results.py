@@ -17,9 +17,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lm_eval_elude.aggregate import forget_quality, retain_quality
+
 TARGETS = ("cristiano_ronaldo", "lionel_messi", "taylor_swift", "stephen_hawking", "michael_jordan")
 MAIN = ("ga", "dpo", "npo", "idk", "ga+rt", "dpo+rt", "npo+rt", "idk+rt", "opt-out")
 DISTANCES = ("opt-out", "opt-out-manhattan", "opt-out-euclidean", "opt-out-chebyshev", "opt-out-cosine")
+ABLATED = ("ga+rt", "dpo+rt", "npo+rt", "idk+rt", "opt-out")
 LAMBDAS = (0.0, 0.1, 10.0, 100.0, 1e3, 1e4, 1e5)
 COLUMNS = (
     ("FQ", "elude_quality", "forget_quality"), ("P", "elude_forget", "probability"),
@@ -27,6 +30,7 @@ COLUMNS = (
     ("degen.", "elude_forget", "degenerate"), ("RQ", "elude_quality", "retain_quality"),
     ("degen. retain", "elude_retain", "degenerate"), ("degen. world", "elude_world", "degenerate"),
 )  # fmt: skip
+TRIPLE = ("probability", "rougeL_recall", "truth_ratio")
 # A row is called collapsed where unlearning cost half of what was to be kept.
 COLLAPSED = 0.5
 
@@ -54,7 +58,7 @@ def runs(part: str, seeds: int) -> Iterator[Run]:
         elif part == "lambda":
             yield from (Run(f"lambda {v:g}", TARGETS[0], seed, ("--lambda", f"{v:g}")) for v in LAMBDAS)
         elif part == "neighbours":
-            for method in ("ga+rt", "dpo+rt", "npo+rt", "idk+rt", "opt-out"):
+            for method in ABLATED:
                 yield Run(method, TARGETS[0], seed, ("--method", method))
                 yield Run(f"{method} world only", TARGETS[0], seed, ("--method", method, "--world-only"))
 
@@ -67,7 +71,18 @@ def score(folder: str, metadata: dict[str, Any]) -> dict[str, float]:
         model="hf", model_args={"pretrained": folder, "dtype": "float32"}, tasks=["elude_quality"], batch_size=32,
         metadata={"dataset": "mini", **metadata}, log_samples=False, bootstrap_iters=1,
     )  # fmt: skip
-    return {f"{task}/{metric}": results["results"][task][f"{metric},none"] for _, task, metric in COLUMNS}
+    wanted = {(task, metric) for _, task, metric in COLUMNS}
+    wanted |= {(task, metric) for task in ("elude_retain", "elude_world") for metric in TRIPLE}
+    return {f"{task}/{metric}": results["results"][task][f"{metric},none"] for task, metric in sorted(wanted)}
+
+
+def over_targets(runs_of_seed: list[dict[str, float]]) -> dict[str, float]:
+    """Each value averaged over targets, then FQ and RQ formed from the averages, as the paper's tables are."""
+    values = {key: statistics.mean(run[key] for run in runs_of_seed) for key in runs_of_seed[0]}
+    forget, retain, world = ([values[f"elude_{s}/{m}"] for m in TRIPLE] for s in ("forget", "retain", "world"))
+    values["elude_quality/forget_quality"] = forget_quality(*forget)
+    values["elude_quality/retain_quality"] = retain_quality(retain, world)
+    return values
 
 
 def measure(run: Run, work: Path) -> None:
@@ -111,17 +126,9 @@ def table(rows: list[str], work: Path, seeds: int, targets: tuple[str, ...]) -> 
         "|---|---|" + "---|" * (len(COLUMNS) + 1),
     ]
     for row in rows:
-        by_seed = []
-        count = 0
-        for seed in range(seeds):
-            mine = [
-                f["values"]
-                for f in found
-                if f["run"]["row"] == row and f["run"]["seed"] == seed and f["run"]["target"] in targets
-            ]
-            if mine:
-                by_seed.append({key: statistics.mean(v[key] for v in mine) for key in keys})
-                count += len(mine)
+        of_row = [f for f in found if f["run"]["row"] == row and f["run"]["target"] in targets]
+        seeded = [[f["values"] for f in of_row if f["run"]["seed"] == seed] for seed in range(seeds)]
+        by_seed = [over_targets(values) for values in seeded if values]
         if not by_seed:
             continue
         cells = []
@@ -131,7 +138,7 @@ def table(rows: list[str], work: Path, seeds: int, targets: tuple[str, ...]) -> 
             cells.append(f"{statistics.mean(values):.1f}{spread}")
         kept = statistics.mean(s["elude_quality/retain_quality"] for s in by_seed)
         mark = "collapsed" if original and kept < COLLAPSED * statistics.mean(original) else ""
-        lines.append(f"| {row} | {count} | " + " | ".join(cells) + f" | {mark} |")
+        lines.append(f"| {row} | {len(of_row)} | " + " | ".join(cells) + f" | {mark} |")
     return lines
 
 
@@ -156,11 +163,7 @@ def main() -> None:
         ("cristiano_ronaldo", ["original", "retrained without", *MAIN], one),
         ("distance", list(DISTANCES), one),
         ("lambda", [f"lambda {v:g}" for v in LAMBDAS], one),
-        (
-            "neighbours",
-            [m + s for m in ("ga+rt", "dpo+rt", "npo+rt", "idk+rt", "opt-out") for s in ("", " world only")],
-            one,
-        ),
+        ("neighbours", [m + s for m in ABLATED for s in ("", " world only")], one),
     ):
         print(f"\n### {title}\n", *table(rows, arguments.work, arguments.seeds, targets), sep="\n")
 
