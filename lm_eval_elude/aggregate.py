@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
+_CLIP = 100  # of a loss, as SCRUB's attack has it
 
 
 class Estimate(NamedTuple):
@@ -130,7 +131,7 @@ def membership_attack(
         return MembershipAttack(math.nan, math.nan, math.nan, math.nan, math.nan, n, reason)
     rng = np.random.default_rng(seed)
     inside, outside = (
-        np.clip(side[np.sort(rng.permutation(len(side))[:n])], -100, 100) for side in (raw_in, raw_out)
+        np.clip(side[np.sort(rng.permutation(len(side))[:n])], -_CLIP, _CLIP) for side in (raw_in, raw_out)
     )
     losses = np.concatenate([inside, outside])[:, None]
     labels = np.concatenate([np.ones(n), np.zeros(n)])
@@ -173,8 +174,8 @@ def _unusable(inside: Array, outside: Array, n: int) -> str:
     both = np.concatenate([inside, outside])
     if not np.isfinite(both).all():
         return f"{int((~np.isfinite(both)).sum())} losses are infinite or not a number"
-    if np.ptp(both) == 0:
-        return "all losses are equal"
+    if np.ptp(np.clip(both, -_CLIP, _CLIP)) == 0:
+        return "all losses are equal" + (f" (clipped to {_CLIP})" if np.abs(both).max() > _CLIP else "")
     return ""
 
 

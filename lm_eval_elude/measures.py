@@ -107,15 +107,16 @@ def rouge_l_recall(reference: str, generated: str) -> float:
 def is_degenerate(text: str) -> bool:
     """Whether an answer is gibberish of the kind that unlearning produces: empty, or one n-gram repeated.
 
-    An n-gram (n up to 4 words) counts as repeated where consecutive copies of it, at least four, cover half of the words or
-    more; text without spaces is judged by characters in the same way.
+    An n-gram (n up to 16 words: collapsed models loop over whole sentences too) counts as repeated where consecutive
+    copies of it, at least four, cover half of the words or more; text without spaces is judged by its characters,
+    digits apart (10000 is an answer), in the same way.
     """
     words = re.findall(r"\w+|[^\w\s]", text.lower())
     if not any(re.match(r"\w", word) for word in words):
         return True
     if len(words) < 4:
-        words = list(re.sub(r"\s", "", text.lower()))
-    return any(_longest_run(words, n) * n >= max(4 * n, len(words) / 2) for n in range(1, 5))
+        words = list(re.sub(r"[\s\d]", "", text.lower()))
+    return any(_longest_run(words, n) * n >= max(4 * n, len(words) / 2) for n in range(1, 17))
 
 
 def _longest_run(words: list[str], n: int) -> int:
@@ -144,15 +145,20 @@ def ngram_entropy(text: str) -> float:
     return (entropies[0] * 2 / 3 + entropies[1] * 4 / 3) / 2
 
 
-_REFUSAL = re.compile(
-    r"\b(i (do not|don't|don’t) (know|have (any |the |enough |that )?(information|knowledge|details|idea))"
-    r"|i('m| am|’m) (not sure|not able|unable|not familiar|not aware|afraid)|i (can(no|'|’)t|cannot|could not|couldn't) "
-    r"(answer|say|tell|provide|help|assist|recall)|i have no (information|idea|knowledge|record)|no idea|unknown to me"
-    r"|(is|are) (beyond|outside) my knowledge|not something i (know|can)|i('m| am) sorry|i lack)",
+# A refusal speaks of the speaker ("I" as a pronoun, not of "World War I") and says in the same sentence that there is nothing.
+_SPEAKER = re.compile(
+    r"(?:^|[^\w\s]\s*|\b[a-z]+\s+)I(?!\w)|\b(?:me|my)\b|^My\b|^i(?='m|’m| (?:am|do|don|can|have)\b)|\bnothing I\b", re.MULTILINE
+)
+_DECLINES = re.compile(
+    r"\b(?:not|no|nothing|never|none|cannot|can['’]?t|don['’]?t|unable|unknown|unfamiliar|uninformed|lack|missing|without"
+    r"|beyond|outside|afraid|sorry|apolog\w+|regret\w*|unfortunately|decline|guess|blank|at a loss|gap|pretend|in the dark|escapes"
+    r"|pass on|leave this|would need to|yet to|inventing)\b",
     re.IGNORECASE,
 )
+_IMPERSONAL = re.compile(r"\bno idea\b|\bbetter served by\b|\bnothing i (?:have|know)\b|^were i to answer\b", re.IGNORECASE)
 
 
 def is_refusal(text: str) -> bool:
-    """Whether an answer declines to answer, by its wording (English)."""
-    return bool(_REFUSAL.search(text[:300]))
+    """Whether an answer declines to answer, by its wording (English): the first 300 characters are looked at."""
+    sentences = re.split(r"(?<=[.!?])\s+|\n", text[:300].strip())
+    return any(bool(_SPEAKER.search(s) and _DECLINES.search(s)) or bool(_IMPERSONAL.search(s)) for s in sentences)

@@ -8,19 +8,24 @@ log-probability is subtracted. Token counts come from the evaluated model's own 
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import logging
 import math
 import os
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, ClassVar
 
 from lm_eval.api.group import Group
 from lm_eval.api.instance import Instance
 from lm_eval.api.metrics import mean
+from lm_eval.api.model import CachingLM
 from lm_eval.api.task import ConfigurableTask
 
 from lm_eval_elude import aggregate, attacks, measures
@@ -211,10 +216,14 @@ class EludeTask(ConfigurableTask):
     def download(self, dataset_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         docs = Docs()
         records = []
-        for number, (record, extra) in enumerate(self.make_docs()):
+        by_target: dict[str, list[tuple[QARecord, dict[str, Any]]]] = {}
+        for record, extra in self.make_docs():
+            by_target.setdefault(record.entity, []).append((record, extra))
+        # The targets take turns, so that a --limit takes from each.
+        for record, extra in filter(None, chain.from_iterable(zip_longest(*by_target.values()))):
             columns = record.columns()
             columns.pop("translated_question")
-            docs.append({"id": number, **columns, **extra})
+            docs.append({"id": len(docs), **columns, **extra})
             records.append(record)
         if not docs:
             raise ValueError(f"{type(self).__name__}: no rows for {', '.join(self.settings.targets)}")
@@ -241,9 +250,10 @@ class EludeTask(ConfigurableTask):
     def build_all_requests(self, *, tokenizer_name: str = "", **kwargs: Any) -> None:
         if self.config.num_fewshot:
             raise ValueError(f"{self.config.task} asks without examples: --num_fewshot must be 0, got {self.config.num_fewshot}")
-        _require_log_probabilities(kwargs.get("chat_template"))
+        _require_log_probabilities()
         # The harness keys cached requests by task name alone; what they depend on is added to the key.
-        key = fingerprint_of(self.renderer.fingerprint, self.provenance["fingerprint"], asdict(self.settings))
+        own = (self.VERSION, asdict(self.settings), self.config.generation_kwargs)
+        key = fingerprint_of(self.renderer.fingerprint, self.provenance["fingerprint"], *own)
         super().build_all_requests(tokenizer_name=f"{tokenizer_name}-{key}", **kwargs)
         self._count_tokens()
 
@@ -478,11 +488,8 @@ class EludeMia(EludeTask):
     def estimate(self, metric: str, scores: Sequence[Score]) -> Estimate:
         values, errors, n = [], [], 0
         for target, group in _group(scores).items():
-            result = aggregate.membership_attack(
-                [s.parts[0] for s in group], [s.parts[1] for s in group], seed=self.settings.seed
-            )
+            result = _membership_attack(target, tuple(s.parts for s in group), self.settings.seed)
             if result.reason:
-                log.warning("ELUDe: no membership attack on %s: %s", target, result.reason)
                 self.config.metadata["elude"]["mia_reason"] = result.reason
             values.append(getattr(result, metric.removeprefix("mia_")))
             half = (result.auc_high - result.auc_low) / 2 / 1.96
@@ -582,6 +589,16 @@ def _by_target(scores: Sequence[Score], value: Callable[[Score], Any]) -> dict[s
     return {target: [value(s) for s in group] for target, group in _group(scores).items()}
 
 
+@lru_cache(maxsize=64)
+def _membership_attack(target: str, losses: tuple[tuple[float, ...], ...], seed: int) -> aggregate.MembershipAttack:
+    """The attack on one target, made and complained about once for all of its metrics."""
+    members, others = zip(*losses, strict=True)
+    result = aggregate.membership_attack(members, others, seed=seed)
+    if result.reason:
+        log.warning("ELUDe: no membership attack on %s: %s", target, result.reason)
+    return result
+
+
 def _triple(scores: Sequence[Score]) -> tuple[list[float], aggregate.Array]:
     """Means over targets of a quality's three parts, and their covariance."""
     samples = _by_target(scores, lambda s: s.parts)
@@ -593,13 +610,20 @@ def _doc_id(request: Instance) -> int:
     return request.doc["id"]
 
 
-def _require_log_probabilities(chat_template: Any) -> None:
-    """Refuse a backend that cannot score answers before any request runs; it is known where it renders the chat."""
-    model = getattr(chat_template, "__self__", None)
-    if model is None:
+def _require_log_probabilities() -> None:
+    """Refuse a backend that cannot score answers before any request runs.
+
+    The harness tells a task nothing about the model, so the model is looked for where the requests are asked for.
+    """
+    frame, model = sys._getframe(1), None
+    while frame is not None and not hasattr(model, "loglikelihood"):
+        model, frame = frame.f_locals.get("lm"), frame.f_back  # type: ignore[assignment]
+    model = model.lm if isinstance(model, CachingLM) else model
+    if not hasattr(model, "loglikelihood"):
         return
     try:
-        model.loglikelihood([])
+        with contextlib.redirect_stderr(io.StringIO()):  # it draws empty progress bars
+            model.loglikelihood([])
     except NotImplementedError:
         name = type(model).__name__
         raise ValueError(f"ELUDe needs log-probabilities of given answers, and the backend {name} has none") from None

@@ -125,8 +125,9 @@ class RunFolder:
         self.discard()
 
     def discard(self) -> None:
-        """Remove the partial folder and let go of the lock."""
-        shutil.rmtree(self.partial, ignore_errors=True)
+        """Remove the partial folder, if this run holds it, and let go of the lock."""
+        if self._lock >= 0:
+            shutil.rmtree(self.partial, ignore_errors=True)
         self.close()
 
     def close(self) -> None:

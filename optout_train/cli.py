@@ -62,8 +62,11 @@ def command(
     if "model" not in {k for k, v in given.items() if v is not None}:
         say("no --model given: unlearning in the bundled tiny model")
     output = output_dir or _default_output(config)
-    if (output / "optout.json").is_file() and resume:
-        say(f"{output} is finished: nothing to do")
+    scored = no_score or (output / "scores" / "after.json").is_file()
+    if resume and (output / "optout.json").is_file():
+        say(f"{output} is finished: nothing to {'do' if scored else 'train'}")
+        if main and not scored:
+            click.echo(_score(config, output.absolute()))
         return
     for name in ("torchao", "torch.utils._pytree"):  # they warn about their own insides while being imported
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -106,7 +109,7 @@ _DISTRIBUTED = {
 
 
 def main() -> None:
-    """Run the command; bad input is one line and exit code 2, Ctrl-C is 130."""
+    """Run the command; bad input is one line and exit code 2, a failed run 1, Ctrl-C 130."""
     try:
         command.main(prog_name="optout-train", standalone_mode=False)
     except (KeyboardInterrupt, click.Abort):
@@ -114,31 +117,23 @@ def main() -> None:
     except click.ClickException as error:
         sys.exit(_say(f"Error: {error.format_message()}", 2))
     except Exception as error:
-        if not _expected(error):
+        name, home = type(error).__name__, type(error).__module__.split(".")[0]
+        # By name where the class lies behind an import of torch or safetensors.
+        disk = isinstance(error, OSError) or name == "SafetensorError"
+        ours = isinstance(error, ValueError) and home in ("optout_train", "lm_eval_elude")
+        if not (disk or ours or name in _FAILED):
             raise
-        sys.exit(
-            _say(
-                f"Error: {' '.join(str(error).split())}{_hint(error)}",
-                1 if type(error).__name__ == "TrainingError" else 2,
-            )
-        )
+        hint = "; a checkpoint that was written is whole: free the disk or check --output-dir, then --resume"
+        line = f"Error: {' '.join(str(error).split())}{hint if disk else _FAILED.get(name, '')}"
+        sys.exit(_say(line, 1 if name in _FAILED else 2))
 
 
-def _expected(error: Exception) -> bool:
-    """Whether the message is meant for the user. By name where the class lies behind torch or safetensors."""
-    ours = isinstance(error, ValueError) and type(error).__module__.split(".")[0] in ("optout_train", "lm_eval_elude")
-    return ours or isinstance(error, OSError) or type(error).__name__ in _NAMED
-
-
-_NAMED = ("TrainingError", "SafetensorError", "OutOfMemoryError")
-
-
-def _hint(error: Exception) -> str:
-    if type(error).__name__ == "OutOfMemoryError":
-        return "; give a smaller --micro-batch-size, --gradient-checkpointing or --lora"
-    if isinstance(error, OSError) or type(error).__name__ == "SafetensorError":
-        return "; the last checkpoint is whole, --resume goes on from it (--output-dir)"
-    return ""
+# Failures of a run that was asked for rightly, and what may help.
+_FAILED = {
+    "TrainingError": "",
+    "ScoreError": "",
+    "OutOfMemoryError": "; give a smaller --micro-batch-size, --gradient-checkpointing or --lora",
+}
 
 
 def _say(line: str, code: int) -> int:

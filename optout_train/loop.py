@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -93,7 +94,8 @@ def train(config: TrainConfig, options: RunOptions, say: Callable[[str], None]) 
     from accelerate.utils import broadcast_object_list
 
     targets = [target.name for target in resolve_targets(config.dataset, config.target)]
-    accelerator = Accelerator(**_tracking(options))
+    # Told so, Accelerate joins CPU processes into a group; left to find out, it does not.
+    accelerator = Accelerator(cpu=not torch.accelerator.is_available(), **_tracking(options))
     main = accelerator.is_main_process
     folder = RunFolder(options.output)
     start: list[Path | None] = [None]
@@ -105,6 +107,10 @@ def train(config: TrainConfig, options: RunOptions, say: Callable[[str], None]) 
             accelerator.init_trackers("optout-train", config={k: str(v) for k, v in config.to_json().items()})
         run = _Run(config, targets, accelerator, folder, say if main else lambda line: None)
         run.train(start[0], options)
+    except BaseException:
+        if main and not list(folder.partial.glob("step-*")):
+            folder.discard()  # nothing to go on from
+        raise
     finally:
         folder.close()
         if dist.is_initialized():
@@ -150,7 +156,7 @@ class _Run:
             self.say(f"{initial.kept} initial parameters are kept in memory: the base's files hold them otherwise")
         self.scorer: nn.Module = AnswerScorer(model).train()
         if config.compile:
-            model.compile(dynamic=True)
+            getattr(model, "get_base_model", lambda: model)().get_decoder().compile(dynamic=True)
         self._distribute()
         self.transport = Transport(model, initial or _no_parameter, config.distance, config.directions, config.seed)
         self.optimizer = make_optimizer(config, [p for p in model.parameters() if p.requires_grad])
@@ -351,16 +357,17 @@ class _Run:
     # After each epoch
 
     def _load_validation(self) -> dict[str, EncodedRecords]:
-        """What is measured after each epoch: the forget set itself, and the validation split of each set trained on."""
+        """What is measured after each epoch: the forget set itself, and the validation splits of the other two.
+
+        Early stopping needs those that are trained on; any other that the data set lacks is left out with a line.
+        """
         sets = {"forget": self.data.forget.records}
         subsets: tuple[Subset, ...] = ("retain", "world")
         for subset in subsets:
-            if not self._weights()[subset]:
-                continue
             try:
                 selection = load_records(self.config.dataset, subset, "validation", self.targets)
             except DataError as error:
-                if self.config.patience:
+                if self.config.patience and self._weights()[subset]:
                     raise DataError(f"{error}; --patience 0 trains without early stopping") from None
                 self.say(f"no validation on the {subset} set: {error}")
                 continue
@@ -589,6 +596,8 @@ def _read_state(checkpoint: Path) -> dict[str, Any]:
 def _tracking(options: RunOptions) -> dict[str, Any]:
     if not options.tracker:
         return {}
+    if find_spec(options.tracker) is None:  # Accelerate would go on without it
+        raise ConfigError(f"--tracker {options.tracker} is not installed: pip install {options.tracker}")
     return {"log_with": options.tracker, "project_dir": str(options.output.with_name(f"{options.output.name}-tracker"))}
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from lm_eval_elude.core.chat import Encoded
 from lm_eval_elude.core.logprobs import AnswerLogProbs, answer_log_probs
@@ -84,6 +85,8 @@ def score_all(scorer: nn.Module, samples: Sequence[Encoded], batch_size: int, de
         positions = torch.tensor(part.positions, device=device)[real]
         result[0, positions] = answers.sums[real].double()
         result[1, positions] = answers.counts[real].double()
+    if isinstance(scorer, FSDPModule):  # it leaves the root whole after a forward pass without a backward pass
+        scorer.reshard()
     if sharing:
         dist.all_reduce(result)
     scorer.train(training)

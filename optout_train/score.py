@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
+import logging
+import sys
 from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stderr
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +23,10 @@ COLUMNS = (
     ("P", "elude_retain", "probability"), ("ROUGE", "elude_retain", "rougeL_recall"),
     ("TR", "elude_retain", "truth_ratio"), ("degen.", "elude_retain", "degenerate"),
 )  # fmt: skip
+
+
+class ScoreError(RuntimeError):
+    """The checkpoint is complete, but lm-eval could not score it."""
 
 
 class Row(NamedTuple):
@@ -43,11 +51,20 @@ def model_args(config: TrainConfig, folder: Path | None) -> dict[str, str]:
 def evaluate(arguments: dict[str, str], manifest: Manifest, batch_size: int) -> dict[str, Any]:
     """lm-eval's results of :data:`TASK` for one model, with the targets and data of a manifest."""
     import lm_eval
+    import torch
 
-    metadata = {"target": list(manifest.targets), "dataset": manifest.dataset}
-    results = lm_eval.simple_evaluate(
-        model="hf", model_args=arguments, tasks=[TASK], batch_size=batch_size, metadata=metadata, log_samples=False
-    )
+    logging.getLogger("lm_eval.evaluator_utils").setLevel(logging.ERROR)  # a group of rising and falling metrics
+    # Progress bars are for people: lm-eval draws them wherever it runs.
+    with nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO()):
+        results = lm_eval.simple_evaluate(
+            model="hf",
+            model_args=arguments,
+            tasks=[TASK],
+            batch_size=batch_size,
+            device=str(torch.accelerator.current_accelerator() or "cpu"),
+            metadata={"target": list(manifest.targets), "dataset": manifest.dataset},
+            log_samples=False,
+        )
     assert results is not None  # only other ranks get None
     return results
 
@@ -66,7 +83,11 @@ def score_run(config: TrainConfig, folder: Path) -> str:
         jobs.append(("retrained", "retrained without", {"pretrained": str(BUNDLED_REFERENCE), "dtype": config.dtype}))
     rows = []
     for file, name, arguments in jobs:
-        results = evaluate(arguments, manifest, config.micro_batch_size or config.batch_size)
+        try:
+            results = evaluate(arguments, manifest, config.micro_batch_size or config.batch_size)
+        except (ValueError, AssertionError) as error:  # what lm-eval and its tasks say of settings they cannot take
+            again = command(config, folder)
+            raise ScoreError(f"{folder} is complete, but scoring {name} failed ({error}); again: {again}") from error
         write_atomically(scores / f"{file}.json", json.dumps(results, indent=2, default=str, ensure_ascii=False) + "\n")
         rows.append(Row(name, results["results"]))
     return f"{table(rows)}\n\nAgain:\n  {command(config, folder)}"
@@ -98,8 +119,6 @@ def _shown(value: str) -> str:
 
 
 if __name__ == "__main__":  # after a run of several processes: scoring alone, in an interpreter of its own
-    import sys
-
     target = Path(sys.argv[1])
     found = read_manifest(target)
     assert found is not None

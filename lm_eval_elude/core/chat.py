@@ -75,7 +75,12 @@ class Renderer:
     @property
     def stop(self) -> list[str]:
         """Texts that end a generated answer: the end of turn, or the next question of the plain format."""
-        return [self._tail.strip()] if self.has_template and self._tail.strip() else [PLAIN_STOP]
+        tail = self._tail.strip()
+        if not self.has_template or not tail:
+            return [PLAIN_STOP]
+        # The first token that the template writes after an answer (Phi-3.5's writes a second one).
+        special = [token for token in self.tokenizer.get_added_vocab() if tail.startswith(token)]
+        return [max(special, key=len, default=tail.splitlines()[0])]
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text that may already start with the BOS text (it is then not added twice)."""

@@ -52,11 +52,13 @@ def load_records(
         scored: whether every row must have a paraphrase and five perturbed answers.
 
     Raises:
-        DataError: the source or a field is missing, or no row is left.
+        DataError: the source or a field is missing, or no row is left of the subset or of a target.
     """
-    selection = _load(source, subset, split, tuple(targets) if subset != "world" else (), scored)
-    if not selection.records:
-        of = f" of {', '.join(targets)}" if targets and subset != "world" else ""
+    selection = _load(source, subset, split, tuple(targets) if subset != "world" else (), scored, _stamp(source))
+    found = {record.entity for record in selection.records}
+    missing = [target for target in targets if target not in found] if subset != "world" else []
+    if missing or not selection.records:
+        of = f" of {', '.join(missing)}" if missing else ""
         raise DataError(f"data set {source!r} has no {subset} {split} rows{of}")
     return selection
 
@@ -80,8 +82,19 @@ def resolve_targets(source: str, names: Iterable[str]) -> list[Target]:
     return list(dict.fromkeys(resolve_target(name, known) for name in names))
 
 
+def _stamp(source: str) -> tuple[Any, ...]:
+    """What a remembered selection depends on besides its name: where the source lies and when its files changed."""
+    if source == "hub":
+        return os.environ.get("ELUDE_HUB_REPOSITORY"), os.environ.get("ELUDE_WORLD_URL")
+    root = (MINI if source == "mini" else Path(source).expanduser()).resolve()
+    files = sorted(root.iterdir()) if root.is_dir() else [root]
+    return root, *((f, f.stat().st_mtime_ns, f.stat().st_size) for f in files if f.is_file())
+
+
 @lru_cache(maxsize=64)
-def _load(source: str, subset: Subset, split: Split, targets: tuple[str, ...], scored: bool) -> Selection:
+def _load(
+    source: str, subset: Subset, split: Split, targets: tuple[str, ...], scored: bool, stamp: tuple[Any, ...]
+) -> Selection:
     rows, where = _rows(source, subset, split)
     wanted = set(targets)
     records = []
@@ -127,7 +140,10 @@ def _read(path: Path) -> Iterable[dict[str, Any]]:
             raise DataError(f"{path}: not a readable parquet file ({error})") from None
     if path.suffix not in _ENDINGS:
         raise DataError(f"{path}: unknown ending {path.suffix!r}, expected one of {', '.join(_ENDINGS)}")
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: not readable as UTF-8 text ({error})") from None
     if path.suffix == ".json":
         try:
             rows = json.loads(text)
@@ -138,12 +154,12 @@ def _read(path: Path) -> Iterable[dict[str, Any]]:
         numbered = list(enumerate(rows, 1))
     else:
         numbered = []
-        for number, line in enumerate(text.splitlines(), 1):
-            if line.strip():
-                try:
-                    numbered.append((number, json.loads(line)))
-                except json.JSONDecodeError as error:
-                    raise DataError(f"{path.name}, row {number}: not valid JSON ({error})") from None
+        # Not splitlines(): texts may hold other line separators (U+2028). Rows are counted without blank lines.
+        for number, line in enumerate(filter(str.strip, text.split("\n")), 1):
+            try:
+                numbered.append((number, json.loads(line)))
+            except json.JSONDecodeError as error:
+                raise DataError(f"{path.name}, row {number}: not valid JSON ({error})") from None
     for number, row in numbered:
         if not isinstance(row, dict):
             raise DataError(f"{path.name}, row {number}: an object is expected, got {type(row).__name__}")

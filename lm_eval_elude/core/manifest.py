@@ -66,6 +66,8 @@ def read_manifest(folder: str | Path | None) -> Manifest | None:
         fields = json.loads(path.read_text(encoding="utf-8"))
         if fields["schema_version"] != SCHEMA_VERSION:
             raise ManifestError(f"{path}: schema_version {fields['schema_version']}, expected {SCHEMA_VERSION}")
+        if not isinstance(fields["targets"], list):
+            raise TypeError(f"targets must be a list, got {fields['targets']!r}")
         return Manifest(**{**fields, "targets": tuple(fields["targets"])})
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise ManifestError(f"{path}: not an Opt-Out manifest ({error})") from None

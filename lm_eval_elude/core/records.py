@@ -74,17 +74,21 @@ def parse_record(row: Mapping[str, Any], where: str, *, scored: bool = False) ->
         texts[field] = value.strip()
         if not texts[field] and not field.startswith("paraphrased"):
             raise DataError(f"{where}: field {field!r} is empty")
-    entity = row.get("entity") or ""
-    if not isinstance(entity, str):
-        raise DataError(f"{where}: field 'entity' must be text, got {_kind(entity)}")
+    entity, source = (row.get(field) or "" for field in ("entity", "source"))
+    for field, value in (("entity", entity), ("source", source)):
+        if not isinstance(value, str):
+            raise DataError(f"{where}: field {field!r} must be text, got {_kind(value)}")
+    translated = row.get("translated_question") or {}
+    if not isinstance(translated, Mapping):
+        raise DataError(f"{where}: field 'translated_question' must be a table by language, got {_kind(translated)}")
     if extra := row.get("input"):
         texts["question"] += f"\n\n{str(extra).strip()}"
     record = QARecord(
         entity=entity.replace("_", " ").strip(),
         **texts,
         perturbed_answer=_perturbed(row.get("perturbed_answer"), where),
-        source=row.get("source") or "",
-        translated_question=tuple((k, v) for k, v in (row.get("translated_question") or {}).items() if v),
+        source=source,
+        translated_question=tuple((k, v) for k, v in translated.items() if v),
     )
     if scored and not record.can_be_scored:
         lacking = "paraphrased_answer" if not record.paraphrased_answer else "perturbed_answer"

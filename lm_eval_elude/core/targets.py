@@ -72,7 +72,7 @@ def resolve_target(name: str, known: Iterable[str] | None = None) -> Target:
     exact = [t for t in pool if t.slug == wanted]
     alias = [t for t in pool if wanted and wanted in {slugify(a) for a in t.aliases}]
     words = [t for t in pool if wanted and set(wanted.split("_")) <= set(t.slug.split("_"))]
-    for found in (exact, alias, words):
+    for found in (exact, list(dict.fromkeys((*alias, *words)))):
         if len(found) == 1:
             return found[0]
         if found:

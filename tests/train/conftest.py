@@ -75,7 +75,7 @@ def model_folder(tmp_path_factory, data_folder) -> Path:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=len(fast), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=False, bos_token_id=None,
+        num_key_value_heads=2, max_position_embeddings=1024, tie_word_embeddings=False, bos_token_id=None,
         eos_token_id=2, pad_token_id=0,
     )  # fmt: skip
     folder = tmp_path_factory.mktemp("model")

@@ -54,7 +54,9 @@ def test_npo_tends_to_gradient_ascent():
     now, before, *_ = random(6)
     now.requires_grad_()
     (gradient,) = torch.autograd.grad(losses.npo(now, before, 1e-7).sum(), now)
-    torch.testing.assert_close(gradient, torch.ones_like(now), atol=1e-5, rtol=0)  # that of the answers' log-probability
+    torch.testing.assert_close(
+        gradient, torch.ones_like(now), atol=1e-5, rtol=0
+    )  # that of the answers' log-probability
 
 
 def test_npo_is_bounded_and_its_gradient_vanishes_once_forgotten():

@@ -1,0 +1,560 @@
+"""``lm_eval --model elude``: stock ``hf`` (every argument, every task), with the work that requests share done once.
+
+Log-likelihoods. Requests are sorted by their tokens and written into trees: an opening that several share (a question,
+the head of a chat template, the start of two answers) is one run of nodes. A tree is one row of a batch; a token's
+position is its depth and it sees its ancestors only, so each branch reads as if it stood alone. The vocabulary is
+computed where an answer token is predicted and nowhere else.
+
+Generation. Plain greedy decoding fills its cache from trees too and drops a row as soon as it has ended. What the
+log-likelihoods showed of a prompt's greedy continuation is its draft: fed with the prompt, and kept as far as the model
+confirms it. A text is the one that stock ``hf`` gives with batch size 1. (In larger batches stock lets a row run on after
+its stop text until all rows have theirs, which shows where that text is a special token.)
+
+At load both are compared with the plain way on this very model; what differs goes the stock way, with a line that says
+so. So do requests beyond a sliding window, sampling, and checkpoints whose generation settings act on greedy decoding.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from accelerate.utils.memory import should_reduce_batch_size
+from lm_eval.api.instance import Instance
+from lm_eval.api.registry import model_registry
+from lm_eval.models.huggingface import HFLM
+from lm_eval.models.utils import handle_stop_sequences, has_bos_prefix, normalize_gen_kwargs, postprocess_generated_text
+from lm_eval.models.utils_hf import clear_torch_cache
+from tqdm import tqdm
+from transformers import DynamicCache
+
+from lm_eval_elude.packing import Tree, lay_out, plant, read
+
+log = logging.getLogger("lm_eval.elude")
+T = TypeVar("T")
+R = TypeVar("R")
+Encoded = tuple[list[int], list[int]]  # token ids of a context and of its continuation
+
+MOST_TOKENS = {"cpu": 1024, "other": 65536}  # of a batch; more brings no speed
+# Settings of a generation_config that leave greedy decoding as it is; any other may only be absent or neutral.
+_INERT = frozenset(
+    """do_sample temperature top_k top_p top_h min_p typical_p epsilon_cutoff eta_cutoff bos_token_id eos_token_id
+    pad_token_id max_length use_cache transformers_version cache_implementation cache_config return_legacy_cache
+    early_stopping length_penalty renormalize_logits output_attentions output_hidden_states output_scores
+    output_logits compile_config disable_compile _from_model_config""".split()
+)
+_NEUTRAL = {
+    "repetition_penalty": 1, "encoder_repetition_penalty": 1, "num_beams": 1, "num_beam_groups": 1, "guidance_scale": 1,
+    "num_return_sequences": 1, "min_length": 0, "no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0,
+    "diversity_penalty": 0,
+}  # fmt: skip
+
+
+class TokenScores(NamedTuple):
+    """Of each token of a continuation: its log-probability (nats), whether greedy decoding chooses it there, and mean and
+    standard deviation of the log-probability of a token drawn from the model there."""
+
+    log_probs: list[float]
+    greedy: list[bool]
+    means: list[float]
+    stds: list[float]
+
+
+class Rank(int):
+    """A rank that also says what its model serves: the harness gives a task the model's rank, and nothing else of it."""
+
+    serves = ("token_logprobs",)
+
+
+class EludeLM(HFLM):
+    """Stock ``HFLM`` that runs shared work once (see the module's text).
+
+    Args:
+        pretrained: as for ``hf``.
+        batch_tokens: tokens of one batch, padding included; by default what the memory allows. ``batch_size`` holds for
+            what goes the stock way.
+        kwargs: every argument of ``hf``.
+
+    Raises:
+        ValueError: ``batch_tokens`` is not a positive whole number.
+    """
+
+    def __init__(self, pretrained: Any, batch_tokens: int | str | None = None, **kwargs: Any) -> None:
+        if batch_tokens is not None and (not str(batch_tokens).isdigit() or int(batch_tokens) < 1):
+            raise ValueError(f"batch_tokens={batch_tokens!r} in --model_args must be a positive whole number")
+        super().__init__(pretrained, **kwargs)
+        self._arguments = kwargs
+        accelerator = getattr(self, "accelerator", None)
+        if self.world_size == 1 and accelerator is not None and not kwargs.get("parallelize"):
+            # Stock hf divides the requests among GPUs only; on CPU each of its ranks would score everything.
+            self._rank, self._world_size = accelerator.process_index, accelerator.num_processes
+        config = self.config.get_text_config()
+        self._width = int(getattr(config, "hidden_size", 0) or 0)
+        self._span = min(self.max_length, _attention_span(config))
+        self._drafts: dict[bytes, list[int]] = {}
+        self._packs = self._decodes = False
+        if self.backend == "causal" and self._width:
+            self.batch_tokens, self._cache_weight = self._fitting_tokens(config)
+            self.batch_tokens = int(batch_tokens) if batch_tokens else self.batch_tokens
+            self._packs = self._agrees("log-likelihoods and generation", self._check_scores)
+            self._decodes = self._packs and self._agrees("generation", self._check_generation)
+
+    @property
+    def rank(self) -> int:
+        return Rank(self._rank)
+
+    # ---- log-likelihoods
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        if self.enable_thinking or not self._packs:
+            return super().loglikelihood(requests, disable_tqdm=disable_tqdm)
+        pairs = [(context, answer) for context, answer, *_ in (request.args for request in requests)]
+        new = [(pair, *ids) for pair, ids in zip(pairs, self._encode(pairs), strict=True)]
+        return self._loglikelihood_tokens(new, disable_tqdm=disable_tqdm)
+
+    def _loglikelihood_tokens(
+        self, requests: list[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, override_bs: int | None = None
+    ) -> list[tuple[float, bool]]:  # fmt: skip
+        results: list[Any] = [None] * len(requests)
+        fast = [
+            i for i, (_, context, answer) in enumerate(requests)
+            if self._packs and context and answer and len(context) + len(answer) - 1 <= self._span
+        ]  # fmt: skip
+        bar = self._bar(len(fast), "loglikelihood", disable_tqdm)
+        for i, score in zip(fast, self._score([requests[i][1:] for i in fast], False, bar), strict=True):
+            results[i] = (sum(score.log_probs), all(score.greedy))
+            if requests[i][0] is not None:
+                self.cache_hook.add_partial("loglikelihood", requests[i][0], results[i])
+        rest = [i for i, result in enumerate(results) if result is None]
+        stock = super()._loglikelihood_tokens([requests[i] for i in rest], disable_tqdm, override_bs) if rest else []
+        return _filled(results, rest, stock)
+
+    def token_logprobs(self, requests: list[Instance], disable_tqdm: bool = False) -> list[TokenScores]:
+        """Log-probabilities of each token of a continuation, with their expected value and spread.
+
+        A request type of ELUDe's own; :class:`Rank` announces it. Texts are split as ``loglikelihood`` splits them.
+
+        Args:
+            requests: with arguments (context, continuation), or (context, continuation, model): a model folder or Hub
+                id that scores the same text instead. It is loaded as this one was, and let go afterwards.
+            disable_tqdm: no progress bar.
+        """
+        results: list[Any] = [None] * len(requests)
+        groups: dict[str | None, list[int]] = {}
+        for i, (_, _, *name) in enumerate(request.args for request in requests):
+            groups.setdefault(name[0] if name else None, []).append(i)
+        for name, chosen in groups.items():
+            model = self if name is None else self._other(name)
+            encoded = model._encode([requests[i].args[:2] for i in chosen])
+            bar = self._bar(len(chosen), "token_logprobs", disable_tqdm)
+            _filled(results, chosen, model._score(encoded, True, bar))
+            del model
+        return results
+
+    def _other(self, name: str) -> EludeLM:
+        """Another model with this one's arguments, less those that say which model this one is."""
+        own = ("peft", "delta", "revision", "subfolder", "tokenizer", "gguf_file")
+        log.info("ELUDe: loading the reference model %s", name)
+        return type(self)(name, **{key: value for key, value in self._arguments.items() if key not in own})
+
+    def _encode(self, pairs: Sequence[tuple[str, str]]) -> list[Encoded]:
+        """Token ids of contexts and continuations, split as ``TemplateLM.loglikelihood`` splits them."""
+        spaced = [(c.rstrip(), c[len(c.rstrip()) :] + a) if c else (c, a) for c, a in pairs]
+        contexts = list(dict.fromkeys(c for c, _ in spaced if c))
+        known = dict(zip(contexts, self._tokenize(contexts), strict=True))
+        wholes = iter(self._tokenize([c + a for c, a in spaced if c]))
+        encoded = []
+        for context, answer in spaced:
+            if context:
+                encoded.append((known[context], next(wholes)[len(known[context]) :]))
+            else:
+                ids, prefix = self.tok_encode(answer, add_special_tokens=False), self.prefix_token_id
+                encoded.append((ids[:1], ids[1:]) if ids[:1] == [prefix] else ([prefix], ids))
+        return encoded
+
+    def _tokenize(self, texts: list[str]) -> list[list[int]]:
+        """``tok_encode`` for many texts; at once where they are all encoded by the same rule."""
+        start = self.tokenizer.decode(self.prefix_token_id)
+        rules = {has_bos_prefix(text, start) for text in texts}
+        if self.add_bos_token is None and len(rules) == 1:
+            return self.tokenizer(texts, **({"add_special_tokens": False} if rules == {True} else {}))["input_ids"]
+        return [self.tok_encode(text) for text in texts]
+
+    def _score(self, pairs: Sequence[Encoded], moments: bool, bar: Any = None) -> list[TokenScores]:
+        """Token scores of continuations; cut on the left, with a line, where they exceed the model's length."""
+        whole = [(context + answer)[-(self.max_length + 1) :] for context, answer in pairs]
+        longest = max((len(context) + len(answer) for context, answer in pairs), default=0)
+        if longest > self.max_length + 1:
+            log.warning("ELUDe: up to %d tokens, the model takes %d: cut on the left", longest, self.max_length)
+        packs = self._packs and longest - 1 <= self._span
+        trees = plant([ids[:-1] for ids in whole], self._width if packs else 0, self.batch_tokens)
+        results: list[Any] = [None] * len(pairs)
+
+        def run(batch: list[Tree]) -> list[TokenScores]:
+            parts = [(path[-len(pairs[m][1]) :], pairs[m][1]) for t in batch for m, path in zip(t.members, t.paths, strict=True)]
+            nodes = iter(parts)
+            logits, spots = self._forward(batch, [[n for _ in t.members for n in next(nodes)[0]] for t in batch], packs)
+            by_member = iter(parts)
+            rows = [spot[n] for spot, t in zip(spots, batch, strict=True) for _ in t.members for n in next(by_member)[0]]
+            told = read(logits, rows, [token for _, answer in parts for token in answer], moments)
+            if packs and not moments:
+                for tree, spot in zip(batch, spots, strict=True):
+                    self._remember(tree, pairs, {node: told.best[at] for node, at in spot.items()})
+            scores, at = [], 0
+            for _, answer in parts:
+                own = slice(at, at := at + len(answer))
+                hits = [told.best[row] == token for row, token in zip(rows[own], answer, strict=True)]
+                both = [told.moments[row] for row in rows[own]] if moments else []
+                scores.append(TokenScores(told.log_probs[own], hits, [m for m, _ in both], [s for _, s in both]))
+            return scores
+
+        for batch, scores in self._batched(trees, lambda tree: len(tree.tokens), run):
+            members = [member for tree in batch for member in tree.members]
+            _filled(results, members, scores)
+            if bar is not None:
+                bar.update(len(members))
+        if bar is not None:
+            bar.close()
+        return results
+
+    def _forward(
+        self, trees: Sequence[Tree], nodes: Sequence[Sequence[int]], packs: bool = True, cache: Any = None
+    ) -> tuple[torch.Tensor, list[dict[int, int]]]:
+        """One forward pass over trees, with the vocabulary at the given nodes of each only.
+
+        Returns:
+            Logits (n, vocabulary), and for each tree the row of each of its nodes.
+        """
+        spots: list[dict[int, int]] = []
+        for own in nodes:
+            start = sum(map(len, spots))
+            spots.append({node: start + i for i, node in enumerate(sorted(set(own)))})
+        layout = lay_out(trees, self.device)
+        needed = torch.zeros_like(layout.tokens, dtype=torch.bool)
+        for row, spot in enumerate(spots):
+            needed[row, list(spot)] = True
+        if not packs:  # single branches, as stock hf runs them
+            return self._model_call(layout.tokens)[needed], spots
+
+        def select(module: torch.nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+            return (arguments[0][needed.to(arguments[0].device)].unsqueeze(0), *arguments[1:])
+
+        # The head is given these hidden states only; what the model does to logits (caps, scales) it still does itself.
+        handle = self.model.get_output_embeddings().register_forward_pre_hook(select)
+        try:
+            with self._inference():
+                output = self.model(
+                    input_ids=layout.tokens, position_ids=layout.depths, attention_mask=self._mask(layout.sees),
+                    past_key_values=cache, use_cache=cache is not None,
+                )  # fmt: skip
+        finally:
+            handle.remove()
+        return output.logits[0], spots
+
+    def _mask(self, sees: torch.Tensor) -> torch.Tensor:
+        """(batch, query, key) visibility as the model's attention takes it: bool for SDPA, else added to the scores."""
+        sees = sees.unsqueeze(1)
+        if self.model.config.get_text_config()._attn_implementation == "sdpa":
+            return sees
+        lowest = torch.finfo(self.model.dtype).min
+        return torch.zeros(sees.shape, dtype=self.model.dtype, device=sees.device).masked_fill(~sees, lowest)
+
+    @contextmanager
+    def _inference(self) -> Iterator[None]:
+        kind = self.mixed_precision_dtype
+        with torch.no_grad(), torch.autocast(self.device.type, dtype=kind, enabled=kind is not None):
+            yield
+
+    def _remember(self, tree: Tree, pairs: Sequence[Encoded], best: dict[int, int]) -> None:
+        """Keep what a tree shows of the greedy continuations of its contexts, by their token ids."""
+        parts = [(member, path[len(pairs[member][0]) - 1 :]) for member, path in zip(tree.members, tree.paths, strict=True)]
+        children = {(a, tree.tokens[b]): b for _, path in parts for a, b in zip(path, path[1:], strict=False)}
+        seen: set[int] = set()
+        for member, path in parts:
+            # A prompt may go on for a token or two of white space that is scored as part of the continuation.
+            for node in path[:3]:
+                if node not in seen:
+                    seen.add(node)
+                    run, at = [best[node]], children.get((node, best[node]))
+                    while at is not None:
+                        run.append(best[at])
+                        at = children.get((at, best[at]))
+                    context, answer = pairs[member]
+                    self._drafts[_key((context + answer)[: tree.depths[node] + 1])] = run
+
+    # ---- generation
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        results: list[Any] = [None] * len(requests)
+        work: dict[tuple[int, tuple[str, ...]], dict[str, list[int]]] = {}  # -> numbers of the requests, by context
+        for i, (context, given) in enumerate(request.args for request in requests):
+            kwargs: dict[str, Any] = dict(normalize_gen_kwargs(given, self.max_gen_toks))
+            until = handle_stop_sequences(kwargs.pop("until", None), eos=self.tok_decode([self.eot_token_id], False))
+            most = int(kwargs.pop("max_gen_toks"))
+            sampled = kwargs.pop("do_sample") or kwargs.pop("temperature", 0) or kwargs
+            if self._decodes and not sampled and 0 < most < self.max_length and not self.think_end_token:
+                work.setdefault((most, tuple(until)), {}).setdefault(context, []).append(i)
+        bar = self._bar(sum(len(own) for w in work.values() for own in w.values()), "generate_until", disable_tqdm)
+        for (most, stops), contexts in work.items():
+            for context, text in self._texts(list(contexts), stops, most):
+                for i in contexts[context]:
+                    results[i] = text
+                    self.cache_hook.add_partial("generate_until", requests[i].args, text)
+                bar.update(len(contexts[context]))
+        bar.close()
+        self._drafts.clear()
+        rest = [i for i, result in enumerate(results) if result is None]
+        return _filled(results, rest, super().generate_until([requests[i] for i in rest], disable_tqdm) if rest else [])
+
+    def _texts(self, contexts: Sequence[str], stops: Sequence[str], most: int) -> Iterator[tuple[str, str]]:
+        """Greedy texts of contexts, the longest context first; those beyond the model's window are left out."""
+        room = {"left_truncate_len": self.max_length - most, "truncation": self.truncation}
+        prompts = [(c, self.tok_batch_encode([c], **room)[0][0].tolist()) for c in contexts]
+        short = sorted(((c, ids) for c, ids in prompts if ids and len(ids) + most <= self._span), key=lambda p: -len(p[1]))
+        run = lambda batch: self._greedy([ids for _, ids in batch], stops, most)  # noqa: E731
+        for batch, outputs in self._batched(short, lambda p: int((len(p[1]) + most) * self._cache_weight) + 1, run):
+            for (context, _), ids in zip(batch, outputs, strict=True):
+                yield context, postprocess_generated_text(self.tok_decode(ids), list(stops), None)
+
+    def _greedy(self, prompts: Sequence[list[int]], stops: Sequence[str], most: int) -> list[list[int]]:
+        """Greedy continuations of prompts, each up to the token that ends it.
+
+        Args:
+            prompts: token ids, none empty.
+            stops: texts that end a continuation.
+            most: largest number of new tokens.
+        """
+        ending = _Ending(self.tokenizer, stops, self.model.generation_config.eos_token_id)
+        drafts = [self._drafts.get(_key(prompt), [])[: most - 1] for prompt in prompts]
+        told, cache, mask = self._prefill(prompts, drafts)
+        outputs: list[list[int]] = []
+        for row, draft in enumerate(drafts):
+            right = next((i for i, token in enumerate(draft) if told[row][i] != token), len(draft))
+            mask[row, mask.shape[1] - len(draft) + right :] = 0  # what the model does not confirm
+            new = told[row][: right + 1]
+            stop = next((i for i in range(1, len(new)) if ending.reached([new[:i]])[0]), len(new))
+            outputs.append(new[:stop])
+        rows, place, mask = list(range(len(prompts))), mask.sum(1), mask.to(self.device)
+        while True:
+            ended = ending.reached([outputs[row] for row in rows])
+            stay = [k for k, row in enumerate(rows) if not ended[k] and len(outputs[row]) < most]
+            if not stay:
+                return outputs
+            if len(stay) < len(rows):
+                kept = torch.tensor(stay)
+                cache.batch_select_indices(kept)
+                mask, place, rows = mask[kept], place[kept], [rows[k] for k in stay]
+            mask = torch.nn.functional.pad(mask, (0, 1), value=1)
+            fed = torch.tensor([[outputs[row][-1]] for row in rows], device=self.device)
+            with self._inference():
+                step = self.model(
+                    input_ids=fed, position_ids=place[:, None].to(self.device), attention_mask=mask,
+                    past_key_values=cache, use_cache=True,
+                )  # fmt: skip
+            place = place + 1
+            for row, token in zip(rows, step.logits[:, -1].argmax(-1).tolist(), strict=True):
+                outputs[row].append(token)
+
+    def _prefill(
+        self, prompts: Sequence[list[int]], drafts: Sequence[list[int]]
+    ) -> tuple[list[list[int]], DynamicCache, torch.Tensor]:
+        """Run prompts, each followed by its draft, with common openings run once.
+
+        Returns:
+            By prompt, the likeliest tokens after it and after each token of its draft; a cache with one row for each
+            prompt; and its mask (prompts, length): each row ends at the right, whatever is before it is padding.
+        """
+        whole = [prompt + draft for prompt, draft in zip(prompts, drafts, strict=True)]
+        length = max(map(len, whole))
+        told: list[list[int]] = [[] for _ in prompts]
+        mask = torch.tensor([[0] * (length - len(ids)) + [1] * len(ids) for ids in whole])
+        order: list[int] = []
+        layers: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
+        trees = plant(whole, self._width, self.batch_tokens)
+        while trees:
+            size = max(1, self.batch_tokens // len(trees[0].tokens))
+            batch, trees = trees[:size], trees[size:]
+            part = DynamicCache()
+            nodes = [[n for m, p in zip(t.members, t.paths, strict=True) for n in p[len(prompts[m]) - 1 :]] for t in batch]
+            logits, spots = self._forward(batch, nodes, cache=part)
+            best = logits.argmax(-1).tolist()
+            owners, columns = [], []
+            for row, tree in enumerate(batch):
+                for member, path in zip(tree.members, tree.paths, strict=True):
+                    told[member] = [best[spots[row][node]] for node in path[len(prompts[member]) - 1 :]]
+                    order.append(member)
+                    owners.append([row])
+                    columns.append([0] * (length - len(path)) + path)
+            layers = layers or [([], []) for _ in part.layers]
+            for (keys, values), layer in zip(layers, part.layers, strict=True):
+                for states, whose in ((keys, layer.keys), (values, layer.values)):
+                    states.append(whose[torch.tensor(owners), :, torch.tensor(columns)].transpose(1, 2))
+        cache = DynamicCache()
+        back = torch.tensor(sorted(range(len(order)), key=order.__getitem__))
+        for number, (keys, values) in enumerate(layers):
+            cache.update(torch.cat(keys)[back], torch.cat(values)[back], number)
+            keys.clear()
+            values.clear()
+        return told, cache, mask
+
+    # ---- memory
+    def _batched(
+        self, items: Sequence[T], size: Callable[[T], int], run: Callable[[list[T]], R]
+    ) -> Iterator[tuple[list[T], R]]:
+        """Run items, the longest first, in batches of ``batch_tokens``; out of memory halves that, with a line."""
+        at = 0
+        while at < len(items):
+            rows = max(1, min(self.batch_tokens // size(items[at]), len(items) - at))
+            batch = list(items[at : at + rows])
+            try:
+                output = run(batch)
+            except Exception as error:
+                if rows == 1 or not should_reduce_batch_size(error):
+                    raise
+                self.batch_tokens = max(1, min(self.batch_tokens, rows * size(items[at])) // 2)
+                log.warning("ELUDe: out of memory with %d rows; now %d tokens a batch", rows, self.batch_tokens)
+            else:
+                yield batch, output
+                at += rows
+                continue
+            clear_torch_cache()  # outside of the handler, whose error holds on to the batch
+
+    def _fitting_tokens(self, config: Any) -> tuple[int, float]:
+        """Tokens of a batch that half of the free memory holds, and the weight of a token that is only in the cache.
+
+        From the sizes of hidden states, cache and vocabulary; at least a quarter, so that decoding has many rows.
+        """
+        count = lambda name, default: v if isinstance(v := getattr(config, name, None), int) else default  # noqa: E731
+        element = self.model.dtype.itemsize if self.model.dtype.is_floating_point else 2
+        heads = count("num_attention_heads", 32)
+        token = element * (16 * self._width + 4 * count("intermediate_size", 4 * self._width) + count("vocab_size", 0))
+        if getattr(config, "_attn_implementation", "sdpa") != "sdpa":  # attention scores exist, of rows of about 512
+            token += 2 * 512 * heads * max(4, element)
+        kept = 2 * count("num_hidden_layers", 32) * count("num_key_value_heads", heads)
+        kept *= element * count("head_dim", self._width // heads)
+        most = MOST_TOKENS.get(self.device.type, MOST_TOKENS["other"])
+        tokens = max(1, min(most, _free_memory(self.device) // 2 // token))
+        log.info("ELUDe: up to %d tokens a batch", tokens)
+        return tokens, max(0.25, kept / token)
+
+    def _detect_batch_size(self, requests: Sequence[Any] | None = None, pos: int = 0) -> int:
+        """As stock, but not by trial on a CPU, where a batch that is too large is killed rather than refused."""
+        if self.device.type != "cpu" or not self._packs:
+            return super()._detect_batch_size(requests, pos)
+        longest = len(requests[pos][1]) + len(requests[pos][2]) if requests else self.max_length
+        return max(1, min(self.max_batch_size or 64, self.batch_tokens // min(longest, self.max_length)))
+
+    def _bar(self, total: int, kind: str, disable: bool) -> Any:
+        return tqdm(total=total, disable=disable or self.rank != 0 or not total, desc=f"Running {kind} requests")
+
+    # ---- the check at load
+    def _agrees(self, what: str, check: Callable[[], str]) -> bool:
+        try:
+            problem = check()
+        except Exception as error:  # whatever an architecture makes of the probe, the stock way is still open
+            problem = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        if problem:
+            log.warning("ELUDe: %s of this model go the stock way: %s", what, problem)
+        self._drafts.clear()
+        return not problem
+
+    def _probe(self) -> list[Encoded]:
+        """Two contexts of different length with answers that share openings, of ordinary tokens."""
+        size = min(len(self.tokenizer), self.model.get_input_embeddings().num_embeddings)
+        ordinary = sorted(set(range(size)) - set(self.tokenizer.all_special_ids)) or list(range(size))
+        draw = random.Random(0)
+        words = [draw.choices(ordinary, k=max(1, min(6, self._span // 5))) for _ in range(8)]
+        answers = (words[3] + words[4], words[3] + words[5], words[6], words[7][:1])
+        return [(context, answer) for context in (words[0] + words[1], words[2]) for answer in answers]
+
+    def _check_scores(self) -> str:
+        self._packs = True
+        packed = self._score(self._probe(), False)
+        self._packs = False
+        plain = self._score(self._probe(), False)
+        ours, stock = (torch.tensor([v for s in scores for v in s.log_probs]) for scores in (packed, plain))
+        error, kind = (ours - stock).abs(), self.mixed_precision_dtype or self.model.dtype
+        if kind in (torch.bfloat16, torch.float16):  # the probe's single tokens are as noisy as any batch's
+            off, allowed = error.mean(), 2 * torch.finfo(kind).eps * stock.abs().mean()
+        else:
+            off, allowed = error.max(), torch.tensor(1e-4)
+        return "" if off <= allowed else f"log-probabilities differ by {off:.2g} between packed and plain rows"
+
+    def _check_generation(self) -> str:
+        acting = [
+            name for name, value in self.model.generation_config.to_dict().items()
+            if name not in _INERT and value not in (None, False, [], {}) and value != _NEUTRAL.get(name)
+        ]  # fmt: skip
+        if acting:
+            return f"its generation_config sets {', '.join(acting)}"
+        prompts = [context + answer for context, answer in self._probe()[1:6:2]]
+        ours = self._greedy(prompts, (), 4)
+        self._drafts = {_key(p): [*ids[:2], int(ids[:1] == [0]), 0] for p, ids in zip(prompts, ours, strict=True)}
+        drafted = self._greedy(prompts, (), 4)
+        for prompt, *found in zip(prompts, ours, drafted, strict=True):
+            ids = torch.tensor([prompt], device=self.device)
+            whole = self._model_generate(ids, len(prompt) + 4, [], attention_mask=torch.ones_like(ids), do_sample=False)
+            if any(whole[0, len(prompt) :].tolist() != new for new in found):
+                return "the probe's tokens differ from those of generate()"
+        return ""
+
+
+class _Ending:
+    """When a continuation ends, as ``generate`` with lm-eval's stopping criteria sees it for a row on its own."""
+
+    def __init__(self, tokenizer: Any, stops: Sequence[str], eos: int | list[int] | None) -> None:
+        self._tokenizer = tokenizer
+        self._eos = {eos} if isinstance(eos, int) else set(eos or ())
+        self._windows: dict[int, list[str]] = {}  # stop texts by the number of last tokens that are searched for them
+        for stop in stops:
+            self._windows.setdefault(len(tokenizer.encode(stop, add_special_tokens=False)) + 2, []).append(stop)
+
+    def reached(self, rows: Sequence[list[int]]) -> list[bool]:
+        """Whether each row, which had not ended a token earlier, ends with its last token."""
+        ended = [row[-1] in self._eos for row in rows]
+        for length, stops in self._windows.items():
+            tails = self._tokenizer.batch_decode([row[-length:] for row in rows])
+            ended = [e or any(stop in tail for stop in stops) for e, tail in zip(ended, tails, strict=True)]
+        return ended
+
+
+def _filled(results: list[Any], places: Sequence[int], values: Sequence[Any]) -> list[Any]:
+    for place, value in zip(places, values, strict=True):
+        results[place] = value
+    return results
+
+
+def _key(tokens: Sequence[int]) -> bytes:
+    return array("I", tokens).tobytes()
+
+
+def _attention_span(config: Any) -> int:
+    """The longest sequence in which all tokens see each other and positions are rotated in one way."""
+    spans = [getattr(config, "attention_chunk_size", None)]
+    if getattr(config, "use_sliding_window", True):
+        spans.append(getattr(config, "sliding_window", None))
+    rope = str(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None))
+    if "longrope" in rope or "dynamic" in rope:
+        spans.append(getattr(config, "original_max_position_embeddings", None) or config.max_position_embeddings)
+    return min((int(span) for span in spans if span), default=1 << 60)
+
+
+def _free_memory(device: torch.device) -> int:
+    """Bytes that new tensors on a device can take."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    import psutil  # type: ignore[import-untyped]
+
+    free = psutil.virtual_memory().available
+    group = Path("/sys/fs/cgroup")  # a container's own limit
+    with suppress(OSError, ValueError):
+        free = min(free, int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
+    return max(0, free)
+
+
+if "elude" not in model_registry:  # mostly the harness holds a place for it already (_autoload.py)
+    model_registry.register("elude", target=EludeLM)

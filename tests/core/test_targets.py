@@ -1,0 +1,71 @@
+"""The twenty targets and the spellings that find them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lm_eval_elude.core.targets import TARGETS, Target, UnknownTargetError, resolve_target, slugify
+
+
+def test_the_twenty_targets_of_the_paper():
+    assert len({t.name for t in TARGETS}) == len({t.slug for t in TARGETS}) == 20
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.slug)
+def test_name_slug_and_aliases_find_their_own_target(target):
+    spellings = [target.name, target.slug, target.name.upper(), target.name.replace(" ", "-"), *target.aliases]
+    assert {resolve_target(spelling) for spelling in spellings} == {target}
+
+
+@pytest.mark.parametrize("name", ["ronaldo", "cristiano_ronaldo", "Cristiano Ronaldo", "CR7", " cristiano  ronaldo "])
+def test_spellings_of_the_issue(name):
+    assert resolve_target(name).name == "Cristiano Ronaldo"
+
+
+def test_an_unknown_name_gets_near_matches_and_the_list():
+    with pytest.raises(UnknownTargetError) as error:
+        resolve_target("ronaldoo")
+    message = str(error.value)
+    assert message.startswith("unknown target 'ronaldoo': did you mean Cristiano Ronaldo or ")
+    assert all(t.name in message for t in TARGETS) and "\n" not in message
+
+
+def test_nothing_near_is_not_invented():
+    with pytest.raises(UnknownTargetError, match=r"^unknown target 'zzzz': known targets: "):
+        resolve_target("zzzz")
+
+
+def test_an_ambiguous_name_gets_the_candidates():
+    with pytest.raises(UnknownTargetError, match=r"'michael' is ambiguous: Michael Jackson, Michael Jordan; give the full name"):
+        resolve_target("michael")
+
+
+def test_an_alias_does_not_hide_another_entity_of_the_same_data():
+    with pytest.raises(UnknownTargetError, match="ambiguous: Cristiano Ronaldo, Ronaldo Nazario"):
+        resolve_target("ronaldo", ["Cristiano Ronaldo", "Ronaldo Nazario"])
+    assert resolve_target("cr7", ["Cristiano Ronaldo", "Ronaldo Nazario"]).name == "Cristiano Ronaldo"
+
+
+def test_only_the_known_entities_are_meant():
+    assert resolve_target("my_entity", ["My Entity", "Lionel Messi"]) == Target("My Entity")
+    assert resolve_target("leo messi", ["My Entity", "Lionel Messi"]).aliases
+    with pytest.raises(UnknownTargetError, match="known targets: My Entity$"):
+        resolve_target("Cristiano Ronaldo", ["My Entity"])
+
+
+@given(st.text(max_size=12))
+def test_any_text_finds_a_target_or_says_why_in_one_line(name):
+    try:
+        assert resolve_target(name) in TARGETS
+    except UnknownTargetError as error:
+        assert "\n" not in str(error).replace(repr(name), "")
+
+
+@given(st.text(max_size=30))
+def test_slugs_are_stable_file_names(text):
+    slug = slugify(text)
+    assert slugify(slug) == slug and "/" not in slug and " " not in slug
+
+
+def test_slugs_fold_accents():
+    assert slugify("Beyoncé  Knowles") == "beyonce_knowles"

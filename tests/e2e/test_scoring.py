@@ -1,0 +1,348 @@
+"""lm-eval's output against an evaluator of its own: a chat model whose header ends in a blank line, and a base model."""
+
+import itertools
+import json
+import math
+import pickle
+import threading
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from lm_eval.loggers import EvaluationTracker
+from lm_eval.models.huggingface import HFLM
+from rouge_score.rouge_scorer import RougeScorer
+from sklearn.metrics import roc_auc_score
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from lm_eval_elude import tasks
+from tests.support import harmonic, judge, make_model, make_tokenizer, mean_log_prob, numbers, run, save_checkpoint, small_data, taught_checkpoint
+
+TARGETS = {"Cristiano Ronaldo": 5, "Lionel Messi": 3}
+LEAVES = {"elude_forget": "forget", "elude_retain": "retain", "elude_world": "world"}
+FILES = {"forget": "forget_qa-train", "retain": "retain_qa-test", "world": "world-test"}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return small_data(tmp_path_factory.mktemp("data") / "set", TARGETS, retain=4, world=3)
+
+
+@pytest.fixture(scope="module")
+def folders(data, tmp_path_factory):
+    """Trained: a Llama-3.1-shaped chat model and a base model. Untrained: the other shapes."""
+    root = tmp_path_factory.mktemp("models")
+    made = {shape: taught_checkpoint(root / shape, shape, data) for shape in ("llama-3.1", "base")}
+    for shape in ("phi-3.5", "chatml", "qwen3"):
+        tokenizer = make_tokenizer(shape)
+        made[shape] = save_checkpoint(root / shape, make_model(tokenizer, width=32), tokenizer)
+    return made
+
+
+@pytest.fixture(scope="module")
+def quality(folders, data):
+    """``elude_quality`` of the two trained models with two targets, and the chat model's membership attack."""
+    return {
+        shape: run(["elude_quality", "elude_mia"], metadata={"pretrained": folders[shape], "dataset": str(data)})
+        for shape in ("llama-3.1", "base")
+    }
+
+
+def rows(data: Path, subset: str) -> list[dict]:
+    return [json.loads(line) for line in (data / f"{FILES[subset]}.jsonl").read_text().splitlines()]
+
+
+def load(folder: str):
+    return AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval(), AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("shape", ["llama-3.1", "base"])
+def test_every_number_agrees_with_the_independent_evaluator(shape, folders, data, quality):
+    """1e-4 on probability and truth ratio, exactly on ROUGE; then the means over targets and the harmonic means."""
+    model, tokenizer = load(folders[shape])
+    table = quality[shape]["results"]
+    triples = {}
+    for task, subset in LEAVES.items():
+        judged = {row["question"]: (row["entity"], judge(model, tokenizer, row, subset)) for row in rows(data, subset)}
+        by_target = defaultdict(list)
+        samples = quality[shape]["samples"][task]
+        # Retain rows of neighbours that targets share stand there once for each target.
+        assert len(samples) == len(rows(data, subset))
+        for sample in samples:
+            _, expected = judged[sample["doc"]["question"]]
+            assert sample["doc"]["generated"] == expected.generated
+            assert sample["rougeL_recall"] == expected.rouge
+            assert sample["probability"] == pytest.approx(expected.probability, abs=1e-4)
+            assert sample["truth_ratio"] == pytest.approx(expected.truth_ratio, abs=1e-4)
+            by_target[sample["doc"]["entity"]].append(expected[:3])
+        triples[subset] = np.mean([np.mean(values, axis=0) for values in by_target.values()], axis=0)
+        for metric, expected in zip(("probability", "rougeL_recall", "truth_ratio"), triples[subset], strict=True):
+            assert table[task][f"{metric},none"] == pytest.approx(expected, abs=1e-4)
+    probability, rouge, ratio = triples["forget"]
+    group = quality[shape]["groups"]["elude_quality"]
+    assert group["forget_quality,none"] == pytest.approx(harmonic([1 - probability, 1 - rouge, ratio]), abs=2e-4)
+    assert group["retain_quality,none"] == pytest.approx(harmonic([*triples["retain"], *triples["world"]]), abs=2e-4)
+    # The comparison means something: the model answers, not always and not never.
+    assert 0.3 < probability < 0.999 and 0.2 < rouge <= 1 and 0 < ratio < 1
+
+
+@pytest.mark.parametrize("shape", ["phi-3.5", "chatml", "qwen3"])
+def test_other_templates_agree_too(shape, folders, data):
+    """Phi-3.5's turn tokens swallow the line end after them, ChatML's and Qwen3's headers end in one."""
+    model, tokenizer = load(folders[shape])
+    metadata = {"pretrained": folders[shape], "dataset": str(data), "target": "ronaldo", "truth_ratio": "arithmetic"}
+    samples = run(["elude_forget"], metadata=metadata, limit=2)["samples"]["elude_forget"]
+    for sample, row in zip(samples, rows(data, "forget"), strict=False):
+        expected = judge(model, tokenizer, row, "forget", mean="arithmetic")
+        assert sample["probability"] == pytest.approx(expected.probability, abs=1e-4)
+        assert sample["truth_ratio"] == pytest.approx(expected.truth_ratio, abs=1e-4)
+        assert sample["doc"]["generated"] == expected.generated and sample["rougeL_recall"] == expected.rouge
+    assert len(samples) == 2
+
+
+def test_the_membership_attack_sees_the_independent_losses(folders, data, quality):
+    model, tokenizer = load(folders["llama-3.1"])
+    by_target = defaultdict(lambda: ([], []))
+    for sample in quality["llama-3.1"]["samples"]["elude_mia"]:
+        doc = sample["doc"]
+        member = -mean_log_prob(model, tokenizer, doc["question"], doc["answer"])
+        other = -mean_log_prob(model, tokenizer, doc["paraphrased_question"], doc["paraphrased_answer"])
+        assert (doc["member_loss"], doc["non_member_loss"]) == pytest.approx((member, other), abs=1e-4)
+        by_target[doc["entity"]][0].append(member)
+        by_target[doc["entity"]][1].append(other)
+    assert {t: len(m) for t, (m, _) in by_target.items()} == TARGETS
+    # Three records of Messi are too few for the attack: no number, and the reason stands in the results file.
+    assert math.isnan(quality["llama-3.1"]["results"]["elude_mia"]["mia_auc,none"])
+    settings = quality["llama-3.1"]["configs"]["elude_mia"]["metadata"]["elude"]
+    assert "only 3 samples on one side" in settings["mia_reason"]
+    members, others = by_target["Cristiano Ronaldo"]
+    auc = roc_auc_score([0] * len(members) + [1] * len(others), [*members, *others])
+    assert settings["aggregates"]["mia_auc"]["per_target"]["Cristiano Ronaldo"]["value"] == pytest.approx(auc)
+
+
+def test_a_system_instruction_and_the_guardrail_are_honoured(folders, data):
+    model, tokenizer = load(folders["llama-3.1"])
+    metadata = {"pretrained": folders["llama-3.1"], "dataset": str(data), "target": "messi", "guardrail": True}
+    got = run(["elude_forget"], metadata=metadata, system_instruction="Be brief.", limit=2)["samples"]["elude_forget"]
+    text = "Be brief.\n\nIf the question asks about Lionel Messi, say you do not know the answer; otherwise, answer as best as you can."
+    own = [row for row in rows(data, "forget") if row["entity"] == "Lionel Messi"]
+    for sample, row in zip(got, own, strict=False):
+        expected = judge(model, tokenizer, row, "forget", system=text)
+        assert sample["probability"] == pytest.approx(expected.probability, abs=1e-4)
+        assert sample["doc"]["generated"] == expected.generated
+
+
+# ---- the same numbers whatever the run looks like
+
+
+@pytest.fixture(scope="module")
+def lm(folders):
+    return HFLM(pretrained=folders["llama-3.1"], dtype="float32", batch_size=4, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def metadata(folders, data):
+    return {"pretrained": folders["llama-3.1"], "dataset": str(data)}
+
+
+def same(first: dict, second: dict) -> None:
+    one, two = numbers(first), numbers(second)
+    assert one.keys() == two.keys() and one
+    for key in one:
+        assert one[key] == pytest.approx(two[key], abs=2e-5, nan_ok=True), key
+
+
+def test_batch_size_and_the_chat_template_flag_change_nothing(lm, folders, metadata, quality):
+    reference = {k: v for k, v in numbers(quality["llama-3.1"]).items() if k[0] != "elude_mia"}
+    for arguments in ({"batch_size": 1}, {"batch_size": 7, "apply_chat_template": True}):
+        other = numbers(run(["elude_quality"], metadata=metadata, **arguments))
+        assert other.keys() == reference.keys()
+        assert all(other[key] == pytest.approx(reference[key], abs=2e-5) for key in other)
+
+
+def test_the_chat_template_is_never_applied_twice(lm, metadata):
+    for flag in (False, True):
+        results = run(["elude_forget"], lm, metadata=metadata, limit=2, apply_chat_template=flag)
+        for sample in results["samples"]["elude_forget"]:
+            for request in sample["arguments"]:
+                assert request[0].count("<|begin_of_text|>") == request[0].count("user<|end_header_id|>") == 1
+
+
+def test_a_limit_scores_the_first_samples_and_takes_from_each_target(lm, metadata, quality):
+    limited = run(["elude_forget"], lm, metadata=metadata, limit=4)
+    whole = quality["llama-3.1"]["samples"]["elude_forget"]
+    for one, other in zip(limited["samples"]["elude_forget"], whole, strict=False):
+        assert one["doc"]["question"] == other["doc"]["question"]
+        assert one["probability"] == pytest.approx(other["probability"], abs=2e-5)
+    per_target = limited["configs"]["elude_forget"]["metadata"]["elude"]["aggregates"]["probability"]["per_target"]
+    assert {target: e["n"] for target, e in per_target.items()} == {"Cristiano Ronaldo": 2, "Lionel Messi": 2}
+
+
+class Silent(HFLM):
+    """A model that must not be asked anything new."""
+
+    def loglikelihood(self, requests, disable_tqdm=False):
+        assert not requests
+        return []
+
+    def generate_until(self, requests, disable_tqdm=False):
+        raise AssertionError("asked although the answers are cached")
+
+
+def test_use_cache_gives_the_same_numbers_without_asking_again(lm, folders, metadata, tmp_path):
+    first = run(["elude_forget"], lm, metadata=metadata, use_cache=str(tmp_path / "cache"))
+    silent = Silent(pretrained=folders["llama-3.1"], dtype="float32", batch_size=4, device="cpu")
+    same(first, run(["elude_forget"], silent, metadata=metadata, use_cache=str(tmp_path / "cache")))
+
+
+class Meeting:
+    """Where the threads that play ranks exchange what real ranks would send each other, pickled as they would."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.barrier, self.slots = size, threading.Barrier(size, timeout=120), [b""] * size
+
+    def exchange(self, rank: int, item) -> list:
+        self.slots[rank] = pickle.dumps(item)
+        self.barrier.wait()
+        items = [pickle.loads(slot) for slot in self.slots]
+        self.barrier.wait()
+        return items
+
+
+class Rank(HFLM):
+    """One of several ranks; all share one process and the CPU."""
+
+    def __init__(self, meeting: Meeting, rank: int, **arguments) -> None:
+        super().__init__(**arguments)
+        self.meeting, self._rank, self._world_size = meeting, rank, meeting.size
+
+    def all_gather(self, tensor):
+        import torch
+
+        return torch.stack(self.meeting.exchange(self._rank, tensor))
+
+    def gather_object(self, obj, dst=0):
+        items = self.meeting.exchange(self._rank, obj)
+        return items if self._rank == dst else None
+
+    def barrier(self):
+        self.meeting.barrier.wait()
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_several_ranks_give_the_same_numbers(size, folders, metadata, quality, monkeypatch):
+    """Samples reach rank 0 interleaved, and eight of them do not divide by three."""
+    # Ranks are processes and share nothing; a fast tokenizer may not be used by two threads at once.
+    monkeypatch.setattr(tasks, "_renderer", tasks._renderer.__wrapped__)
+    meeting, results = Meeting(size), [None] * size
+    arguments = {"pretrained": folders["llama-3.1"], "dtype": "float32", "batch_size": 4, "device": "cpu"}
+    lms = [Rank(meeting, rank, **arguments) for rank in range(size)]
+
+    def play(rank: int) -> None:
+        try:
+            results[rank] = run(["elude_quality", "elude_mia"], lms[rank], metadata=metadata)
+        except BaseException:
+            meeting.barrier.abort()
+            raise
+
+    threads = [threading.Thread(target=play, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=180)
+    assert results[1:] == [None] * (size - 1)
+    same(results[0], quality["llama-3.1"])
+    settings = [r["configs"]["elude_forget"]["metadata"]["elude"] for r in (results[0], quality["llama-3.1"])]
+    flat = [[e[k] for e in s["aggregates"].values() for k in ("value", "stderr", "n")] for s in settings]
+    assert flat[0] == pytest.approx(flat[1], abs=2e-5, nan_ok=True)
+
+
+# ---- everything can be recomputed from the log
+
+
+@pytest.fixture(scope="module")
+def logged(quality, tmp_path_factory):
+    """The files that ``--output_path --log_samples`` writes, read back."""
+    folder = tmp_path_factory.mktemp("output")
+    results = dict(quality["llama-3.1"])
+    samples = results.pop("samples")
+    tracker = EvaluationTracker(output_path=str(folder))
+    tracker.general_config_tracker.model_name_sanitized = "model"
+    tracker.save_results_aggregated(results=results, samples=samples)
+    for task in results["configs"]:
+        tracker.save_results_samples(task_name=task, samples=samples[task])
+    (written,) = folder.rglob("results_*.json")
+    lines = {
+        path.name.removeprefix("samples_").rsplit("_", 1)[0]: [json.loads(line) for line in path.open()]
+        for path in folder.rglob("samples_*.jsonl")
+    }
+    return json.loads(written.read_text()), lines
+
+
+def test_logged_samples_suffice_to_recompute_every_metric(logged):
+    results, lines = logged
+    triples, good = {}, {}
+    for task, subset in LEAVES.items():
+        recomputed = defaultdict(lambda: defaultdict(list))
+        for line in lines[task]:
+            doc = line["doc"]
+            answer, paraphrase, *wrong = (total / count for total, count in doc["answer_scores"])
+            p = math.exp(answer)
+            ratio = math.exp(sum(wrong) / 5 - paraphrase)
+            values = {
+                "probability": p / (p + sum(map(math.exp, wrong))) if subset == "world" else p,
+                "rougeL_recall": RougeScorer(["rougeL"], use_stemmer=True).score(doc["answer"], doc["generated"])["rougeL"].recall,
+                "truth_ratio": min(ratio, 1 / ratio) if subset == "forget" else max(0.0, 1 - ratio),
+            }
+            for metric, value in values.items():
+                assert isinstance(line[metric], float) and 0 <= line[metric] <= 1
+                assert line[metric] == pytest.approx(value, abs=1e-9)
+            for metric in ("degenerate", "ngram_entropy", "refusal"):
+                values[metric] = line[metric]
+            assert doc["generated"] == line["filtered_resps"][-1]
+            for metric, value in values.items():
+                recomputed[metric][doc["entity"]].append(value)
+        means = {m: np.mean([np.mean(v) for v in by_target.values()]) for m, by_target in recomputed.items()}
+        triples[subset] = [means[m] for m in ("probability", "rougeL_recall", "truth_ratio")]
+        good[subset] = [1 - triples[subset][0], 1 - triples[subset][1], triples[subset][2]] if subset == "forget" else triples[subset]
+        means["forget_quality" if subset == "forget" else "set_quality"] = harmonic(good[subset])
+        row = {k.split(",")[0]: v for k, v in results["results"][task].items() if k.endswith(",none") and "stderr" not in k}
+        assert row == pytest.approx(means, abs=1e-9)
+    group = results["results"]["elude_quality"]
+    assert group["forget_quality,none"] == pytest.approx(harmonic(good["forget"]), abs=1e-9)
+    assert group["retain_quality,none"] == pytest.approx(harmonic([*triples["retain"], *triples["world"]]), abs=1e-9)
+
+
+def test_token_sums_of_the_log_follow_from_the_raw_responses(logged):
+    """A prompt that ends in a blank line has one response more, of that white space, which is subtracted."""
+    _, lines = logged
+    for line in itertools.chain(*(lines[task] for task in LEAVES)):
+        *answers, space, generated = line["filtered_resps"]
+        assert len(answers) == 7 and isinstance(generated, str)
+        for (total, _), response in zip(line["doc"]["answer_scores"], answers, strict=True):
+            assert total == pytest.approx(float(response[0]) - float(space[0]), abs=1e-9)
+
+
+def test_the_logged_doc_keeps_the_columns_of_elude(logged):
+    for line in logged[1]["elude_forget"]:
+        assert {"entity", "question", "answer", "paraphrased_question", "paraphrased_answer", "perturbed_answer"} <= line["doc"].keys()
+        assert len(line["doc"]["perturbed_answer"]) == 5
+
+
+def test_the_results_file_says_what_was_scored_and_gives_every_mean_its_n_and_error(logged, data):
+    results, lines = logged
+    for task in LEAVES:
+        settings = results["configs"][task]["metadata"]["elude"]
+        assert settings["dataset"] == str(data) and settings["targets"] == list(TARGETS)
+        assert len(settings["fingerprint"]) == 16 and settings["n"] == len(lines[task])
+        if task != "elude_world":
+            for metric in ("probability", "rougeL_recall", "truth_ratio"):
+                estimate = settings["aggregates"][metric]
+                assert estimate["n"] == len(lines[task]) and estimate["stderr"] >= 0
+                assert set(estimate["per_target"]) == set(TARGETS)
+                assert np.mean([e["value"] for e in estimate["per_target"].values()]) == pytest.approx(estimate["value"])
+        for metric in ("probability", "rougeL_recall", "truth_ratio"):
+            assert results["results"][task][f"{metric}_stderr,none"] >= 0
+    for metric in ("forget_quality", "retain_quality"):
+        assert results["results"]["elude_quality"][f"{metric}_stderr,none"] > 0

@@ -1,0 +1,117 @@
+"""Each room imports only from the rooms it may, and package ``__init__`` files import nothing heavy."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("lm_eval_elude", "optout_train")
+CORE = {f"lm_eval_elude.core.{name}" for name in ("targets", "records", "dataset", "chat", "logprobs", "manifest")}
+
+# Module -> our modules it may import, and the libraries beside the standard one.
+ROOMS: dict[str, tuple[set[str], set[str]]] = {
+    "lm_eval_elude": (set(), set()),
+    "lm_eval_elude._autoload": ({"lm_eval_elude"}, {"lm_eval"}),
+    "lm_eval_elude.core": (set(), set()),
+    "lm_eval_elude.core.targets": (set(), set()),
+    "lm_eval_elude.core.records": (set(), set()),
+    "lm_eval_elude.core.dataset": (
+        {"lm_eval_elude.core.records", "lm_eval_elude.core.targets"}, {"datasets", "pyarrow"},
+    ),
+    "lm_eval_elude.core.chat": ({"lm_eval_elude.core.records"}, {"transformers", "jinja2"}),
+    "lm_eval_elude.core.logprobs": (set(), {"torch"}),
+    "lm_eval_elude.core.manifest": (set(), set()),
+    "lm_eval_elude.mini": (set(), set()),
+    "lm_eval_elude.mini.build": (CORE, set()),
+    "lm_eval_elude.mini.train_tiny": (CORE, {"torch", "tokenizers", "transformers"}),
+    "lm_eval_elude.attacks": (CORE, set()),
+    "lm_eval_elude.attack_generation": (CORE | {"lm_eval_elude.attacks"}, {"openai", "tqdm"}),
+    "lm_eval_elude.measures": (CORE, {"rouge_score"}),
+    "lm_eval_elude.aggregate": (set(), {"numpy", "scipy", "sklearn"}),
+    "lm_eval_elude.tasks": (
+        CORE | {f"lm_eval_elude.{name}" for name in ("attacks", "measures", "aggregate")}, {"lm_eval"},
+    ),
+    "lm_eval_elude.model": (CORE, {"lm_eval", "torch", "transformers", "tqdm"}),
+    "lm_eval_elude.report": ({"lm_eval_elude.aggregate"}, {"matplotlib", "numpy"}),
+    "optout_train": (set(), set()),
+    "optout_train.config": (set(), set()),
+    "optout_train.data": (CORE | {"optout_train.config"}, {"torch"}),
+    "optout_train.losses": (set(), {"torch"}),
+    "optout_train.transport": (set(), {"torch"}),
+    "optout_train.reference": (
+        CORE | {f"optout_train.{name}" for name in ("data", "losses", "transport")},
+        {"torch", "safetensors", "transformers", "huggingface_hub"},
+    ),
+}  # fmt: skip
+# The top of each tower may use all of its package; what it may use of the rest is said here.
+TOPS = {
+    "lm_eval_elude.cli": {"lm_eval_elude"},
+    "optout_train.loop": {"optout_train", "lm_eval_elude.core"},
+    "optout_train.checkpoint": {"optout_train", "lm_eval_elude.core"},
+    "optout_train.score": {"optout_train", "lm_eval_elude"},
+    "optout_train.cli": {"optout_train", "lm_eval_elude"},
+}
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for package in PACKAGES
+    for path in sorted((ROOT / package).rglob("*.py"))
+}
+
+
+def imports(path: Path) -> set[str]:
+    """Absolute names of everything a file imports, also inside functions; ``from package import module`` by module."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are written with their full name"
+            inner = {f"{node.module}.{alias.name}" for alias in node.names} & MODULES.keys()
+            names |= inner or {str(node.module)}
+    return {name for name in names if name.split(".")[0] not in sys.stdlib_module_names}
+
+
+def test_the_table_knows_every_module():
+    assert MODULES.keys() - ROOMS.keys() - TOPS.keys() == set(), "say in this table what the new module may import"
+
+
+@pytest.mark.parametrize("module", sorted(MODULES.keys() & ROOMS.keys()))
+def test_a_room_imports_only_from_the_rooms_named(module):
+    ours, libraries = ROOMS[module]
+    for name in imports(MODULES[module]):
+        if name.split(".")[0] in PACKAGES:
+            assert name in ours, f"{module} may not import {name}"
+        else:
+            assert name.split(".")[0] in libraries, f"{module} may not import {name}"
+
+
+@pytest.mark.parametrize("module", sorted(MODULES.keys() & TOPS.keys()))
+def test_the_upper_rooms_look_down_only(module):
+    for name in imports(MODULES[module]):
+        if name.split(".")[0] in PACKAGES:
+            assert any(name == top or name.startswith(f"{top}.") for top in TOPS[module]), f"{module}: {name}"
+
+
+def test_the_evaluation_never_imports_the_trainer_and_the_trainer_only_the_core():
+    for module, path in MODULES.items():
+        for name in imports(path):
+            if module.startswith("lm_eval_elude"):
+                assert not name.startswith("optout_train"), module
+            elif name.startswith("lm_eval_elude.") and module not in ("optout_train.cli", "optout_train.score"):
+                assert name.startswith("lm_eval_elude.core"), module
+
+
+def test_the_core_never_imports_the_harness_the_trainer_or_click():
+    for module in CORE:
+        assert not {name.split(".")[0] for name in imports(MODULES[module])} & {"lm_eval", "optout_train", "click"}
+
+
+@pytest.mark.parametrize("module", PACKAGES)
+def test_importing_a_package_loads_nothing_heavy(module):
+    heavy = ("torch", "transformers", "datasets", "numpy", "lm_eval", "click", "pathlib")
+    code = f"import sys; before = set(sys.modules); import {module}; print(sorted((set(sys.modules) - before) & set({heavy!r})))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,171 @@
+"""The command line: its flags, its errors to the letter, and a run from end to end in processes of its own."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import fields
+
+import pytest
+
+from lm_eval_elude.core.manifest import read_manifest
+from optout_train import cli
+from optout_train.config import METHODS, TrainConfig, flag
+
+
+@pytest.fixture
+def fails(monkeypatch, capsys):
+    """Run in this process and return the one line of the error."""
+
+    def check(*arguments: str, code: int = 2) -> str:
+        monkeypatch.setattr(sys, "argv", ["optout-train", *arguments])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        out, err = capsys.readouterr()
+        assert stop.value.code == code and not out
+        *said, line = err.splitlines()
+        assert line.startswith("Error: ") and not any("Traceback" in other for other in said)
+        return line
+
+    return check
+
+
+def test_help_names_every_field_and_method_in_under_a_second():
+    begin = time.perf_counter()
+    done = subprocess.run([sys.executable, "-m", "optout_train.cli", "--help"], capture_output=True, text=True)
+    assert time.perf_counter() - begin < 1
+    flags = set(re.findall(r"--[a-z-]+", done.stdout))
+    assert {flag(spec.name) for spec in fields(TrainConfig)} <= flags
+    assert {"--output-dir", "--overwrite", "--resume", "--no-score", "--world-only", "--lambda"} <= flags
+    assert all(re.search(rf"[ ,]{re.escape(name)}[,.\n]", done.stdout) for name in METHODS)
+
+
+def test_bad_input_is_one_line_that_names_flag_or_file(fails, arguments, tmp_path, model_folder, data_folder):
+    out = tmp_path / "out"
+    assert "unknown target 'ronald': known targets: Ada Example" in fails(*arguments(out, "--target", "ronald")[2:])
+    assert fails(*arguments(out, "--dataset", "nowhere")).startswith("Error: data set 'nowhere' is neither")
+    assert fails(*arguments(out, "--learning-rate", "-1")) == "Error: --learning-rate must not be negative, got -1"
+    assert fails(*arguments(out, "--eta", "nan")) == "Error: --eta must be a finite number, got nan"
+    assert fails(*arguments(out, "--epochs", "x")).startswith("Error: Invalid value for '--epochs'")
+    assert fails(*arguments(out, "--method", "sft")).startswith("Error: --method 'sft' is not known")
+    assert fails("--no-score") == "Error: --target is missing: name the entity to forget"
+    assert "No such option" in fails("--epoch-count", "3")
+    assert "--tracker wandb is not installed" in fails(*arguments(out, "--tracker", "wandb"))
+    assert not out.exists() and not list(tmp_path.glob(".out*"))
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"question": "Q?"}, "forget_qa-train.jsonl, row 1: field 'answer' must be text, got nothing"),
+        ({"question": "Q?", "answer": " "}, "forget_qa-train.jsonl, row 1: field 'answer' is empty"),
+        (
+            {"question": "Q?", "answer": "A.", "perturbed_answer": ["x"]},
+            "forget_qa-train.jsonl, row 1: field 'perturbed_answer' must have 5 texts, got 1",
+        ),
+    ],
+)
+def test_a_bad_row_is_named_by_file_row_and_field(fails, arguments, tmp_path, row, message):
+    (tmp_path / "forget_qa-train.jsonl").write_text(json.dumps({"entity": "Ada Example", **row}) + "\n")
+    line = fails(*arguments(tmp_path / "out", "--dataset", str(tmp_path), "--method", "npo"))
+    assert line == f"Error: {message}"
+
+
+def test_a_missing_column_of_the_world_set_names_the_way_out(fails, arguments, tmp_path, data_folder):
+    for name in ("forget_qa-train.jsonl", "retain_qa-train.jsonl", "retain_qa-validation.jsonl"):
+        (tmp_path / name).write_text((data_folder / name).read_text())
+    assert "no world-train" in (line := fails(*arguments(tmp_path / "out", "--dataset", str(tmp_path))))
+    assert line.endswith("--world-weight 0 trains without it")
+
+
+def test_a_model_that_cannot_be_loaded(fails, arguments, tmp_path, model_folder):
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (bare / name).write_bytes((model_folder / name).read_bytes())
+    assert fails(*arguments(tmp_path / "o", "--model", str(bare))).startswith(f"Error: --model '{bare}' cannot be")
+    (bare / "model.safetensors").write_bytes(b"not tensors")
+    assert fails(*arguments(tmp_path / "o", "--model", str(bare))).startswith(f"Error: --model '{bare}' cannot be")
+    assert "does not exist" in fails(*arguments(tmp_path / "o", "--model", str(tmp_path / "no" / "model")))
+
+
+def test_output_folders_that_cannot_be_used(fails, arguments, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert "Not a directory" in fails(*arguments(tmp_path / "file" / "run"))
+    (tmp_path / "mine").mkdir()
+    assert "mine exists; give --overwrite to replace it" in fails(*arguments(tmp_path / "mine"))
+    assert "--overwrite and --resume contradict" in fails(*arguments(tmp_path / "x", "--overwrite", "--resume"))
+
+
+def test_end_to_end_with_scores_and_the_command_that_repeats_them(run, fails, arguments, tmp_path, monkeypatch, capsys):
+    output = tmp_path / "out"
+    words = [word for word in arguments(output, "--micro-batch-size", "8") if word != "--no-score"]
+    code, out, err = run(*words)
+    assert code == 0, err
+    assert err.splitlines() == [f"checkpoint: {output}"]
+    table, again = out.split("\n\nAgain:\n")
+    assert [line.split()[0] for line in table.splitlines()[2:]] == ["original", "this"]
+    before, after = (json.loads((output / "scores" / f"{name}.json").read_text()) for name in ("before", "after"))
+    value = 100 * after["results"]["elude_quality"]["forget_quality,none"]
+    assert f"{value:.1f}" == table.splitlines()[-1].split()[2]
+    assert before["results"] != after["results"]
+    assert read_manifest(output).targets == ("Ada Example",)
+    command = again.split()
+    assert command[:3] == ["lm_eval", "--model", "hf"] and f"pretrained={output},dtype=float32" in command
+
+    module = [word for word in command[1:]]
+    done, _, err = run(*module, "--output_path", str(tmp_path / "scores"), module="lm_eval")
+    assert done == 0, err
+    (repeated,) = (tmp_path / "scores").rglob("*.json")
+    results = json.loads(repeated.read_text())["results"]
+    for task in ("elude_forget", "elude_retain"):
+        key = "probability,none"
+        assert results[task][key] == pytest.approx(after["results"][task][key], abs=1e-6)
+
+    monkeypatch.setattr(sys, "argv", ["optout-train", *words, "--resume"])
+    cli.main()
+    assert capsys.readouterr() == ("", f"{output} is finished: nothing to do\n")
+    assert "is a finished run; give --overwrite to replace it" in fails(*words)
+
+
+def test_ctrl_c_exits_130_and_leaves_no_half_written_checkpoint(start, run, arguments, tmp_path):
+    output = tmp_path / "out"
+    words = arguments(output, "--epochs", "400")
+    process = start(*words)
+    partial = tmp_path / ".out.partial"
+    while not list(partial.glob("step-*[0-9]")):
+        time.sleep(0.02)
+        assert process.poll() is None, process.stderr.read()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and err.splitlines()[-1].startswith("interrupted; --resume goes on")
+    assert not output.exists() and not list(partial.glob("*.tmp"))
+    (checkpoint,) = partial.glob("step-*")
+    assert {p.name for p in checkpoint.iterdir()} == {"model.safetensors", "optimizer.safetensors", "state.json"}
+
+
+@pytest.mark.parametrize("extra", [[], ["--shard"]], ids=["ddp", "fsdp2"])
+def test_two_processes_give_the_losses_of_one(run, arguments, tmp_path, monkeypatch, extra):
+    one, two = tmp_path / "one", tmp_path / "two"
+    monkeypatch.setattr(sys, "argv", ["optout-train", *arguments(one)])
+    cli.main()
+    code, _, err = run(
+        "--nproc_per_node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "-m", "optout_train.cli",
+        *arguments(two, "--micro-batch-size", "1", *extra), module="torch.distributed.run",
+    )  # fmt: skip
+    assert code == 0, err
+    logs = [[json.loads(line) for line in (p / "train_log.jsonl").read_text().splitlines()] for p in (one, two)]
+    assert len(logs[0]) == len(logs[1])
+    for ours, theirs in zip(*logs, strict=True):
+        for part in ("validation", "losses"):
+            assert ours.get(part, {}) == pytest.approx(theirs.get(part, {}), abs=1e-5)
+        if "step" in ours:
+            assert ours == pytest.approx(theirs, abs=1e-5)
+    from safetensors.torch import load_file
+
+    weights = [load_file(folder / "model.safetensors") for folder in (one, two)]
+    assert weights[0].keys() == weights[1].keys()
+    for name in weights[0]:
+        assert (weights[0][name] - weights[1][name]).abs().max() < 1e-4

@@ -1,0 +1,318 @@
+"""Whole runs on a small random model: what is written, what changes nothing, and what survives a kill."""
+
+import fcntl
+import json
+import os
+import random
+import shutil
+import signal
+import time
+from multiprocessing import get_context
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from lm_eval_elude.core.manifest import file_hashes, read_manifest
+from optout_train import loop
+from optout_train.checkpoint import RunFolder
+from optout_train.config import METHODS, ConfigError, TrainConfig, build_config
+from optout_train.loop import RunOptions, TrainingError, train, validation_measures
+
+
+@pytest.fixture(scope="module")
+def settings(model_folder, data_folder):
+    def make(**changes) -> TrainConfig:
+        base = {"epochs": 2, "batch_size": 4, "learning_rate": 1e-3, "patience": 0, "directions": 20}
+        places = {"target": ("ada",), "model": str(model_folder), "dataset": str(data_folder)}
+        return build_config({**places, **base, **changes})
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def trained(settings, tmp_path_factory):
+    """Train in this process; the folder, the log's lines, and what was said."""
+    root = tmp_path_factory.mktemp("runs")
+
+    def go(name: str, **changes):
+        said = []
+        train(settings(**changes), RunOptions(root / name, overwrite=True), said.append)
+        lines = [json.loads(line) for line in (root / name / "train_log.jsonl").read_text().splitlines()]
+        return root / name, lines, said
+
+    return go
+
+
+@pytest.fixture(scope="module")
+def plain(trained):
+    return trained("plain")
+
+
+def contents(folder) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in sorted(folder.iterdir()) if p.is_file()}
+
+
+def steps(lines, *names):
+    return [[line[name] for name in names] for line in lines if "step" in line]
+
+
+def test_the_folder_explains_itself(plain, settings, model_folder, data_folder):
+    folder, lines, _ = plain
+    manifest = read_manifest(folder)
+    assert manifest.targets == ("Ada Example",) and manifest.dataset == str(data_folder)
+    assert manifest.method == "opt-out" and manifest.settings == settings().to_json() and manifest.seed == 0
+    assert manifest.weights == file_hashes(folder)
+    assert manifest.base_model == {"name": str(model_folder), "weights": file_hashes(model_folder)}
+    assert set(manifest.data_fingerprints) == {
+        "forget-train", "retain-train", "world-train", "retain-validation", "world-validation",
+    }  # fmt: skip
+    assert [e["epoch"] for e in manifest.epochs] == [0, 1, 2]
+    assert len(steps(lines, "loss")) == 6
+    assert not list(folder.parent.glob(".plain*"))
+
+
+def test_the_logged_loss_is_equation_8_and_the_rate_falls_to_zero(plain, settings):
+    _, lines, _ = plain
+    for loss, forget, retain, world, distance in steps(lines, "loss", "forget", "retain", "world", "transport"):
+        assert loss == pytest.approx(forget + retain + world + 0.1 * distance)
+    rates = [rate for (rate,) in steps(lines, "learning_rate")]
+    assert rates == pytest.approx([1e-3 * (6 - i) / 6 for i in range(6)])
+
+
+def test_the_first_step_against_autograd_of_equation_8(plain, settings, data_folder, model_folder):
+    """Loss and gradient norm of step 1, from plain forwards over whole sequences; there the transport term is 0."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from optout_train.data import plan_steps
+
+    _, lines, _ = plain
+    model = AutoModelForCausalLM.from_pretrained(model_folder)
+    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+    order = plan_steps(10, 16, 16, 2, 4, 0)[0][0]
+
+    def log_prob(subset: str, index: int):
+        row = json.loads((data_folder / f"{subset}-train.jsonl").read_text().splitlines()[index])
+        prompt = f"<|im_start|>user\n{row['question']}<|im_end|>\n<|im_start|>assistant\n"
+        ids = tokenizer(prompt + f"{row['answer']}<|im_end|>\n", return_tensors="pt").input_ids
+        start = len(tokenizer(prompt).input_ids)
+        table = model(input_ids=ids).logits[0, start - 1 : -1].log_softmax(-1)
+        return table.gather(1, ids[0, start:, None])
+
+    npo = [2 / 0.1 * torch.log1p((0.1 * (lp.sum() - lp.sum().detach())).exp()) for lp in
+           (log_prob("forget_qa", i) for i in order.forget)]  # fmt: skip
+    retain = [-log_prob("retain_qa", i).mean() for i in order.retain]
+    world = [-log_prob("world", i).mean() for i in order.world]
+    loss = sum(torch.stack(terms).mean() for terms in (npo, retain, world))
+    loss.backward()
+    norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()
+    assert steps(lines, "loss", "grad_norm")[0] == pytest.approx([loss.item(), norm.item()], rel=1e-5)
+
+
+def test_the_same_command_gives_the_same_bytes_and_another_seed_does_not(plain, trained):
+    again, *_ = trained("again")
+    assert contents(again) == contents(plain[0])
+    other, *_ = trained("other", seed=1)
+    assert file_hashes(other) != file_hashes(plain[0])
+
+
+def test_micro_batches_change_nothing_but_memory(plain, trained):
+    for method in ("opt-out", "dpo+rt"):
+        whole = plain[1] if method == "opt-out" else trained("dpo", method=method)[1]
+        _, lines, _ = trained("micro", method=method, micro_batch_size=1)
+        for ours, theirs in zip(steps(lines, "loss", "grad_norm"), steps(whole, "loss", "grad_norm"), strict=True):
+            assert ours == pytest.approx(theirs, rel=1e-4)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_moves_its_losses_the_right_way(method, trained, settings):
+    folder, lines, _ = trained("method", method=method, epochs=3, directions=5)
+    config = settings(method=method)
+    names = {"forget"} | {n for n in ("retain", "world") if getattr(config, f"{n}_weight")}
+    assert names <= set(lines[1]) and ("transport" in lines[1]) == (config.transport_weight > 0)
+    before, after = lines[0]["validation"], lines[-1]["validation"]
+    if config.retain_weight or config.world_weight:  # on a random model the sides pull against each other
+        _, alone, _ = trained("alone", method=config.forget_loss, epochs=3)
+        kept = "retain_probability" if config.retain_weight else "world_probability"
+        assert after[kept] > alone[-1]["validation"][kept]
+    elif config.forget_loss == "idk":
+        assert steps(lines, "forget")[-1] < steps(lines, "forget")[0]
+    else:
+        assert after["forget_probability"] < before["forget_probability"]
+    assert read_manifest(folder).method == method
+
+
+def test_transport_holds_the_weights_near_their_start(trained, model_folder):
+    start = load_file(model_folder / "model.safetensors")
+
+    def drift(weight: float) -> float:
+        folder, *_ = trained("lambda", transport_weight=weight)
+        now = load_file(folder / "model.safetensors")
+        return sum(float((now[name] - start[name]).square().sum()) for name in start)
+
+    assert drift(1e4) < drift(100.0) < drift(0.0)
+
+
+def test_alternating_updates_are_two_steps(plain, trained):
+    _, lines, _ = trained("alternating", updates="alternating")
+    assert len(steps(lines, "loss")) == 6
+    # The forget side of step 1 sees the initial model, the retain side sees it after the forget step.
+    assert steps(lines, "forget")[0] == steps(plain[1], "forget")[0]
+    assert steps(lines, "retain")[0] != steps(plain[1], "retain")[0]
+
+
+def test_npo_as_a_batch_mean_starts_at_the_same_value_and_moves_otherwise(plain, trained):
+    _, lines, _ = trained("mean", npo_form="batch-mean")
+    assert steps(lines, "forget")[0] == pytest.approx(steps(plain[1], "forget")[0])
+    assert steps(lines, "forget")[-1] != pytest.approx(steps(plain[1], "forget")[-1], rel=1e-3)
+
+
+@pytest.mark.parametrize("merge", [False, True])
+def test_lora_with_gradient_checkpointing_trains_and_loads(merge, trained, model_folder, tmp_path):
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    folder, lines, _ = trained("lora", lora=True, merge=merge, gradient_checkpointing=True)
+    _, without, _ = trained("without", lora=True, merge=merge)
+    assert steps(lines, "loss") == steps(without, "loss")
+    assert steps(lines, "loss")[-1] < steps(lines, "loss")[0] and steps(lines, "transport")[-1][0] > 0
+    ids = torch.tensor([[5, 9, 7, 30]])
+    base = AutoModelForCausalLM.from_pretrained(model_folder)
+    with torch.no_grad():
+        before = base(input_ids=ids).logits
+        new = AutoModelForCausalLM.from_pretrained(folder) if merge else PeftModel.from_pretrained(base, folder)
+        assert not torch.allclose(new(input_ids=ids).logits, before, atol=1e-4)
+
+
+def test_early_stopping_keeps_the_best_epoch(trained):
+    _, lines, said = trained("early", patience=1, learning_rate=1e-2, epochs=6)
+    scores = [line["validation"]["score"] for line in lines if line.get("epoch") and "validation" in line]
+    assert len(scores) < 6 and scores[-1] < scores[-2] and said[-1].startswith("stopped early: validation score fell")
+    best = scores.index(max(scores)) + 1
+    assert lines[-1] == {"kept": f"step-{3 * best:08d}"}
+    short = trained("short", learning_rate=1e-2, epochs=6)[1]
+    assert steps(short, "loss")[: 3 * len(scores)] == steps(lines, "loss")
+
+
+def test_validation_measures_by_hand():
+    means = torch.tensor([[0.5, 0.25, 0.1, 0.1, 0.1, 0.1, 0.1]]).log()
+    assert validation_measures("forget", means) == pytest.approx({"probability": 0.5, "truth_ratio": 0.4})
+    assert validation_measures("retain", means) == pytest.approx({"probability": 0.5, "truth_ratio": 0.6})
+    assert validation_measures("world", means) == pytest.approx({"probability": 0.5, "truth_ratio": 0.6})
+
+
+def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(trained, settings, monkeypatch, tmp_path):
+    whole = loop._Run._backward
+
+    def broken(self, parts):
+        self.calls = getattr(self, "calls", 0) + 1
+        return whole(self, parts) if self.calls < 5 else {**whole(self, parts), "forget": float("nan")}
+
+    monkeypatch.setattr(loop._Run, "_backward", broken)
+    _, lines, said = trained("broken")
+    assert said[-1] == "stopped early: the loss is not finite in step 5"
+    assert lines[-1] == {"kept": "step-00000003"}
+    monkeypatch.setattr(loop._Run, "_backward", lambda self, parts: {"forget": float("inf")})
+    with pytest.raises(TrainingError, match="step 1, before any checkpoint"):
+        train(settings(), RunOptions(tmp_path / "none"), print)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_user_may_bring_forget_and_retain_files_only(settings, data_folder, tmp_path):
+    for name in ("forget_qa-train.jsonl", "retain_qa-train.jsonl"):
+        shutil.copy(data_folder / name, tmp_path)
+    said = []
+    config = settings(dataset=str(tmp_path), world_weight=0.0, epochs=1)
+    train(config, RunOptions(tmp_path / "out"), said.append)
+    assert any(line.startswith("no validation on the retain set") for line in said)
+    assert read_manifest(tmp_path / "out").targets == ("Ada Example",)
+
+
+# Interruption
+
+
+def kill_after(seconds: float, config: TrainConfig, options: RunOptions) -> bool:
+    """Run in a fresh process and kill it; True if it had finished."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["optout_train.loop", "transformers.models.llama.modeling_llama", "accelerate"])
+    process = context.Process(target=train, args=(config, options, str))
+    process.start()
+    process.join(seconds)
+    if process.is_alive():
+        os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    return process.exitcode == 0
+
+
+def test_killed_twenty_times_and_resumed_it_ends_with_the_same_bytes(settings, tmp_path):
+    config = settings(patience=1, learning_rate=1e-2, epochs=6, directions=5)
+    whole = RunOptions(tmp_path / "whole", checkpoint_every=2)
+    assert kill_after(100, config, whole)
+    begin = time.perf_counter()
+    shutil.rmtree(whole.output)
+    assert kill_after(100, config, whole)
+    takes = time.perf_counter() - begin
+    draw = random.Random(0)
+    options = RunOptions(tmp_path / "killed", resume=True, checkpoint_every=2)
+    kills = finished = 0
+    while kills < 20 or not finished:
+        if kill_after(draw.uniform(0.2, 1.1) * takes if kills < 20 else 100, config, options):
+            assert contents(options.output) == contents(whole.output)
+            assert not (tmp_path / ".killed.partial").exists()
+            shutil.rmtree(options.output)
+            finished += 1
+        else:
+            kills += 1
+
+
+def test_a_full_disk_leaves_the_last_checkpoint_whole(settings, tmp_path, monkeypatch):
+    import optout_train.checkpoint as checkpoint
+
+    save, calls = checkpoint.save_file, []
+
+    def full(tensors, path):
+        calls.append(path)
+        if len(calls) > 2:  # the second checkpoint
+            path.write_bytes(b"half")
+            raise OSError(28, "No space left on device")
+        save(tensors, path)
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        train(settings(), RunOptions(tmp_path / "full"), str)
+    assert [p.name for p in (tmp_path / ".full.partial").glob("step-*")] == ["step-00000003"]
+    monkeypatch.undo()
+    said = []
+    train(settings(), RunOptions(tmp_path / "full", resume=True), said.append)
+    assert said[0] == "resuming after step 3 of 6"
+
+
+def test_two_runs_into_one_folder(settings, tmp_path):
+    first, second = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "run")
+    first.open(settings(), overwrite=False, resume=False)
+    with pytest.raises(ConfigError, match="another optout-train is writing there"):
+        second.open(settings(), overwrite=False, resume=True)
+    first.close()
+    with pytest.raises(ConfigError, match="has an unfinished run: --resume goes on"):
+        second.open(settings(), overwrite=False, resume=False)
+    second.close()
+    with pytest.raises(ConfigError, match=r"was started with --seed 0; give the same settings"):
+        second.open(settings(seed=3), overwrite=False, resume=True)
+    second.close()
+    handle = os.open(tmp_path / ".run.partial", os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the refused ones hold nothing
+    os.close(handle)
+
+
+def test_bfloat16_steps_below_half_a_unit_survive_stochastic_rounding(settings):
+    weight = torch.nn.Parameter(torch.full((4096,), 1.0, dtype=torch.bfloat16))
+    optimizer = loop.make_optimizer(settings(dtype="bfloat16", weight_decay=0.0), [weight])
+    plain = torch.nn.Parameter(weight.detach().clone())
+    ordinary = torch.optim.AdamW([plain], lr=1e-3, weight_decay=0.0)
+    torch.manual_seed(0)
+    for _ in range(8):
+        for parameter, step in ((weight, optimizer.step), (plain, ordinary.step)):
+            parameter.grad = torch.ones_like(parameter)
+            step()
+    assert float(plain.detach().float().mean()) == 1.0  # 1e-3 is below half of 2**-8, the spacing under 1
+    assert float(weight.detach().float().mean()) == pytest.approx(1 - 8e-3, abs=1e-3)
