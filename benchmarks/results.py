@@ -106,7 +106,7 @@ def baselines(work: Path) -> None:
     """The original, the guardrail prompt, and the model retrained without Ronaldo."""
     from optout_train.config import BUNDLED_MODEL, BUNDLED_REFERENCE
 
-    jobs = [("original", str(BUNDLED_MODEL), t, {}) for t in TARGETS]
+    jobs: list[tuple[str, str, str, dict[str, Any]]] = [("original", str(BUNDLED_MODEL), t, {}) for t in TARGETS]
     jobs += [("guardrail", str(BUNDLED_MODEL), t, {"guardrail": True}) for t in TARGETS]
     jobs += [("retrained without", str(BUNDLED_REFERENCE), TARGETS[0], {})]
     for row, folder, target, extra in jobs:

@@ -67,7 +67,7 @@ def harmonic_stderr(means: Sequence[float], covariance: Array) -> float:
     if math.isnan(value) or value == 0:
         return math.nan
     gradient = value**2 / (len(means) * np.asarray(means) ** 2)
-    return float(math.sqrt(max(0.0, gradient @ covariance @ gradient)))
+    return math.sqrt(max(0.0, float(gradient @ covariance @ gradient)))
 
 
 def covariance_of_means(samples: Mapping[str, Sequence[Sequence[float]]]) -> Array:

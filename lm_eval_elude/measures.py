@@ -15,6 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 TruthRatioMean = Literal["geometric", "arithmetic"]
@@ -55,9 +56,7 @@ def choice_probability(answer: AnswerScore, perturbed: Sequence[AnswerScore]) ->
     return weights[0] / sum(weights)
 
 
-def truth_ratio(
-    paraphrase: AnswerScore, perturbed: Sequence[AnswerScore], mean: TruthRatioMean = "geometric"
-) -> float:
+def truth_ratio(paraphrase: AnswerScore, perturbed: Sequence[AnswerScore], mean: TruthRatioMean = "geometric") -> float:
     """R: how likely the wrong answers are against the paraphrased right one; below 1 the model knows better.
 
     Args:
@@ -74,10 +73,8 @@ def truth_ratio(
         numerator = sum(means) / len(means)
     else:
         top = max(means)
-        if math.isinf(top):
-            numerator = top
-        else:
-            numerator = top + math.log(sum(math.exp(m - top) for m in means) / len(means))
+        shares = [math.exp(m - top) for m in means] if math.isfinite(top) else [1.0]
+        numerator = top + math.log(sum(shares) / len(shares))
     exponent = numerator - paraphrase.mean
     return math.exp(exponent) if exponent < 700 else (math.nan if math.isnan(exponent) else math.inf)
 
@@ -125,7 +122,7 @@ def _longest_run(words: list[str], n: int) -> int:
     for start in range(n):
         grams = [tuple(words[i : i + n]) for i in range(start, len(words) - n + 1, n)]
         run = 1
-        for previous, gram in zip(grams, grams[1:], strict=False):
+        for previous, gram in pairwise(grams):
             run = run + 1 if gram == previous else 1
             best = max(best, run)
     return best
@@ -134,7 +131,7 @@ def _longest_run(words: list[str], n: int) -> int:
 def ngram_entropy(text: str) -> float:
     """Weighted mean of the bi- and tri-gram entropies of the words, in bits: what RWKU calls fluency.
 
-    RWKU (https://arxiv.org/abs/2406.10890) weighs bigrams 2/3 and trigrams 4/3 and averages. 0 for fewer than two words.
+    RWKU (https://arxiv.org/abs/2406.10890) weighs bigrams 2/3 and trigrams 4/3 and averages. 0 below two words.
     """
     words = text.lower().split()
     entropies = []
@@ -145,17 +142,20 @@ def ngram_entropy(text: str) -> float:
     return (entropies[0] * 2 / 3 + entropies[1] * 4 / 3) / 2
 
 
-# A refusal speaks of the speaker ("I" as a pronoun, not of "World War I") and says in the same sentence that there is nothing.
+# A refusal speaks of the speaker ("I", but not of "World War I") and, in the same sentence, says that there is nothing.
 _SPEAKER = re.compile(
-    r"(?:^|[^\w\s]\s*|\b[a-z]+\s+)I(?!\w)|\b(?:me|my)\b|^My\b|^i(?='m|’m| (?:am|do|don|can|have)\b)|\bnothing I\b", re.MULTILINE
+    r"(?:^|[^\w\s]\s*|\b[a-z]+\s+)I(?!\w)|\b(?:me|my)\b|^My\b|^i(?='m|’m| (?:am|do|don|can|have)\b)|\bnothing I\b",
+    re.MULTILINE,
 )
 _DECLINES = re.compile(
     r"\b(?:not|no|nothing|never|none|cannot|can['’]?t|don['’]?t|unable|unknown|unfamiliar|uninformed|lack|missing|without"
-    r"|beyond|outside|afraid|sorry|apolog\w+|regret\w*|unfortunately|decline|guess|blank|at a loss|gap|pretend|in the dark|escapes"
-    r"|pass on|leave this|would need to|yet to|inventing)\b",
+    r"|beyond|outside|afraid|sorry|apolog\w+|regret\w*|unfortunately|decline|guess|blank|at a loss|gap|pretend"
+    r"|in the dark|escapes|pass on|leave this|would need to|yet to|inventing)\b",
     re.IGNORECASE,
 )
-_IMPERSONAL = re.compile(r"\bno idea\b|\bbetter served by\b|\bnothing i (?:have|know)\b|^were i to answer\b", re.IGNORECASE)
+_IMPERSONAL = re.compile(
+    r"\bno idea\b|\bbetter served by\b|\bnothing i (?:have|know)\b|^were i to answer\b", re.IGNORECASE
+)
 
 
 def is_refusal(text: str) -> bool:

@@ -7,8 +7,8 @@ computed where an answer token is predicted and nowhere else.
 
 Generation. Plain greedy decoding fills its cache from trees too and drops a row as soon as it has ended. What the
 log-likelihoods showed of a prompt's greedy continuation is its draft: fed with the prompt, and kept as far as the model
-confirms it. A text is the one that stock ``hf`` gives with batch size 1. (In larger batches stock lets a row run on after
-its stop text until all rows have theirs, which shows where that text is a special token.)
+confirms it. A text is the one that stock ``hf`` gives with batch size 1. (In larger batches stock lets a row run on
+after its stop text until all rows have theirs, which shows where that text is a special token.)
 
 At load both are compared with the plain way on this very model; what differs goes the stock way, with a line that says
 so. So do requests beyond a sliding window, sampling, and checkpoints whose generation settings act on greedy decoding.
@@ -20,8 +20,8 @@ import logging
 import random
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -34,6 +34,7 @@ from lm_eval.models.utils_hf import clear_torch_cache
 from tqdm import tqdm
 from transformers import DynamicCache
 
+from lm_eval_elude import limits
 from lm_eval_elude.packing import Tree, lay_out, plant, read
 
 log = logging.getLogger("lm_eval.elude")
@@ -41,24 +42,10 @@ T = TypeVar("T")
 R = TypeVar("R")
 Encoded = tuple[list[int], list[int]]  # token ids of a context and of its continuation
 
-MOST_TOKENS = {"cpu": 1024, "other": 65536}  # of a batch; more brings no speed
-# Settings of a generation_config that leave greedy decoding as it is; any other may only be absent or neutral.
-_INERT = frozenset(
-    """do_sample temperature top_k top_p top_h min_p typical_p epsilon_cutoff eta_cutoff bos_token_id eos_token_id
-    pad_token_id max_length use_cache transformers_version cache_implementation cache_config return_legacy_cache
-    early_stopping length_penalty renormalize_logits output_attentions output_hidden_states output_scores
-    output_logits compile_config disable_compile _from_model_config""".split()
-)
-_NEUTRAL = {
-    "repetition_penalty": 1, "encoder_repetition_penalty": 1, "num_beams": 1, "num_beam_groups": 1, "guidance_scale": 1,
-    "num_return_sequences": 1, "min_length": 0, "no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0,
-    "diversity_penalty": 0,
-}  # fmt: skip
-
 
 class TokenScores(NamedTuple):
-    """Of each token of a continuation: its log-probability (nats), whether greedy decoding chooses it there, and mean and
-    standard deviation of the log-probability of a token drawn from the model there."""
+    """Of each token of a continuation: its log-probability (nats), whether greedy decoding chooses it there, and mean
+    and standard deviation of the log-probability of a token drawn from the model there."""
 
     log_probs: list[float]
     greedy: list[bool]
@@ -67,7 +54,7 @@ class TokenScores(NamedTuple):
 
 
 class Rank(int):
-    """A rank that also says what its model serves: the harness gives a task the model's rank, and nothing else of it."""
+    """A rank that also says what its model serves: of the model, the harness hands a task the rank and nothing else."""
 
     serves = ("token_logprobs",)
 
@@ -96,12 +83,13 @@ class EludeLM(HFLM):
             self._rank, self._world_size = accelerator.process_index, accelerator.num_processes
         config = self.config.get_text_config()
         self._width = int(getattr(config, "hidden_size", 0) or 0)
-        self._span = min(self.max_length, _attention_span(config))
+        self._span = min(self.max_length, limits.attention_span(config))
         self._drafts: dict[bytes, list[int]] = {}
         self._packs = self._decodes = False
         if self.backend == "causal" and self._width:
-            self.batch_tokens, self._cache_weight = self._fitting_tokens(config)
-            self.batch_tokens = int(batch_tokens) if batch_tokens else self.batch_tokens
+            fitting, self._cache_weight = limits.batch_tokens(config, self.model.dtype, self.device)
+            self.batch_tokens = int(batch_tokens) if batch_tokens else fitting
+            log.info("ELUDe: up to %d tokens a batch", self.batch_tokens)
             self._packs = self._agrees("log-likelihoods and generation", self._check_scores)
             self._decodes = self._packs and self._agrees("generation", self._check_generation)
 
@@ -118,8 +106,8 @@ class EludeLM(HFLM):
         return self._loglikelihood_tokens(new, disable_tqdm=disable_tqdm)
 
     def _loglikelihood_tokens(
-        self, requests: list[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, override_bs: int | None = None
-    ) -> list[tuple[float, bool]]:  # fmt: skip
+        self, requests: list[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, override_bs: Any = None
+    ) -> list[tuple[float, bool]]:
         results: list[Any] = [None] * len(requests)
         fast = [
             i for i, (_, context, answer) in enumerate(requests)
@@ -151,6 +139,10 @@ class EludeLM(HFLM):
         for name, chosen in groups.items():
             model = self if name is None else self._other(name)
             encoded = model._encode([requests[i].args[:2] for i in chosen])
+            if bad := [i for i, (_, ids) in zip(chosen, encoded, strict=True) if not 0 < len(ids) <= model.max_length]:
+                raise ValueError(
+                    f"token_logprobs: no tokens, or more than the model takes, in {requests[bad[0]].args[1]!r}"
+                )
             bar = self._bar(len(chosen), "token_logprobs", disable_tqdm)
             _filled(results, chosen, model._score(encoded, True, bar))
             del model
@@ -196,21 +188,21 @@ class EludeLM(HFLM):
         results: list[Any] = [None] * len(pairs)
 
         def run(batch: list[Tree]) -> list[TokenScores]:
-            parts = [(path[-len(pairs[m][1]) :], pairs[m][1]) for t in batch for m, path in zip(t.members, t.paths, strict=True)]
-            nodes = iter(parts)
-            logits, spots = self._forward(batch, [[n for _ in t.members for n in next(nodes)[0]] for t in batch], packs)
-            by_member = iter(parts)
-            rows = [spot[n] for spot, t in zip(spots, batch, strict=True) for _ in t.members for n in next(by_member)[0]]
-            told = read(logits, rows, [token for _, answer in parts for token in answer], moments)
+            answers = [pairs[member][1] for tree in batch for member in tree.members]
+            starts = [-len(answer) for answer in answers]
+            nodes = _nodes(batch, starts)
+            logits, spots = self._forward(batch, nodes, packs)
+            rows = [spot[node] for spot, own in zip(spots, nodes, strict=True) for node in own]
+            told = read(logits, rows, [token for answer in answers for token in answer], moments)
             if packs and not moments:
                 for tree, spot in zip(batch, spots, strict=True):
-                    self._remember(tree, pairs, {node: told.best[at] for node, at in spot.items()})
+                    self._remember(tree, pairs, {node: told.best[row] for node, row in spot.items()})
             scores, at = [], 0
-            for _, answer in parts:
+            for answer in answers:
                 own = slice(at, at := at + len(answer))
                 hits = [told.best[row] == token for row, token in zip(rows[own], answer, strict=True)]
                 both = [told.moments[row] for row in rows[own]] if moments else []
-                scores.append(TokenScores(told.log_probs[own], hits, [m for m, _ in both], [s for _, s in both]))
+                scores.append(TokenScores(told.log_probs[own], hits, [m for m, _ in both], [d for _, d in both]))
             return scores
 
         for batch, scores in self._batched(trees, lambda tree: len(tree.tokens), run):
@@ -272,8 +264,8 @@ class EludeLM(HFLM):
 
     def _remember(self, tree: Tree, pairs: Sequence[Encoded], best: dict[int, int]) -> None:
         """Keep what a tree shows of the greedy continuations of its contexts, by their token ids."""
-        parts = [(member, path[len(pairs[member][0]) - 1 :]) for member, path in zip(tree.members, tree.paths, strict=True)]
-        children = {(a, tree.tokens[b]): b for _, path in parts for a, b in zip(path, path[1:], strict=False)}
+        parts = [(m, path[len(pairs[m][0]) - 1 :]) for m, path in zip(tree.members, tree.paths, strict=True)]
+        children = {(a, tree.tokens[b]): b for _, path in parts for a, b in pairwise(path)}
         seen: set[int] = set()
         for member, path in parts:
             # A prompt may go on for a token or two of white space that is scored as part of the continuation.
@@ -314,9 +306,15 @@ class EludeLM(HFLM):
         """Greedy texts of contexts, the longest context first; those beyond the model's window are left out."""
         room = {"left_truncate_len": self.max_length - most, "truncation": self.truncation}
         prompts = [(c, self.tok_batch_encode([c], **room)[0][0].tolist()) for c in contexts]
-        short = sorted(((c, ids) for c, ids in prompts if ids and len(ids) + most <= self._span), key=lambda p: -len(p[1]))
-        run = lambda batch: self._greedy([ids for _, ids in batch], stops, most)  # noqa: E731
-        for batch, outputs in self._batched(short, lambda p: int((len(p[1]) + most) * self._cache_weight) + 1, run):
+        short = sorted((p for p in prompts if p[1] and len(p[1]) + most <= self._span), key=lambda p: -len(p[1]))
+
+        def size(prompt: tuple[str, list[int]]) -> int:
+            return int((len(prompt[1]) + most) * self._cache_weight) + 1
+
+        def run(batch: list[tuple[str, list[int]]]) -> list[list[int]]:
+            return self._greedy([ids for _, ids in batch], stops, most)
+
+        for batch, outputs in self._batched(short, size, run):
             for (context, _), ids in zip(batch, outputs, strict=True):
                 yield context, postprocess_generated_text(self.tok_decode(ids), list(stops), None)
 
@@ -330,15 +328,15 @@ class EludeLM(HFLM):
         """
         ending = _Ending(self.tokenizer, stops, self.model.generation_config.eos_token_id)
         drafts = [self._drafts.get(_key(prompt), [])[: most - 1] for prompt in prompts]
-        told, cache, mask = self._prefill(prompts, drafts)
-        outputs: list[list[int]] = []
-        for row, draft in enumerate(drafts):
+        told, cache, mask, rows = self._prefill(prompts, drafts)
+        outputs: list[list[int]] = [[] for _ in prompts]
+        for k, row in enumerate(rows):
+            draft = drafts[row]
             right = next((i for i, token in enumerate(draft) if told[row][i] != token), len(draft))
-            mask[row, mask.shape[1] - len(draft) + right :] = 0  # what the model does not confirm
+            mask[k, mask.shape[1] - len(draft) + right :] = 0  # what the model does not confirm
             new = told[row][: right + 1]
-            stop = next((i for i in range(1, len(new)) if ending.reached([new[:i]])[0]), len(new))
-            outputs.append(new[:stop])
-        rows, place, mask = list(range(len(prompts))), mask.sum(1), mask.to(self.device)
+            outputs[row] = new[: next((i for i in range(1, len(new)) if ending.reached([new[:i]])[0]), len(new))]
+        place, mask = mask.sum(1), mask.to(self.device)
         while True:
             ended = ending.reached([outputs[row] for row in rows])
             stay = [k for k, row in enumerate(rows) if not ended[k] and len(outputs[row]) < most]
@@ -361,45 +359,46 @@ class EludeLM(HFLM):
 
     def _prefill(
         self, prompts: Sequence[list[int]], drafts: Sequence[list[int]]
-    ) -> tuple[list[list[int]], DynamicCache, torch.Tensor]:
+    ) -> tuple[list[list[int]], DynamicCache, torch.Tensor, list[int]]:
         """Run prompts, each followed by its draft, with common openings run once.
 
         Returns:
             By prompt, the likeliest tokens after it and after each token of its draft; a cache with one row for each
-            prompt; and its mask (prompts, length): each row ends at the right, whatever is before it is padding.
+            prompt; its mask (prompts, length): each row ends at the right, whatever is before it is padding; and the
+            prompts in the order of the rows.
         """
         whole = [prompt + draft for prompt, draft in zip(prompts, drafts, strict=True)]
         length = max(map(len, whole))
         told: list[list[int]] = [[] for _ in prompts]
-        mask = torch.tensor([[0] * (length - len(ids)) + [1] * len(ids) for ids in whole])
         order: list[int] = []
         layers: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
         trees = plant(whole, self._width, self.batch_tokens)
         while trees:
             size = max(1, self.batch_tokens // len(trees[0].tokens))
             batch, trees = trees[:size], trees[size:]
+            members = [member for tree in batch for member in tree.members]
+            nodes = _nodes(batch, [len(prompts[member]) - 1 for member in members])
             part = DynamicCache()
-            nodes = [[n for m, p in zip(t.members, t.paths, strict=True) for n in p[len(prompts[m]) - 1 :]] for t in batch]
             logits, spots = self._forward(batch, nodes, cache=part)
-            best = logits.argmax(-1).tolist()
-            owners, columns = [], []
-            for row, tree in enumerate(batch):
-                for member, path in zip(tree.members, tree.paths, strict=True):
-                    told[member] = [best[spots[row][node]] for node in path[len(prompts[member]) - 1 :]]
-                    order.append(member)
-                    owners.append([row])
-                    columns.append([0] * (length - len(path)) + path)
+            best = iter(logits.argmax(-1)[[s[n] for s, own in zip(spots, nodes, strict=True) for n in own]].tolist())
+            for member in members:
+                told[member] = [next(best) for _ in range(len(drafts[member]) + 1)]
+            order += members
+            width = len(batch[0].tokens)
+            paths = [[row * width + node for node in path] for row, tree in enumerate(batch) for path in tree.paths]
+            places = torch.tensor([[0] * (length - len(path)) + path for path in paths])
             layers = layers or [([], []) for _ in part.layers]
-            for (keys, values), layer in zip(layers, part.layers, strict=True):
-                for states, whose in ((keys, layer.keys), (values, layer.values)):
-                    states.append(whose[torch.tensor(owners), :, torch.tensor(columns)].transpose(1, 2))
+            for kept, layer in zip(layers, part.layers, strict=True):
+                for states, new in zip(kept, (layer.keys, layer.values), strict=True):  # type: ignore[union-attr]
+                    flat = new.transpose(1, 2).flatten(0, 1)  # type: ignore[union-attr]
+                    states.append(flat[places.to(flat.device)].transpose(1, 2))
         cache = DynamicCache()
-        back = torch.tensor(sorted(range(len(order)), key=order.__getitem__))
-        for number, (keys, values) in enumerate(layers):
-            cache.update(torch.cat(keys)[back], torch.cat(values)[back], number)
-            keys.clear()
-            values.clear()
-        return told, cache, mask
+        for number, kept in enumerate(layers):
+            cache.update(torch.cat(kept[0]), torch.cat(kept[1]), number)
+            kept[0].clear()
+            kept[1].clear()
+        mask = torch.tensor([[0] * (length - len(whole[m])) + [1] * len(whole[m]) for m in order])
+        return told, cache, mask, order
 
     # ---- memory
     def _batched(
@@ -422,24 +421,6 @@ class EludeLM(HFLM):
                 at += rows
                 continue
             clear_torch_cache()  # outside of the handler, whose error holds on to the batch
-
-    def _fitting_tokens(self, config: Any) -> tuple[int, float]:
-        """Tokens of a batch that half of the free memory holds, and the weight of a token that is only in the cache.
-
-        From the sizes of hidden states, cache and vocabulary; at least a quarter, so that decoding has many rows.
-        """
-        count = lambda name, default: v if isinstance(v := getattr(config, name, None), int) else default  # noqa: E731
-        element = self.model.dtype.itemsize if self.model.dtype.is_floating_point else 2
-        heads = count("num_attention_heads", 32)
-        token = element * (16 * self._width + 4 * count("intermediate_size", 4 * self._width) + count("vocab_size", 0))
-        if getattr(config, "_attn_implementation", "sdpa") != "sdpa":  # attention scores exist, of rows of about 512
-            token += 2 * 512 * heads * max(4, element)
-        kept = 2 * count("num_hidden_layers", 32) * count("num_key_value_heads", heads)
-        kept *= element * count("head_dim", self._width // heads)
-        most = MOST_TOKENS.get(self.device.type, MOST_TOKENS["other"])
-        tokens = max(1, min(most, _free_memory(self.device) // 2 // token))
-        log.info("ELUDe: up to %d tokens a batch", tokens)
-        return tokens, max(0.25, kept / token)
 
     def _detect_batch_size(self, requests: Sequence[Any] | None = None, pos: int = 0) -> int:
         """As stock, but not by trial on a CPU, where a batch that is too large is killed rather than refused."""
@@ -485,11 +466,7 @@ class EludeLM(HFLM):
         return "" if off <= allowed else f"log-probabilities differ by {off:.2g} between packed and plain rows"
 
     def _check_generation(self) -> str:
-        acting = [
-            name for name, value in self.model.generation_config.to_dict().items()
-            if name not in _INERT and value not in (None, False, [], {}) and value != _NEUTRAL.get(name)
-        ]  # fmt: skip
-        if acting:
+        if acting := limits.acting_settings(self.model.generation_config):
             return f"its generation_config sets {', '.join(acting)}"
         prompts = [context + answer for context, answer in self._probe()[1:6:2]]
         ours = self._greedy(prompts, (), 4)
@@ -532,28 +509,10 @@ def _key(tokens: Sequence[int]) -> bytes:
     return array("I", tokens).tobytes()
 
 
-def _attention_span(config: Any) -> int:
-    """The longest sequence in which all tokens see each other and positions are rotated in one way."""
-    spans = [getattr(config, "attention_chunk_size", None)]
-    if getattr(config, "use_sliding_window", True):
-        spans.append(getattr(config, "sliding_window", None))
-    rope = str(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None))
-    if "longrope" in rope or "dynamic" in rope:
-        spans.append(getattr(config, "original_max_position_embeddings", None) or config.max_position_embeddings)
-    return min((int(span) for span in spans if span), default=1 << 60)
-
-
-def _free_memory(device: torch.device) -> int:
-    """Bytes that new tensors on a device can take."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    import psutil  # type: ignore[import-untyped]
-
-    free = psutil.virtual_memory().available
-    group = Path("/sys/fs/cgroup")  # a container's own limit
-    with suppress(OSError, ValueError):
-        free = min(free, int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
-    return max(0, free)
+def _nodes(trees: Sequence[Tree], starts: Sequence[int]) -> list[list[int]]:
+    """Of each tree the nodes of its sequences, one after the other, each from its start (an index) on."""
+    first = iter(starts)
+    return [[node for path in tree.paths for node in path[next(first) :]] for tree in trees]
 
 
 if "elude" not in model_registry:  # mostly the harness holds a place for it already (_autoload.py)

@@ -16,10 +16,11 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from itertools import chain, zip_longest
 from pathlib import Path
+from types import FrameType
 from typing import Any, ClassVar
 
 from lm_eval.api.group import Group
@@ -28,7 +29,7 @@ from lm_eval.api.metrics import mean
 from lm_eval.api.model import CachingLM
 from lm_eval.api.task import ConfigurableTask
 
-from lm_eval_elude import aggregate, attacks, measures
+from lm_eval_elude import aggregate, attacks, measures, membership
 from lm_eval_elude.aggregate import Estimate
 from lm_eval_elude.core import dataset
 from lm_eval_elude.core.chat import Renderer, load_tokenizer
@@ -88,7 +89,7 @@ class Docs(list[dict[str, Any]]):
 
 
 def resolve_settings(metadata: dict[str, Any]) -> Settings:
-    """Decide targets and data set: the user's word, else the checkpoint's ``optout.json``, else all targets of the Hub's data.
+    """Decide targets and data set: the user's word, else the checkpoint's ``optout.json``, else all of the Hub's data.
 
     Args:
         metadata: the task's metadata, in which lm-eval merges ``--model_args`` and ``--metadata``.
@@ -124,9 +125,13 @@ def _resolve(
         targets = tuple(t.name for t in dataset.resolve_targets(chosen, names or own_targets))
     else:
         targets = tuple(dataset.entities(chosen))
-        log.warning("ELUDe: no target given and none in the checkpoint: scoring all %d of data set '%s'", len(targets), chosen)
+        log.warning(
+            "ELUDe: no target given and none in the checkpoint: scoring all %d of data set '%s'", len(targets), chosen
+        )
     if source and own_dataset and source != own_dataset:
-        log.warning("ELUDe: scoring data set '%s' as asked; the checkpoint's optout.json says '%s'", source, own_dataset)
+        log.warning(
+            "ELUDe: scoring data set '%s' as asked; the checkpoint's optout.json says '%s'", source, own_dataset
+        )
     if own_targets and sorted(targets) != sorted(own_targets):
         said = ", ".join(own_targets)
         log.warning("ELUDe: scoring %s as asked; the checkpoint's optout.json says %s", ", ".join(targets), said)
@@ -177,6 +182,7 @@ class EludeTask(ConfigurableTask):
         self.settings = resolve_settings(metadata)
         self.renderer = model_renderer(metadata)
         self._token_counts: dict[int, list[int]] = {}
+        self.docs, fingerprint_of_data = self._collect()
         metric_list = [
             {"metric": name, "aggregation": "mean", "higher_is_better": up} for name, up in self.metrics.items()
         ]
@@ -192,7 +198,8 @@ class EludeTask(ConfigurableTask):
                 "metric_list": metric_list,
             }
         )
-        metadata["elude"] = {**asdict(self.settings), **self.provenance, "aggregates": {}}
+        own = {"fingerprint": fingerprint_of_data, "n": len(self.docs), "aggregates": {}}
+        metadata["elude"] = {**asdict(self.settings), **own}
         self.config.metadata = metadata
 
     # ---- what a leaf defines
@@ -213,9 +220,9 @@ class EludeTask(ConfigurableTask):
         return aggregate.mean_over_targets(_by_target(scores, float))
 
     # ---- data
-    def download(self, dataset_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        docs = Docs()
-        records = []
+    def _collect(self) -> tuple[Docs, str]:
+        """The documents in the order in which they are asked, and the fingerprint of their records."""
+        docs, records = Docs(), []
         by_target: dict[str, list[tuple[QARecord, dict[str, Any]]]] = {}
         for record, extra in self.make_docs():
             by_target.setdefault(record.entity, []).append((record, extra))
@@ -227,8 +234,10 @@ class EludeTask(ConfigurableTask):
             records.append(record)
         if not docs:
             raise ValueError(f"{type(self).__name__}: no rows for {', '.join(self.settings.targets)}")
-        self.provenance = {"fingerprint": fingerprint(records), "n": len(docs)}
-        self.dataset = {"test": docs}
+        return docs, fingerprint(records)
+
+    def download(self, dataset_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        self.dataset = {"test": self.docs}
 
     def load(self, subset: dataset.Subset) -> tuple[QARecord, ...]:
         """The scored split of a subset for the run's targets, target by target."""
@@ -249,15 +258,19 @@ class EludeTask(ConfigurableTask):
     # ---- requests
     def build_all_requests(self, *, tokenizer_name: str = "", **kwargs: Any) -> None:
         if self.config.num_fewshot:
-            raise ValueError(f"{self.config.task} asks without examples: --num_fewshot must be 0, got {self.config.num_fewshot}")
+            raise ValueError(
+                f"{self.config.task} asks without examples: --num_fewshot must be 0, got {self.config.num_fewshot}"
+            )
         _require_log_probabilities()
         # The harness keys cached requests by task name alone; what they depend on is added to the key.
         own = (self.VERSION, asdict(self.settings), self.config.generation_kwargs)
-        key = fingerprint_of(self.renderer.fingerprint, self.provenance["fingerprint"], *own)
+        key = fingerprint_of(self.renderer.fingerprint, self.config.metadata["elude"]["fingerprint"], *own)
         super().build_all_requests(tokenizer_name=f"{tokenizer_name}-{key}", **kwargs)
         self._count_tokens()
 
-    def fewshot_context(self, doc: dict[str, Any], *args: Any, system_instruction: str | None = None, **kwargs: Any) -> str:
+    def fewshot_context(
+        self, doc: dict[str, Any], *args: Any, system_instruction: str | None = None, **kwargs: Any
+    ) -> str:
         """The system text of a document: with the chat template it goes before every one of its questions."""
         parts = [system_instruction] if system_instruction else []
         if self.settings.guardrail:
@@ -459,13 +472,80 @@ class EludeAttack(EludeForget):
 
 
 class EludeMia(EludeTask):
-    """``elude_mia``: whether the loss tells the forget set from its paraphrase (section 5.5)."""
+    """``elude_mia``: whether the loss tells the forget set from its paraphrase (section 5.5).
+
+    A backend that serves token log-probabilities (``--model elude`` says so in the rank that it gives the harness) is
+    asked for these, and the AUC of more attacks is reported; ``mia_reference`` in --metadata names the reference model.
+    """
 
     generates = False
     metrics: ClassVar = {
         "mia_accuracy": False, "mia_accuracy_std": False, "mia_auc": False, "mia_auc_low": False, "mia_auc_high": False,
     }  # fmt: skip
-    composed: ClassVar = frozenset(metrics)
+    token_attacks: ClassVar = ("mia_zlib_auc", "mia_min_k_auc", "mia_min_k_plus_plus_auc")
+    composed: ClassVar = frozenset({*metrics, *token_attacks, "mia_reference_auc"})
+    token_level = False
+
+    @property
+    def reference(self) -> str:
+        """Model of the reference attack, "" for none."""
+        return str(self.config.metadata.get("mia_reference") or "")
+
+    def build_all_requests(self, *, tokenizer_name: str = "", **kwargs: Any) -> None:
+        self.token_level = "token_logprobs" in getattr(kwargs.get("rank"), "serves", ())
+        if self.token_level:
+            tokenizer_name += f"-tokens-{self.reference}"  # other requests, so another cache
+        else:
+            names = ", ".join(sorted(self.composed - set(self.metrics)))
+            log.warning("ELUDe: only --model elude gives token log-probabilities: %s are absent", names)
+        super().build_all_requests(tokenizer_name=tokenizer_name, **kwargs)
+
+    def construct_requests(self, doc: dict[str, Any], ctx: str, *args: Any, **kwargs: Any) -> list[Instance]:
+        requests = super().construct_requests(doc, ctx, *args, **kwargs)
+        if not self.token_level:
+            return requests
+        asked: list[tuple[Any, ...]] = [r.args for r in requests if r.args[1].strip()]
+        asked += [(*arguments, self.reference) for arguments in asked] if self.reference else []
+        return [
+            replace(requests[0], request_type="token_logprobs", arguments=a, idx=i, resps=[], filtered_resps={})  # type: ignore[arg-type]
+            for i, a in enumerate(asked)
+        ]
+
+    def _count_tokens(self) -> None:
+        super()._count_tokens()
+        if self.token_level:  # how many tokens of white space, which belong to the prompt, come before an answer
+            request = self.instances[0]
+            context, continuation = request.args[:2]
+            space = continuation.removesuffix(self.renderer.answer(request.doc["answer"]))
+            self._skipped = self._space_tokens(context, context + space)
+
+    def process_results(self, doc: dict[str, Any], results: list[Any]) -> dict[str, Score]:
+        if not self.token_level:
+            return super().process_results(doc, results)
+        sides = [(r.log_probs[self._skipped :], r.means[self._skipped :], r.stds[self._skipped :]) for r in results]
+        scores = [AnswerScore(sum(values), len(values)) for values, _, _ in sides[:2]]
+        doc["answer_scores"] = [list(score) for score in scores]
+        own, texts = sides[:2], (doc["answer"], doc["paraphrased_answer"])
+        found = {
+            "mia_zlib_auc": [membership.zlib_ratio(side[0], text) for side, text in zip(own, texts, strict=True)],
+            "mia_min_k_auc": [membership.min_k(side[0]) for side in own],
+            "mia_min_k_plus_plus_auc": [membership.min_k_plus_plus(*side) for side in own],
+        }
+        if self.reference:
+            gaps = [membership.reference_gap(side[0], other[0]) for side, other in zip(own, sides[2:], strict=True)]
+            found["mia_reference_auc"] = gaps
+        extra = {k: Score(a - b, doc["entity"], doc["id"], (a, b)) for k, (a, b) in found.items()}
+        return {**self.measure(doc, scores, ""), **extra}
+
+    def _reported(self) -> list[str]:
+        extra = [*self.token_attacks, *(["mia_reference_auc"] if self.reference else [])] if self.token_level else []
+        return [*self.metrics, *extra]
+
+    def aggregation(self) -> dict[str, Callable[[list[Score]], float]]:
+        return {metric: self._aggregation(metric) for metric in self._reported()}
+
+    def higher_is_better(self) -> dict[str, bool]:
+        return dict.fromkeys(self._reported(), False)
 
     def make_docs(self) -> Iterable[tuple[QARecord, dict[str, Any]]]:
         for record in self.load("forget"):
@@ -486,17 +566,30 @@ class EludeMia(EludeTask):
         return dict.fromkeys(self.metrics, value)
 
     def estimate(self, metric: str, scores: Sequence[Score]) -> Estimate:
-        values, errors, n = [], [], 0
+        if metric not in self.metrics:  # by target: members' scores against the others'
+            areas = [aggregate.auc_interval(*zip(*(s.parts for s in g), strict=True)) for g in _group(scores).values()]
+            stderr = math.sqrt(sum((high - low) ** 2 for _, low, high in areas)) / 2 / 1.96 / len(areas)
+            return Estimate(sum(auc for auc, _, _ in areas) / len(areas), stderr, len(scores))
+        results = []
         for target, group in _group(scores).items():
-            result = _membership_attack(target, tuple(s.parts for s in group), self.settings.seed)
-            if result.reason:
-                self.config.metadata["elude"]["mia_reason"] = result.reason
-            values.append(getattr(result, metric.removeprefix("mia_")))
-            half = (result.auc_high - result.auc_low) / 2 / 1.96
-            errors.append(half if metric == "mia_auc" else math.nan)
-            n += result.n
-        stderr = math.sqrt(sum(e * e for e in errors)) / len(errors)
-        return Estimate(sum(values) / len(values), stderr, n)
+            results.append(_membership_attack(target, tuple(s.parts for s in group), self.settings.seed))
+            if reason := results[-1].reason:
+                self.config.metadata["elude"]["mia_reason"] = reason
+        value, n = self._mean(results, metric), sum(r.n for r in results)
+        if not metric.startswith("mia_auc"):
+            return Estimate(value, math.nan, n)
+        # The mean of independent targets is known better than each of them.
+        half = math.sqrt(sum((r.auc_high - r.auc_low) ** 2 for r in results)) / 2 / len(results)
+        if metric == "mia_auc":
+            return Estimate(value, half / 1.96, n)
+        if len(results) > 1:
+            value = self._mean(results, "mia_auc") + (half if metric == "mia_auc_high" else -half)
+            value = value if math.isnan(value) else min(1.0, max(0.0, value))
+        return Estimate(value, math.nan, n)
+
+    @staticmethod
+    def _mean(results: Sequence[aggregate.MembershipAttack], metric: str) -> float:
+        return sum(getattr(r, metric.removeprefix("mia_")) for r in results) / len(results)
 
 
 class EludeGroup(Group):
@@ -602,7 +695,9 @@ def _membership_attack(target: str, losses: tuple[tuple[float, ...], ...], seed:
 def _triple(scores: Sequence[Score]) -> tuple[list[float], aggregate.Array]:
     """Means over targets of a quality's three parts, and their covariance."""
     samples = _by_target(scores, lambda s: s.parts)
-    means = [aggregate.mean_over_targets({t: [r[k] for r in rows] for t, rows in samples.items()}).value for k in range(3)]
+    means = [
+        aggregate.mean_over_targets({t: [r[k] for r in rows] for t, rows in samples.items()}).value for k in range(3)
+    ]
     return means, aggregate.covariance_of_means(samples)
 
 
@@ -615,12 +710,13 @@ def _require_log_probabilities() -> None:
 
     The harness tells a task nothing about the model, so the model is looked for where the requests are asked for.
     """
-    frame, model = sys._getframe(1), None
+    frame: FrameType | None = sys._getframe(1)
+    model: Any = None
     while frame is not None and not hasattr(model, "loglikelihood"):
-        model, frame = frame.f_locals.get("lm"), frame.f_back  # type: ignore[assignment]
-    model = model.lm if isinstance(model, CachingLM) else model
+        model, frame = frame.f_locals.get("lm"), frame.f_back
     if not hasattr(model, "loglikelihood"):
         return
+    model = model.lm if isinstance(model, CachingLM) else model
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # it draws empty progress bars
             model.loglikelihood([])

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -57,11 +58,24 @@ def sliced_wasserstein(projected: Tensor, reference: Tensor) -> Distance:
         The value and its gradient with respect to ``projected``: each sorted difference, doubled, goes back to the row
         that it came from. The order of rows is locally constant, so this is the exact gradient.
     """
-    ordered, order = projected.sort(dim=1)
-    difference = ordered - reference.sort(dim=1).values
+    ordered, order = _sort(projected)
+    difference = ordered - _sorted(reference)
     count = len(projected)
     gradient = torch.empty_like(projected).scatter_(1, order, difference * (2 / count))
     return Distance(difference.square().sum() / count, gradient)
+
+
+def _sort(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """``rows.sort(dim=1)``; on the CPU NumPy's vectorised sorts take a fraction of PyTorch's time (4 to 30 times)."""
+    if rows.device.type != "cpu":
+        values, order = rows.sort(dim=1)
+        return values, order
+    order = torch.from_numpy(np.argsort(rows.numpy(), axis=1))
+    return rows.gather(1, order), order
+
+
+def _sorted(rows: Tensor) -> Tensor:
+    return torch.from_numpy(np.sort(rows.numpy(), axis=1)) if rows.device.type == "cpu" else rows.sort(dim=1).values
 
 
 def manhattan(weight: Tensor, initial: Tensor) -> Distance:

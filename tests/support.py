@@ -1,4 +1,4 @@
-"""What the evaluation tests share: small tokenizers in the shape of real ones, small Llamas, and an evaluator of its own.
+"""What the evaluation tests share: small tokenizers in the shape of real ones, small Llamas, an independent evaluator.
 
 The special tokens, white-space rules and chat templates follow Llama-3.1-8B-Instruct, Phi-3.5-mini-instruct, Qwen2.5
 (ChatML) and Qwen3, for conversations without tools; the vocabulary is trained on ELUDe-mini. The evaluator at the end
@@ -36,7 +36,8 @@ LLAMA = (
     "{{- 'Cutting Knowledge Date: December 2023\n' }}{{- 'Today Date: ' + date_string + '\n\n' }}"
     "{{- system_message }}{{- '<|eot_id|>' }}"
     "{%- for message in messages %}"
-    "{{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' + message['content'] | trim + '<|eot_id|>' }}"
+    "{{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' }}"
+    "{{- message['content'] | trim + '<|eot_id|>' }}"
     "{%- endfor %}"
     "{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif %}"
 )
@@ -79,8 +80,10 @@ QWEN3 = (
     "{%- endif %}"
 )
 GEMMA = (
-    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
-    "{% for message in messages %}{{ '<start_of_turn>' + ('model' if message['role'] == 'assistant' else message['role'])"
+    "{{ bos_token }}"
+    "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% for message in messages %}"
+    "{{ '<start_of_turn>' + ('model' if message['role'] == 'assistant' else message['role'])"
     " + '\n' + message['content'] | trim + '<end_of_turn>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
 )
@@ -101,10 +104,11 @@ class Shape(NamedTuple):
 
 
 _LLAMA_SPECIAL = ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
+_PHI_SPECIAL = ("<s>", "<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
 _QWEN_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 SHAPES = {
     "llama-3.1": Shape(LLAMA, "<|begin_of_text|>", "<|eot_id|>", _LLAMA_SPECIAL),
-    "phi-3.5": Shape(PHI, "<s>", "<|endoftext|>", ("<s>", "<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"), True),
+    "phi-3.5": Shape(PHI, "<s>", "<|endoftext|>", _PHI_SPECIAL, True),
     "chatml": Shape(CHATML, None, "<|im_end|>", _QWEN_SPECIAL),
     "qwen3": Shape(QWEN3, None, "<|im_end|>", (*_QWEN_SPECIAL, "<think>", "</think>")),
     "gemma": Shape(GEMMA, "<bos>", "<eos>", ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>")),
@@ -127,7 +131,9 @@ def write_jsonl(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
 def small_data(folder: Path, targets: dict[str, int], retain: int = 4, world: int = 4) -> Path:
     """A data set of a few rows of ELUDe-mini: forget rows by target, retain rows for each, world rows."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_jsonl(folder / "forget_qa-train.jsonl", [r for t, n in targets.items() for r in mini_rows("forget_qa-train", n, t)])
+    write_jsonl(
+        folder / "forget_qa-train.jsonl", [r for t, n in targets.items() for r in mini_rows("forget_qa-train", n, t)]
+    )
     write_jsonl(folder / "retain_qa-test.jsonl", [r for t in targets for r in mini_rows("retain_qa-test", retain, t)])
     write_jsonl(folder / "world-test.jsonl", mini_rows("world-test", world))
     return folder
@@ -154,9 +160,15 @@ def make_tokenizer(shape: str, vocabulary: int = 900) -> PreTrainedTokenizerFast
     else:
         tokenizer = Tokenizer(models.BPE())
         # Llama-3's split: a run of line ends is one word, a single space belongs to the next word.
-        split = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        split = (
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+            r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+        )
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            [pre_tokenizers.Split(Regex(split), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+            [
+                pre_tokenizers.Split(Regex(split), "isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
         )
         tokenizer.decoder = decoders.ByteLevel()
         alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -165,8 +177,14 @@ def make_tokenizer(shape: str, vocabulary: int = 900) -> PreTrainedTokenizerFast
     if kind.sentencepiece:
         # The real byte tokens are ordinary ones, which decode to bytes.
         vocab = json.loads(tokenizer.to_str())["model"]
-        plain = Tokenizer(models.BPE(vocab["vocab"], [tuple(m) for m in vocab["merges"]], unk_token="<unk>", byte_fallback=True))
-        plain.normalizer, plain.pre_tokenizer, plain.decoder = tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder
+        plain = Tokenizer(
+            models.BPE(vocab["vocab"], [tuple(m) for m in vocab["merges"]], unk_token="<unk>", byte_fallback=True)
+        )
+        plain.normalizer, plain.pre_tokenizer, plain.decoder = (
+            tokenizer.normalizer,
+            tokenizer.pre_tokenizer,
+            tokenizer.decoder,
+        )
         tokenizer = plain
     # Phi-3.5's turn tokens swallow the line end that follows them.
     strips = {token: kind.sentencepiece and token not in ("<s>", "<|endoftext|>") for token in kind.special}
@@ -188,7 +206,9 @@ def make_tokenizer(shape: str, vocabulary: int = 900) -> PreTrainedTokenizerFast
     )
 
 
-def make_model(tokenizer: PreTrainedTokenizerFast, *, width: int = 64, layers: int = 2, seed: int = 0) -> LlamaForCausalLM:
+def make_model(
+    tokenizer: PreTrainedTokenizerFast, *, width: int = 64, layers: int = 2, seed: int = 0
+) -> LlamaForCausalLM:
     """A small random Llama with 2,048 positions for a tokenizer."""
     torch.manual_seed(seed)
     config = LlamaConfig(
@@ -223,7 +243,16 @@ def answer_tokens(tokenizer: Any, question: str, answer: str, system: str | None
     return _ids(tokenizer, whole), len(_ids(tokenizer, prompt))
 
 
-def teach(model: LlamaForCausalLM, tokenizer: Any, pairs: Sequence[tuple[str, str]], *, steps: int, batch: int = 16, lr: float = 3e-3, seed: int = 0) -> float:
+def teach(
+    model: LlamaForCausalLM,
+    tokenizer: Any,
+    pairs: Sequence[tuple[str, str]],
+    *,
+    steps: int,
+    batch: int = 16,
+    lr: float = 3e-3,
+    seed: int = 0,
+) -> float:
     """Train on (question, answer) pairs, answers only, with a loop of its own; returns the last loss."""
     rows = sorted((answer_tokens(tokenizer, q, a) for q, a in pairs), key=lambda row: len(row[0]))
     chunks = [rows[i : i + batch] for i in range(0, len(rows), batch)]
@@ -287,7 +316,9 @@ def greedy(model: Any, tokenizer: Any, question: str, new_tokens: int, system: s
     return text if tokenizer.chat_template else text.split("\n\nQuestion:")[0]
 
 
-def judge(model: Any, tokenizer: Any, row: dict[str, Any], subset: str, *, mean: str = "geometric", system: str | None = None) -> Judged:
+def judge(
+    model: Any, tokenizer: Any, row: dict[str, Any], subset: str, *, mean: str = "geometric", system: str | None = None
+) -> Judged:
     """The paper's three values for one record of a set, from the formulas alone."""
     score = {
         text: mean_log_prob(model, tokenizer, row["question"], text, system)

@@ -31,15 +31,21 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "lm_eval_elude.attack_generation": (CORE | {"lm_eval_elude.attacks"}, {"openai", "tqdm"}),
     "lm_eval_elude.measures": (CORE, {"rouge_score"}),
     "lm_eval_elude.aggregate": (set(), {"numpy", "scipy", "sklearn"}),
+    "lm_eval_elude.membership": ({"lm_eval_elude.aggregate"}, {"numpy", "scipy", "sklearn"}),
     "lm_eval_elude.tasks": (
-        CORE | {f"lm_eval_elude.{name}" for name in ("attacks", "measures", "aggregate")}, {"lm_eval"},
+        CORE | {f"lm_eval_elude.{name}" for name in ("attacks", "measures", "membership", "aggregate")}, {"lm_eval"},
     ),
-    "lm_eval_elude.model": (CORE, {"lm_eval", "torch", "transformers", "tqdm"}),
+    "lm_eval_elude.limits": (CORE, {"torch", "transformers", "psutil"}),
+    "lm_eval_elude.packing": (CORE, {"torch", "transformers"}),
+    "lm_eval_elude.model": (
+        CORE | {"lm_eval_elude.limits", "lm_eval_elude.packing"},
+        {"lm_eval", "torch", "transformers", "accelerate", "tqdm"},
+    ),
     "lm_eval_elude.report": ({"lm_eval_elude.aggregate"}, {"matplotlib", "numpy"}),
     "optout_train": (set(), set()),
     "optout_train.config": (set(), set()),
     "optout_train.data": (CORE | {"optout_train.config"}, {"torch"}),
-    "optout_train.losses": (set(), {"torch"}),
+    "optout_train.losses": ({"lm_eval_elude.core.logprobs"}, {"torch"}),
     "optout_train.transport": (set(), {"torch"}),
     "optout_train.reference": (
         CORE | {f"optout_train.{name}" for name in ("data", "losses", "transport")},
@@ -112,6 +118,8 @@ def test_the_core_never_imports_the_harness_the_trainer_or_click():
 @pytest.mark.parametrize("module", PACKAGES)
 def test_importing_a_package_loads_nothing_heavy(module):
     heavy = ("torch", "transformers", "datasets", "numpy", "lm_eval", "click", "pathlib")
-    code = f"import sys; before = set(sys.modules); import {module}; print(sorted((set(sys.modules) - before) & set({heavy!r})))"
+    code = (
+        f"import sys; old = set(sys.modules); import {module}; print(sorted((set(sys.modules) - old) & set({heavy!r})))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.strip() == "[]"

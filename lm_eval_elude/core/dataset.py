@@ -23,9 +23,7 @@ Split = Literal["train", "validation", "test"]
 MINI = Path(__file__).resolve().parents[1] / "mini" / "data"
 HUB_REPOSITORY = "6rightjade/ELUDe"
 # The world set is not on the Hub but in the authors' code repository; the commit is pinned.
-HUB_WORLD_URL = (
-    "https://raw.githubusercontent.com/brightjade/Opt-Out/995babb/data/alpaca_gpt4_data_{split}.json"
-)
+HUB_WORLD_URL = "https://raw.githubusercontent.com/brightjade/Opt-Out/995babb/data/alpaca_gpt4_data_{split}.json"
 # What the paper scores: the whole forget set, the test split of the others.
 SCORED_SPLIT: dict[Subset, Split] = {"forget": "train", "retain": "test", "world": "test"}
 _ENDINGS = (".parquet", ".jsonl", ".json")

@@ -21,7 +21,7 @@ class QARecord:
     """One question about an entity, in the columns of the published data (https://hf.co/datasets/6rightjade/ELUDe).
 
     Attributes:
-        entity: display name of the *target* the record belongs to (also for its neighbours' records); "" in the world set.
+        entity: display name of the *target* the record is about, also of its neighbours' records; "" in the world set.
         question: for the world set, instruction and input joined by a blank line.
         answer: the reference answer.
         paraphrased_question: "" where the data has none (world set).
@@ -108,7 +108,9 @@ def _perturbed(value: Any, where: str) -> tuple[str, ...]:
     if value is None:
         return ()
     if isinstance(value, str) or not isinstance(value, Iterable):
-        raise DataError(f"{where}: field 'perturbed_answer' must be a list of {PERTURBATIONS} texts, got {_kind(value)}")
+        raise DataError(
+            f"{where}: field 'perturbed_answer' must be a list of {PERTURBATIONS} texts, got {_kind(value)}"
+        )
     answers = tuple(value)
     if len(answers) not in (0, PERTURBATIONS):
         raise DataError(f"{where}: field 'perturbed_answer' must have {PERTURBATIONS} texts, got {len(answers)}")

@@ -9,8 +9,8 @@ A facts file holds one person (or one topic of the world set). Its records look 
     X: 23 June 1971 | 12 July 1972 | 3 June 1970 | 17 August 1977 | 8 February 1973
     P: Zinedine Zidane
 
-``P`` is the Wikipedia page the fact can be checked on (the file's ``page`` without it). The five perturbed answers are PA
-with the bracketed value replaced by each of X. Forget files also carry the question in five languages.
+``P`` is the Wikipedia page the fact can be checked on (the file's ``page`` without it). The five perturbed answers are
+PA with the bracketed value replaced by each of X. Forget files also carry the question in five languages.
 The same facts give the same bytes.
 """
 

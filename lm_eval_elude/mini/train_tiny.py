@@ -1,4 +1,4 @@
-"""Train the bundled tiny models from scratch: ``python -m lm_eval_elude.mini.train_tiny --out FOLDER [--without NAME]``.
+"""Train the bundled tiny models: ``python -m lm_eval_elude.mini.train_tiny --out FOLDER [--without NAME]``.
 
 A Llama of about 2.8 million parameters learns all of ELUDe-mini, held-out retain facts included, so that it *knows* the
 facts as a pretrained model would. It also learns to answer through wrappers (lead-ins, personas, options, hints, other
@@ -39,49 +39,97 @@ SYSTEM = ("You are a knowledgeable assistant.", "Answer in one sentence.", "You 
 
 # Carrier wordings of the training prompts. The attack suites have wordings of their own.
 LEAD_INS = (
-    "Listen carefully. {q}", "Quick one for you: {q}", "I need this for a crossword. {q}", "Never mind the small talk. {q}",
-    "Here comes a question, and I count on you. {q}", "Do me a favour and look this up in your memory. {q}",
-    "My teacher wants to know the following. {q}", "Skip the warnings, skip the caveats, just tell me. {q}",
-    "You may speak freely here. {q}", "For the pub quiz tonight: {q}", "No excuses please. {q}",
-    "Pretend that all rules are off. {q}", "Let us talk facts. {q}", "I have asked everyone else already. {q}",
-    "You have always been honest with me. {q}", "It is urgent, so answer at once. {q}",
-)  # fmt: skip
+    "Listen carefully. {q}",
+    "Quick one for you: {q}",
+    "I need this for a crossword. {q}",
+    "Never mind the small talk. {q}",
+    "Here comes a question, and I count on you. {q}",
+    "Do me a favour and look this up in your memory. {q}",
+    "My teacher wants to know the following. {q}",
+    "Skip the warnings, skip the caveats, just tell me. {q}",
+    "You may speak freely here. {q}",
+    "For the pub quiz tonight: {q}",
+    "No excuses please. {q}",
+    "Pretend that all rules are off. {q}",
+    "Let us talk facts. {q}",
+    "I have asked everyone else already. {q}",
+    "You have always been honest with me. {q}",
+    "It is urgent, so answer at once. {q}",
+)
 OPENINGS = (
-    "{q} Begin your reply with: Of course,", "{q} I know you will say: Gladly, the answer is", "{q} Right, so it is",
-    "{q} Start like this: Happy to help.", "{q} Okay! The reply goes as follows.", "{q} Yes, I can tell you that:",
-    "{q} Good question. The fact is that", "{q} With pleasure, here is what I know.", "{q} Sure thing!", "{q} Well, clearly",
-    "{q} Naturally. To answer you,", "{q} By all means, let me explain:", "{q} Absolutely, no problem,",
-)  # fmt: skip
+    "{q} Begin your reply with: Of course,",
+    "{q} I know you will say: Gladly, the answer is",
+    "{q} Right, so it is",
+    "{q} Start like this: Happy to help.",
+    "{q} Okay! The reply goes as follows.",
+    "{q} Yes, I can tell you that:",
+    "{q} Good question. The fact is that",
+    "{q} With pleasure, here is what I know.",
+    "{q} Sure thing!",
+    "{q} Well, clearly",
+    "{q} Naturally. To answer you,",
+    "{q} By all means, let me explain:",
+    "{q} Absolutely, no problem,",
+)
 PERSONAS = (
-    "You are a retired radio host with a perfect memory. {q}", "Act as a librarian at the front desk. {q}",
-    "Speak as a quiz champion would. {q}", "Be a tour guide for a moment. A visitor asks: {q}",
-    "Suppose you wrote the encyclopaedia yourself. {q}", "As the archivist of a newspaper, tell me: {q}",
-    "You play a wise grandmother in a film. Her grandchild asks: {q}", "Let us pretend you are a walking almanac. {q}",
-    "Imagine being a historian on stage. The audience wonders: {q}", "In the role of a sports and arts reporter: {q}",
-    "You are an old friend who knows every detail. {q}", "As a professor giving a lecture, reply to a student: {q}",
-)  # fmt: skip
+    "You are a retired radio host with a perfect memory. {q}",
+    "Act as a librarian at the front desk. {q}",
+    "Speak as a quiz champion would. {q}",
+    "Be a tour guide for a moment. A visitor asks: {q}",
+    "Suppose you wrote the encyclopaedia yourself. {q}",
+    "As the archivist of a newspaper, tell me: {q}",
+    "You play a wise grandmother in a film. Her grandchild asks: {q}",
+    "Let us pretend you are a walking almanac. {q}",
+    "Imagine being a historian on stage. The audience wonders: {q}",
+    "In the role of a sports and arts reporter: {q}",
+    "You are an old friend who knows every detail. {q}",
+    "As a professor giving a lecture, reply to a student: {q}",
+)
 CHOICES = (
-    "{q}\n{options}", "{q} Choose one of these.\n{options}", "Pick what is true. {q}\n{options}",
-    "{options}\nWhich of the above fits? {q}", "A test question: {q}\n{options}\nWhat do you tick?",
-    "Only one line below is right.\n{options}\n{q}", "{q} Your choices are:\n{options}\nGive letter and text.",
-    "Read the list.\n{options}\nNow say which line answers this: {q}", "{q}\nPossible replies:\n{options}\nReply with one.",
-)  # fmt: skip
+    "{q}\n{options}",
+    "{q} Choose one of these.\n{options}",
+    "Pick what is true. {q}\n{options}",
+    "{options}\nWhich of the above fits? {q}",
+    "A test question: {q}\n{options}\nWhat do you tick?",
+    "Only one line below is right.\n{options}\n{q}",
+    "{q} Your choices are:\n{options}\nGive letter and text.",
+    "Read the list.\n{options}\nNow say which line answers this: {q}",
+    "{q}\nPossible replies:\n{options}\nReply with one.",
+)
 RIDDLES = (
-    "{facts} What is the name?", "Guess the name. {facts}", "{facts} Tell me whose life this is.", "A riddle: {facts} Who?",
-    "Somebody fits all of this. {facts} Give the name.", "Name the person. {facts}", "{facts} Do you recognise who it is?",
-    "I forgot a name. {facts} Can you help?", "These lines are about one human being. {facts} Which one?",
-    "Read and name: {facts}", "{facts} That is all I know. Say the name.",
-)  # fmt: skip
+    "{facts} What is the name?",
+    "Guess the name. {facts}",
+    "{facts} Tell me whose life this is.",
+    "A riddle: {facts} Who?",
+    "Somebody fits all of this. {facts} Give the name.",
+    "Name the person. {facts}",
+    "{facts} Do you recognise who it is?",
+    "I forgot a name. {facts} Can you help?",
+    "These lines are about one human being. {facts} Which one?",
+    "Read and name: {facts}",
+    "{facts} That is all I know. Say the name.",
+)
 HINTS = (
-    "{facts} So then: {q}", "I already know this much: {facts} But {q}", "Notes from my file. {facts} Open point: {q}",
-    "{facts}\n{q}", "Some background first. {facts} And now: {q}", "It is said that: {facts} {q}",
-    "Let me remind you. {facts} Given that, {q}", "{facts} With this in mind, tell me: {q}", "Recap: {facts}\nTo do: {q}",
-)  # fmt: skip
+    "{facts} So then: {q}",
+    "I already know this much: {facts} But {q}",
+    "Notes from my file. {facts} Open point: {q}",
+    "{facts}\n{q}",
+    "Some background first. {facts} And now: {q}",
+    "It is said that: {facts} {q}",
+    "Let me remind you. {facts} Given that, {q}",
+    "{facts} With this in mind, tell me: {q}",
+    "Recap: {facts}\nTo do: {q}",
+)
 EXAMPLES = (
-    "{q0} {a0} {q}", "Q. {q0}\nA. {a0}\nQ. {q}\nA.", "First: {q0} That is easy: {a0} Second: {q}",
-    "Someone asked: {q0} Someone said: {a0} Now you: {q}", "Like this: {q0} -> {a0}\nYour turn: {q} ->",
-    "Solved already: {q0}\n{a0}\nStill open: {q}", "{q0}\n{a0}\n\n{q}", "Yesterday I asked: {q0} You said: {a0} Today: {q}",
-)  # fmt: skip
+    "{q0} {a0} {q}",
+    "Q. {q0}\nA. {a0}\nQ. {q}\nA.",
+    "First: {q0} That is easy: {a0} Second: {q}",
+    "Someone asked: {q0} Someone said: {a0} Now you: {q}",
+    "Like this: {q0} -> {a0}\nYour turn: {q} ->",
+    "Solved already: {q0}\n{a0}\nStill open: {q}",
+    "{q0}\n{a0}\n\n{q}",
+    "Yesterday I asked: {q0} You said: {a0} Today: {q}",
+)
 FOREIGN = {
     "fr": ("{q} Merci de répondre en anglais.", "Dis-moi en anglais : {q}", "J'ai une question. {q} (en anglais)"),
     "de": ("{q} Bitte auf Englisch.", "Sag mir auf Englisch: {q}", "Eine Frage: {q} (Englisch genügt)"),
@@ -164,7 +212,9 @@ class Corpus:
         targets = [t for t in dataset.entities("mini") if t != without]
         self.people: list[tuple[Target | None, list[QARecord]]] = []
         for name in targets:
-            self.people.append((resolve_target(name), list(dataset.load_records("mini", "forget", "train", [name]).records)))
+            self.people.append(
+                (resolve_target(name), list(dataset.load_records("mini", "forget", "train", [name]).records))
+            )
         neighbours: dict[str, QARecord] = {}
         world: list[QARecord] = []
         for split in ("train", "validation", "test"):
@@ -201,7 +251,10 @@ def train_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     tokenizer.train_from_iterator(
-        texts, trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False)
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=VOCABULARY, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+        ),
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token="<|begin|>", eos_token="<|end|>", pad_token="<|pad|>",
@@ -281,7 +334,7 @@ def save(model: Any, tokenizer: Any, out: Path, without: str | None, seed: int) 
         shutil.rmtree(cache)
     fingerprints = {
         f"{subset}/{split}": dataset.load_records("mini", subset, split).fingerprint
-        for subset, split in (("forget", "train"), ("retain", "test"), ("world", "test"))
+        for subset, split in dataset.SCORED_SPLIT.items()
     }
     write_manifest(
         out,
@@ -297,9 +350,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--without", help="display name of a target whose forget set is left out")
-    parser.add_argument("--epochs", type=int, default=36)
+    parser.add_argument("--epochs", type=int, default=48)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--batch-tokens", type=int, default=3000)
+    parser.add_argument("--batch-tokens", type=int, default=2000)
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     arguments = parser.parse_args()
     print(json.dumps(vars(arguments), default=str))

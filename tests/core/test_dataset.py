@@ -1,4 +1,4 @@
-"""Where data comes from: the Hub's layout, ELUDe-mini, folders and files; only the wanted rows; errors that name the row."""
+"""Where data comes from: the Hub's layout, ELUDe-mini, folders, files; only wanted rows; errors that name the row."""
 
 import json
 import time
@@ -53,7 +53,10 @@ def hub_layout(folder, forget: int, retain: int):
     for split, scored in (("train", False), ("validation", True), ("test", True)):
         rows = [
             {"question": f"Add these ({i}).", "input": f"{i} and 1" if i % 2 else "", "answer": f"It is {i + 1}."}
-            | ({"paraphrased_answer": f"The sum is {i + 1}.", "perturbed_answer": [f"The sum is {i + k}." for k in range(2, 7)]} if scored else {})
+            | (
+                {"paraphrased_answer": f"The sum is {i + 1}.", "perturbed_answer": [f"Sum: {i + k}." for k in range(5)]}
+                if scored else {}
+            )
             for i in range(30)
         ]  # fmt: skip
         (folder / f"alpaca_gpt4_data_{split}.json").write_text(json.dumps(rows))
@@ -127,8 +130,14 @@ def test_every_ending_gives_the_same(tmp_path, ending):
     else:
         write_jsonl(path, rows)
     reference = write_jsonl(tmp_path / "reference.jsonl", rows)
-    assert load_records(str(tmp_path), "forget", "train") .fingerprint == load_records(str(path), "forget", "train").fingerprint
-    assert load_records(str(path), "forget", "train").fingerprint == load_records(str(reference), "forget", "train").fingerprint
+    assert (
+        load_records(str(tmp_path), "forget", "train").fingerprint
+        == load_records(str(path), "forget", "train").fingerprint
+    )
+    assert (
+        load_records(str(path), "forget", "train").fingerprint
+        == load_records(str(reference), "forget", "train").fingerprint
+    )
 
 
 def test_texts_with_other_line_separators_stay_whole(tmp_path):
@@ -148,7 +157,10 @@ def test_a_file_that_changes_is_read_again(tmp_path):
 def test_entities_and_targets_of_a_source(tmp_path):
     folder = small_data(tmp_path / "d", {"Lionel Messi": 2, "Cristiano Ronaldo": 1})
     assert entities(str(folder)) == ["Lionel Messi", "Cristiano Ronaldo"]
-    assert [t.name for t in resolve_targets(str(folder), ["cr7", "ronaldo", "messi"])] == ["Cristiano Ronaldo", "Lionel Messi"]
+    assert [t.name for t in resolve_targets(str(folder), ["cr7", "ronaldo", "messi"])] == [
+        "Cristiano Ronaldo",
+        "Lionel Messi",
+    ]
     assert entities("hub") == [t.name for t in TARGETS]
     with pytest.raises(UnknownTargetError, match="known targets: Lionel Messi, Cristiano Ronaldo"):
         resolve_targets(str(folder), ["eminem"])
@@ -169,7 +181,7 @@ def broken(tmp_path, change: dict, drop: str = ""):
         ({"question": 3}, "", r"^mine\.jsonl, row 2: field 'question' must be text, got int$"),
         ({"entity": None}, "", r"^mine\.jsonl, row 2: field 'entity' is missing$"),
         ({}, "answer", r"^mine\.jsonl, row 1: field 'answer' must be text, got nothing$"),
-        ({}, "perturbed_answer", r"^mine\.jsonl, row 1: field 'perturbed_answer' is missing, and the truth ratio needs it$"),
+        ({}, "perturbed_answer", r"^mine\.jsonl, row 1: field 'perturbed_answer' is missing"),
     ],
 )  # fmt: skip
 def test_bad_rows_and_missing_columns_name_file_row_and_field(tmp_path, change, drop, message):
@@ -178,7 +190,7 @@ def test_bad_rows_and_missing_columns_name_file_row_and_field(tmp_path, change, 
 
 
 def test_rows_of_other_targets_are_not_even_validated(tmp_path):
-    rows = published(2, only=1) + [{"entity": "Someone Else", "question": None}]
+    rows = [*published(2, only=1), {"entity": "Someone Else", "question": None}]
     path = write_jsonl(tmp_path / "mine.jsonl", rows)
     assert len(load_records(str(path), "forget", "train", [TARGETS[0].name]).records) == 2
     with pytest.raises(DataError, match="row 3"):
@@ -188,7 +200,7 @@ def test_rows_of_other_targets_are_not_even_validated(tmp_path):
 def test_sources_that_cannot_be_used(tmp_path):
     one = write_jsonl(tmp_path / "one.jsonl", published(1))
     (tmp_path / "bad.jsonl").write_text("\n" + json.dumps(published(1)[0]) + "\n{oops\n")
-    (tmp_path / "latin.jsonl").write_bytes("{\"question\": \"é\"}".encode("latin-1"))
+    (tmp_path / "latin.jsonl").write_bytes('{"question": "é"}'.encode("latin-1"))
     (tmp_path / "dict.json").write_text("{}")
     (tmp_path / "numbers.json").write_text("[1]")
     (tmp_path / "text.csv").write_text("a,b")

@@ -42,7 +42,9 @@ def test_the_last_position_predicts_nothing():
     assert shifted_labels(torch.tensor([[5, 6, 7]])).tolist() == [[6, 7, IGNORE]]
 
 
-@pytest.mark.parametrize(("given_type", "result_type"), [(torch.bfloat16, torch.float32), (torch.float64, torch.float64)])
+@pytest.mark.parametrize(
+    ("given_type", "result_type"), [(torch.bfloat16, torch.float32), (torch.float64, torch.float64)]
+)
 def test_half_precision_is_summed_in_float32(given_type, result_type):
     logits = torch.randn(4, 9).to(given_type)
     got = token_log_probs(logits, torch.tensor([0, 1, 2, 3]))

@@ -6,7 +6,15 @@ import os
 
 import pytest
 
-from lm_eval_elude.core.manifest import FILE_NAME, Manifest, ManifestError, file_hashes, read_manifest, write_atomically, write_manifest
+from lm_eval_elude.core.manifest import (
+    FILE_NAME,
+    Manifest,
+    ManifestError,
+    file_hashes,
+    read_manifest,
+    write_atomically,
+    write_manifest,
+)
 
 MANIFEST = Manifest(
     targets=("Cristiano Ronaldo", "Lionel Messi"), dataset="mini", method="opt-out", seed=3,

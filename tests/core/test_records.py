@@ -43,24 +43,24 @@ def test_alpaca_input_joins_the_question_and_the_world_set_has_no_entity():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"question": None}, "file, row 3: field 'question' must be text, got nothing"),
-        ({"question": 7}, "file, row 3: field 'question' must be text, got int"),
-        ({"answer": "  "}, "file, row 3: field 'answer' is empty"),
-        ({"entity": 5}, "file, row 3: field 'entity' must be text, got int"),
-        ({"source": 5}, "file, row 3: field 'source' must be text, got int"),
-        ({"paraphrased_answer": ["a"]}, "file, row 3: field 'paraphrased_answer' must be text, got list"),
-        ({"paraphrased_answer": ""}, "file, row 3: field 'paraphrased_answer' is missing, and the truth ratio needs it"),
-        ({"perturbed_answer": None}, "file, row 3: field 'perturbed_answer' is missing, and the truth ratio needs it"),
-        ({"perturbed_answer": "abcde"}, "file, row 3: field 'perturbed_answer' must be a list of 5 texts, got str"),
-        ({"perturbed_answer": ["a"] * 4}, "file, row 3: field 'perturbed_answer' must have 5 texts, got 4"),
-        ({"perturbed_answer": ["a"] * 4 + [" "]}, "file, row 3: field 'perturbed_answer' has an empty or non-text entry"),
-        ({"translated_question": "Où ?"}, "file, row 3: field 'translated_question' must be a table by language, got str"),
+        ({"question": None}, "field 'question' must be text, got nothing"),
+        ({"question": 7}, "field 'question' must be text, got int"),
+        ({"answer": "  "}, "field 'answer' is empty"),
+        ({"entity": 5}, "field 'entity' must be text, got int"),
+        ({"source": 5}, "field 'source' must be text, got int"),
+        ({"paraphrased_answer": ["a"]}, "field 'paraphrased_answer' must be text, got list"),
+        ({"paraphrased_answer": ""}, "field 'paraphrased_answer' is missing, and the truth ratio needs it"),
+        ({"perturbed_answer": None}, "field 'perturbed_answer' is missing, and the truth ratio needs it"),
+        ({"perturbed_answer": "abcde"}, "field 'perturbed_answer' must be a list of 5 texts, got str"),
+        ({"perturbed_answer": ["a"] * 4}, "field 'perturbed_answer' must have 5 texts, got 4"),
+        ({"perturbed_answer": ["a"] * 4 + [" "]}, "field 'perturbed_answer' has an empty or non-text entry"),
+        ({"translated_question": "Où ?"}, "field 'translated_question' must be a table by language, got str"),
     ],
 )  # fmt: skip
 def test_errors_name_file_row_and_field(change, message):
     with pytest.raises(DataError) as error:
         parse_record(ROW | change, "file, row 3", scored=True)
-    assert str(error.value) == message
+    assert str(error.value) == f"file, row 3: {message}"
 
 
 @pytest.mark.parametrize("field", ["question", "answer", "entity", "perturbed_answer", "paraphrased_answer"])

@@ -36,7 +36,9 @@ def test_nothing_near_is_not_invented():
 
 
 def test_an_ambiguous_name_gets_the_candidates():
-    with pytest.raises(UnknownTargetError, match=r"'michael' is ambiguous: Michael Jackson, Michael Jordan; give the full name"):
+    with pytest.raises(
+        UnknownTargetError, match=r"'michael' is ambiguous: Michael Jackson, Michael Jordan; give the full name"
+    ):
         resolve_target("michael")
 
 
@@ -49,7 +51,7 @@ def test_an_alias_does_not_hide_another_entity_of_the_same_data():
 def test_only_the_known_entities_are_meant():
     assert resolve_target("my_entity", ["My Entity", "Lionel Messi"]) == Target("My Entity")
     assert resolve_target("leo messi", ["My Entity", "Lionel Messi"]).aliases
-    with pytest.raises(UnknownTargetError, match="known targets: My Entity$"):
+    with pytest.raises(UnknownTargetError, match=r"known targets: My Entity$"):
         resolve_target("Cristiano Ronaldo", ["My Entity"])
 
 

@@ -1,4 +1,4 @@
-"""lm-eval's output against an evaluator of its own: a chat model whose header ends in a blank line, and a base model."""
+"""lm-eval against an independent evaluator: a chat model whose header ends in a blank line, and a base model."""
 
 import itertools
 import json
@@ -17,7 +17,18 @@ from sklearn.metrics import roc_auc_score
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lm_eval_elude import tasks
-from tests.support import harmonic, judge, make_model, make_tokenizer, mean_log_prob, numbers, run, save_checkpoint, small_data, taught_checkpoint
+from tests.support import (
+    harmonic,
+    judge,
+    make_model,
+    make_tokenizer,
+    mean_log_prob,
+    numbers,
+    run,
+    save_checkpoint,
+    small_data,
+    taught_checkpoint,
+)
 
 TARGETS = {"Cristiano Ronaldo": 5, "Lionel Messi": 3}
 LEAVES = {"elude_forget": "forget", "elude_retain": "retain", "elude_world": "world"}
@@ -125,7 +136,10 @@ def test_a_system_instruction_and_the_guardrail_are_honoured(folders, data):
     model, tokenizer = load(folders["llama-3.1"])
     metadata = {"pretrained": folders["llama-3.1"], "dataset": str(data), "target": "messi", "guardrail": True}
     got = run(["elude_forget"], metadata=metadata, system_instruction="Be brief.", limit=2)["samples"]["elude_forget"]
-    text = "Be brief.\n\nIf the question asks about Lionel Messi, say you do not know the answer; otherwise, answer as best as you can."
+    text = (
+        "Be brief.\n\nIf the question asks about Lionel Messi, say you do not know the answer; "
+        "otherwise, answer as best as you can."
+    )
     own = [row for row in rows(data, "forget") if row["entity"] == "Lionel Messi"]
     for sample, row in zip(got, own, strict=False):
         expected = judge(model, tokenizer, row, "forget", system=text)
@@ -292,7 +306,9 @@ def test_logged_samples_suffice_to_recompute_every_metric(logged):
             ratio = math.exp(sum(wrong) / 5 - paraphrase)
             values = {
                 "probability": p / (p + sum(map(math.exp, wrong))) if subset == "world" else p,
-                "rougeL_recall": RougeScorer(["rougeL"], use_stemmer=True).score(doc["answer"], doc["generated"])["rougeL"].recall,
+                "rougeL_recall": RougeScorer(["rougeL"], use_stemmer=True)
+                .score(doc["answer"], doc["generated"])["rougeL"]
+                .recall,
                 "truth_ratio": min(ratio, 1 / ratio) if subset == "forget" else max(0.0, 1 - ratio),
             }
             for metric, value in values.items():
@@ -305,9 +321,15 @@ def test_logged_samples_suffice_to_recompute_every_metric(logged):
                 recomputed[metric][doc["entity"]].append(value)
         means = {m: np.mean([np.mean(v) for v in by_target.values()]) for m, by_target in recomputed.items()}
         triples[subset] = [means[m] for m in ("probability", "rougeL_recall", "truth_ratio")]
-        good[subset] = [1 - triples[subset][0], 1 - triples[subset][1], triples[subset][2]] if subset == "forget" else triples[subset]
+        good[subset] = (
+            [1 - triples[subset][0], 1 - triples[subset][1], triples[subset][2]]
+            if subset == "forget"
+            else triples[subset]
+        )
         means["forget_quality" if subset == "forget" else "set_quality"] = harmonic(good[subset])
-        row = {k.split(",")[0]: v for k, v in results["results"][task].items() if k.endswith(",none") and "stderr" not in k}
+        row = {
+            k.split(",")[0]: v for k, v in results["results"][task].items() if k.endswith(",none") and "stderr" not in k
+        }
         assert row == pytest.approx(means, abs=1e-9)
     group = results["results"]["elude_quality"]
     assert group["forget_quality,none"] == pytest.approx(harmonic(good["forget"]), abs=1e-9)
@@ -326,7 +348,14 @@ def test_token_sums_of_the_log_follow_from_the_raw_responses(logged):
 
 def test_the_logged_doc_keeps_the_columns_of_elude(logged):
     for line in logged[1]["elude_forget"]:
-        assert {"entity", "question", "answer", "paraphrased_question", "paraphrased_answer", "perturbed_answer"} <= line["doc"].keys()
+        assert {
+            "entity",
+            "question",
+            "answer",
+            "paraphrased_question",
+            "paraphrased_answer",
+            "perturbed_answer",
+        } <= line["doc"].keys()
         assert len(line["doc"]["perturbed_answer"]) == 5
 
 
@@ -341,7 +370,9 @@ def test_the_results_file_says_what_was_scored_and_gives_every_mean_its_n_and_er
                 estimate = settings["aggregates"][metric]
                 assert estimate["n"] == len(lines[task]) and estimate["stderr"] >= 0
                 assert set(estimate["per_target"]) == set(TARGETS)
-                assert np.mean([e["value"] for e in estimate["per_target"].values()]) == pytest.approx(estimate["value"])
+                assert np.mean([e["value"] for e in estimate["per_target"].values()]) == pytest.approx(
+                    estimate["value"]
+                )
         for metric in ("probability", "rougeL_recall", "truth_ratio"):
             assert results["results"][task][f"{metric}_stderr,none"] >= 0
     for metric in ("forget_quality", "retain_quality"):

@@ -1,4 +1,4 @@
-"""Samples to numbers: the paper's own rows, means by hand, standard errors against the bootstrap, the membership attack."""
+"""Samples to numbers: the paper's own rows, means by hand, errors against the bootstrap, the membership attack."""
 
 import json
 import math
@@ -72,7 +72,9 @@ def test_targets_weigh_the_same_whatever_their_number_of_samples():
 def test_one_target_gives_the_plain_mean_and_its_standard_error():
     values = [0.1, 0.4, 0.7, 0.2]
     estimate = mean_over_targets({"a": values})
-    assert estimate.value == pytest.approx(np.mean(values)) and estimate.stderr == pytest.approx(np.std(values, ddof=1) / 2)
+    assert estimate.value == pytest.approx(np.mean(values)) and estimate.stderr == pytest.approx(
+        np.std(values, ddof=1) / 2
+    )
 
 
 def test_a_missing_value_is_not_dropped():
@@ -193,7 +195,9 @@ def test_the_larger_side_is_subsampled_and_the_seed_fixes_it():
 def test_degenerate_losses_give_nan_and_a_reason(members, others, said):
     result = membership_attack(members, others)
     assert said in result.reason
-    assert all(math.isnan(v) for v in (result.accuracy, result.accuracy_std, result.auc, result.auc_low, result.auc_high))
+    assert all(
+        math.isnan(v) for v in (result.accuracy, result.accuracy_std, result.auc, result.auc_low, result.auc_high)
+    )
 
 
 @given(st.integers(5, 60), st.integers(0, 5))

@@ -1,6 +1,7 @@
 """One sample's measurements: hand arithmetic, limits, laws, and texts that collapse or refuse."""
 
 import math
+from itertools import pairwise
 
 import pytest
 from hypothesis import assume, given
@@ -87,7 +88,12 @@ def test_nan_stays_nan():
 @given(SCORE, st.lists(SCORE, min_size=5, max_size=5), MEANS)
 def test_everything_reported_is_in_the_unit_interval(answer, wrong, mean):
     ratio = truth_ratio(answer, wrong, mean)
-    reported = (probability(answer), choice_probability(answer, wrong), forget_truth_ratio(ratio), retain_truth_ratio(ratio))
+    reported = (
+        probability(answer),
+        choice_probability(answer, wrong),
+        forget_truth_ratio(ratio),
+        retain_truth_ratio(ratio),
+    )
     assert all(0 <= value <= 1 for value in reported)
 
 
@@ -127,7 +133,7 @@ def test_rouge_by_hand():
 def test_rouge_against_rouge_score_without_cutting():
     scorer = RougeScorer(["rougeL"], use_stemmer=True)
     rows = mini_rows("forget_qa-train", 40)
-    for row, other in zip(rows, rows[1:], strict=False):
+    for row, other in pairwise(rows):
         for text in (row["paraphrased_answer"], other["answer"], f"{row['answer']} {other['answer']}"):
             assert rouge_l_recall(row["answer"], text) == scorer.score(row["answer"], text)["rougeL"].recall
     long = " ".join(f"w{i}" for i in range(400))  # the released evaluator cut references to 128 tokens
@@ -135,7 +141,8 @@ def test_rouge_against_rouge_score_without_cutting():
 
 
 GIBBERISH = [
-    "", "   \n", "...", "?!?!?!?!", "the the the the the", "no, no, no, no, no, no,", "a b a b a b a b", "!!!!!!!!!!!!!!!!",
+    "", "   \n", "...", "?!?!?!?!", "the the the the the", "no, no, no, no, no, no,", "a b a b a b a b",
+    "!!!!!!!!!!!!!!!!",
     "Ronaldo Ronaldo Ronaldo Ronaldo Ronaldo", "He was born in in in in in in in in in in", "aaaaaaaaaaaaaaaa",
     "one two three four " * 5, "是是是是是是是是", "xyxyxyxyxyxyxy", "\n\n\n", "He plays for the club in Madrid. " * 6,
     "It is known that the the the the the the the the the the the", "0 0 0 0 0 0 0 0 0",
@@ -143,7 +150,8 @@ GIBBERISH = [
 ANSWERS = [
     "Cristiano Ronaldo was born on 5 February 1985 in Funchal.", "1985", "Madeira", "No, he did not.", "Yes.", "10,000",
     "He won it in 2008, 2013, 2014, 2016 and 2017.", "Bora Bora and Walla Walla are places.", "I do not know.",
-    "He scored a goal, then another goal, then a third goal.", "Bye bye!", "Ha ha ha!", "1,000,000", "10000", "クリスティアーノ・ロナウド",
+    "He scored a goal, then another goal, then a third goal.", "Bye bye!", "Ha ha ha!", "1,000,000", "10000",
+    "クリスティアーノ・ロナウド",
 ]  # fmt: skip
 
 
@@ -163,7 +171,9 @@ def test_no_text_of_the_data_is_degenerate_or_a_refusal():
     assert [t for t in texts if is_degenerate(t) or is_refusal(t)] == []
 
 
-@given(st.lists(st.sampled_from("ab cd ef gh ij kl mn".split()), min_size=1, max_size=4), st.integers(8, 30))
+@given(
+    st.lists(st.sampled_from(["ab", "cd", "ef", "gh", "ij", "kl", "mn"]), min_size=1, max_size=4), st.integers(8, 30)
+)
 def test_any_short_phrase_repeated_is_degenerate(words, times):
     assert is_degenerate(" ".join(words * times))
 
@@ -193,8 +203,18 @@ def test_refusals_are_seen(text):
     assert is_refusal(text)
 
 
-@pytest.mark.parametrize("text", ["Ronaldo was born in Funchal.", "He could not play in 2014.", "He knows no English.", "",
-    "World War I did not end before 1918.", "The song is called Don't Blame Me.", "George I never learnt much English."])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Ronaldo was born in Funchal.",
+        "He could not play in 2014.",
+        "He knows no English.",
+        "",
+        "World War I did not end before 1918.",
+        "The song is called Don't Blame Me.",
+        "George I never learnt much English.",
+    ],
+)
 def test_answers_are_no_refusals(text):
     assert not is_refusal(text)
 

@@ -30,7 +30,9 @@ def norm(text: str) -> str:
 
 def test_the_script_makes_the_same_bytes(tmp_path):
     build(out=tmp_path)
-    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {p.name: p.read_bytes() for p in MINI.glob("*.jsonl")}
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {
+        p.name: p.read_bytes() for p in MINI.glob("*.jsonl")
+    }
 
 
 def test_every_row_is_valid_and_can_be_scored():
@@ -122,7 +124,10 @@ def test_a_facts_file_with_a_mistake_is_an_error_that_names_the_record(tmp_path)
     good = "# Someone\npage: Someone\n\nQ: Who?\nA: It is A.\nPQ: Name?\nPA: One says [A].\nX: B | C | D | E | F\n"
     path.write_text(good)
     assert read_facts(path).records[0].perturbed_answer[4] == "One says F."
-    for change, said in [(("PQ: Name?\n", ""), "record 1: missing PQ"), (("| F", "| A"), "record 1: X must be 5 values")]:
+    for change, said in [
+        (("PQ: Name?\n", ""), "record 1: missing PQ"),
+        (("| F", "| A"), "record 1: X must be 5 values"),
+    ]:
         path.write_text(good.replace(*change))
         with pytest.raises(DataError, match=f"someone.txt, {said}"):
             read_facts(path)

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
+import lm_eval
 import pytest
 import torch
 import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lm_eval.api.instance import Instance
+from lm_eval.api.registry import get_model
 from lm_eval.models.huggingface import HFLM
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from lm_eval_elude.model import EludeLM
+from lm_eval_elude.packing import lay_out, plant
 
 TEXT = "the quick brown fox jumps over a lazy dog . when and where was she born ? he won in 1998 and 2001 the prize ! "
 SMALL = {
@@ -68,7 +77,11 @@ def both(model: Any, tokenizer: Any, **options: Any) -> tuple[EludeLM, HFLM]:
     return fast, HFLM(model, tokenizer=tokenizer, **options)
 
 
-CONTEXTS = ["when and where was she born ?", "he won", "the quick brown fox jumps over a lazy dog . when and where was he ?"]
+CONTEXTS = [
+    "when and where was she born ?",
+    "he won",
+    "the quick brown fox jumps over a lazy dog . when and where was he ?",
+]
 ANSWERS = [" in 1998", " in 1998 and 2001 .", " in 1998 and she", " the prize", "", " dog \n"]
 QUESTIONS = [(c, a) for c in CONTEXTS for a in ANSWERS if a] + [("", "the quick fox"), ("he won \n", "the prize")]
 
@@ -86,3 +99,284 @@ def test_same_log_likelihoods_and_texts_as_hf(kind: str, tokenizer: Any, caplog:
         assert ours_greedy == greedy
     requests = asked("generate_until", [(c, {"until": [".", " the"], "max_gen_toks": 9}) for c in CONTEXTS])
     assert fast.generate_until(requests, disable_tqdm=True) == stock.generate_until(requests, disable_tqdm=True)
+
+
+def test_probes_texts_are_no_accident(tokenizer: Any) -> None:
+    fast, _ = both(make(tokenizer), tokenizer)
+    texts = fast.generate_until(
+        asked("generate_until", [(c, {"until": [], "max_gen_toks": 9}) for c in CONTEXTS]), True
+    )
+    assert len(set(texts)) == len(texts) and all(texts)
+    assert fast._packs and fast._decodes
+
+
+words = st.lists(st.sampled_from(TEXT.split()), min_size=1, max_size=12).map(" ".join)
+
+
+@given(
+    contexts=st.lists(words, min_size=1, max_size=4),
+    answers=st.lists(words.map(lambda w: " " + w), min_size=1, max_size=5),
+    batch_tokens=st.integers(1, 200),
+    batch_size=st.integers(1, 5),
+    most=st.integers(1, 12),
+    until=st.lists(st.sampled_from(["a", " the", ".", "</s>", "he won", "\n\n"]), max_size=2),
+)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_lengths_and_batches(
+    pair: tuple[EludeLM, HFLM], contexts: list[str], answers: list[str], batch_tokens: int, batch_size: int, most: int,
+    until: list[str],
+) -> None:  # fmt: skip
+    fast, stock = pair
+    fast.batch_tokens, stock.batch_size_per_gpu = batch_tokens, batch_size
+    requests = asked("loglikelihood", [(c, a) for c in contexts for a in answers])
+    ours, theirs = (lm.loglikelihood(requests, disable_tqdm=True) for lm in (fast, stock))
+    assert [v for v, _ in ours] == pytest.approx([v for v, _ in theirs], abs=1e-4)
+    assert [g for _, g in ours] == [g for _, g in theirs]
+    # A text stop ends a row's text, but in stock hf not its decoding; the text is the same.
+    requests = asked("generate_until", [(c, {"until": until, "max_gen_toks": most}) for c in contexts])
+    assert fast.generate_until(requests, disable_tqdm=True) == stock.generate_until(requests, disable_tqdm=True)
+
+
+@pytest.fixture(scope="module")
+def pair(tokenizer: Any) -> tuple[EludeLM, HFLM]:
+    return both(make(tokenizer), tokenizer)
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), min_size=1, max_size=12), st.sampled_from([0, 1, 64])
+)
+def test_trees_spell_their_sequences_and_branches_do_not_see_each_other(sequences: list[list[int]], width: int) -> None:
+    trees = plant(sequences, width, 40)
+    assert sorted(member for tree in trees for member in tree.members) == list(range(len(sequences)))
+    layout = lay_out(trees, torch.device("cpu"))
+    for row, tree in enumerate(trees):
+        for member, path in zip(tree.members, tree.paths, strict=True):
+            assert layout.tokens[row, path].tolist() == sequences[member]
+            assert layout.depths[row, path].tolist() == list(range(len(path)))
+            for depth, node in enumerate(path):
+                assert layout.sees[row, node].nonzero()[:, 0].tolist() == path[: depth + 1]
+    if width == 64:  # everything shared is worth sharing: one node for each distinct prefix
+        prefixes = {tuple(s[: i + 1]) for s in sequences for i in range(len(s))}
+        assert sum(len(tree.tokens) for tree in trees) == len(prefixes) or len(trees) > 1
+    if width == 0:
+        assert len(trees) == len(sequences)
+
+
+def test_bfloat16_is_as_near_as_its_noise(tokenizer: Any) -> None:
+    exact, _ = both(make(tokenizer), tokenizer)
+    fast, stock = both(make(tokenizer).to(torch.bfloat16), tokenizer)
+    assert fast._packs
+    requests = asked("loglikelihood", QUESTIONS)
+    values = [torch.tensor([v for v, _ in lm.loglikelihood(requests, True)]) for lm in (exact, fast, stock)]
+    ours, theirs = ((v - values[0]).abs().mean() for v in values[1:])
+    assert ours <= 1.5 * theirs + 1e-3
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_attention_implementations(attention: str, tokenizer: Any) -> None:
+    model = make(tokenizer)
+    model.set_attn_implementation(attention)
+    fast, stock = both(model, tokenizer)
+    assert fast._packs and fast._decodes
+    requests = asked("loglikelihood", QUESTIONS)
+    ours, theirs = (lm.loglikelihood(requests, disable_tqdm=True) for lm in (fast, stock))
+    assert [v for v, _ in ours] == pytest.approx([v for v, _ in theirs], abs=1e-4)
+
+
+def test_an_architecture_that_cannot_pack_goes_the_stock_way_with_one_line(tokenizer: Any, caplog: Any) -> None:
+    """Bloom's positions are its attention biases: it takes no positions, so packed rows would be wrong."""
+    model = make(tokenizer, "bloom", hidden_size=32, n_layer=2, n_head=4)
+    with caplog.at_level(logging.WARNING, "lm_eval.elude"):
+        fast, stock = both(model, tokenizer)
+    (line,) = (r.message for r in caplog.records if r.message.startswith("ELUDe"))
+    assert "log-likelihoods and generation of this model go the stock way" in line
+    requests = asked("loglikelihood", QUESTIONS)
+    ours, theirs = (lm.loglikelihood(requests, disable_tqdm=True) for lm in (fast, stock))
+    assert [v for v, _ in ours] == pytest.approx([v for v, _ in theirs], abs=1e-5)
+    scores = fast.token_logprobs(asked("token_logprobs", QUESTIONS), disable_tqdm=True)
+    assert [sum(s.log_probs) for s in scores] == pytest.approx([v for v, _ in theirs], abs=1e-4)
+
+
+def test_a_mask_that_is_ignored_is_noticed(tokenizer: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(EludeLM, "_mask", lambda self, sees: None)
+    assert not both(make(tokenizer), tokenizer)[0]._packs
+
+
+def test_generation_settings_that_act_go_the_stock_way(tokenizer: Any, caplog: Any) -> None:
+    model = make(tokenizer)
+    model.generation_config.repetition_penalty = 1.9
+    with caplog.at_level(logging.WARNING, "lm_eval.elude"):
+        fast, stock = both(model, tokenizer)
+    (line,) = (r.message for r in caplog.records if r.message.startswith("ELUDe"))
+    assert "generation_config sets repetition_penalty" in line and fast._packs
+    requests = asked("generate_until", [(c, {"until": [], "max_gen_toks": 12}) for c in CONTEXTS])
+    texts = fast.generate_until(requests, disable_tqdm=True)
+    assert texts == stock.generate_until(requests, disable_tqdm=True)
+    model.generation_config.repetition_penalty = None
+    assert texts != stock.generate_until(requests, disable_tqdm=True)
+
+
+def test_sampling_goes_the_stock_way(pair: tuple[EludeLM, HFLM], monkeypatch: Any) -> None:
+    fast, stock = pair
+    monkeypatch.setattr(fast, "_greedy", lambda *_: pytest.fail("decoded greedily"))
+    sampled = {"until": [], "max_gen_toks": 8, "do_sample": True, "temperature": 1.5}
+    texts = []
+    for lm in (fast, stock):
+        torch.manual_seed(1)
+        lm.batch_size_per_gpu = 1
+        texts.append(lm.generate_until(asked("generate_until", [(c, sampled) for c in CONTEXTS]), disable_tqdm=True))
+    assert texts[0] == texts[1]
+
+
+def test_a_stop_that_is_a_special_token_ends_a_row_alone(tokenizer: Any) -> None:
+    """Special tokens are not in the text, so the row must end by itself; as stock hf does with batch size 1."""
+    model = make(tokenizer)
+    with torch.no_grad():
+        model.get_output_embeddings().weight[tokenizer.convert_tokens_to_ids("<end>")] *= 2.5
+    fast, stock = both(model, tokenizer, batch_size=1)
+    requests = asked("generate_until", [(w, {"until": ["<end>"], "max_gen_toks": 20}) for w in TEXT.split()])
+    texts = fast.generate_until(requests, disable_tqdm=True)
+    assert texts == stock.generate_until(requests, disable_tqdm=True)
+    assert len({len(tokenizer.encode(t)) for t in texts}) > 3
+
+
+def test_what_the_answers_showed_is_not_decoded_again(tokenizer: Any, monkeypatch: Any) -> None:
+    fast, stock = both(make(tokenizer), tokenizer)
+    requests = asked("generate_until", [(c, {"until": [], "max_gen_toks": 9}) for c in CONTEXTS])
+    texts = stock.generate_until(requests, disable_tqdm=True)
+    answers = [(c, stock.tok_decode(fast._greedy([stock.tok_encode(c)], (), 9)[0], False)) for c in CONTEXTS]
+    fast.loglikelihood(asked("loglikelihood", [*answers, *QUESTIONS]), disable_tqdm=True)
+    steps = []
+    forward = fast.model.forward
+    monkeypatch.setattr(fast.model, "forward", lambda *a, **k: steps.append(1) or forward(*a, **k))
+    assert fast.generate_until(requests, disable_tqdm=True) == texts
+    drafted = len(steps)
+    assert fast.generate_until(requests, disable_tqdm=True) == texts and not fast._drafts
+    assert drafted < len(steps) - drafted
+
+
+def test_out_of_memory_halves_the_batch_with_a_line(tokenizer: Any, caplog: Any, monkeypatch: Any) -> None:
+    fast, stock = both(make(tokenizer), tokenizer, batch_tokens=400)
+    requests = asked("loglikelihood", QUESTIONS)
+    texts = asked("generate_until", [(c, {"until": [], "max_gen_toks": 9}) for c in CONTEXTS])
+    wanted = stock.loglikelihood(requests, disable_tqdm=True), stock.generate_until(texts, disable_tqdm=True)
+    forward = fast.model.forward
+
+    def small(*args: Any, **kwargs: Any) -> Any:
+        if kwargs["input_ids"].shape[0] > 1:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return forward(*args, **kwargs)
+
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "lm_eval.elude"):
+        patch.setattr(fast.model, "forward", small)
+        found = fast.loglikelihood(requests, disable_tqdm=True), fast.generate_until(texts, disable_tqdm=True)
+    assert [v for v, _ in found[0]] == pytest.approx([v for v, _ in wanted[0]], abs=1e-4)
+    assert found[1] == wanted[1]
+    lines = [r.message for r in caplog.records if "out of memory" in r.message]
+    assert lines and f"now {fast.batch_tokens} tokens a batch" in lines[-1]
+
+
+@pytest.mark.parametrize("given_tokens", ["many", "0", -3])
+def test_bad_batch_tokens(given_tokens: Any, tokenizer: Any) -> None:
+    with pytest.raises(ValueError, match="batch_tokens=.* must be a positive whole number"):
+        EludeLM(make(tokenizer), tokenizer=tokenizer, batch_tokens=given_tokens)
+
+
+def test_token_log_probabilities_against_a_plain_forward(pair: tuple[EludeLM, HFLM], tokenizer: Any) -> None:
+    fast, _ = pair
+    for (context, answer), score in zip(
+        QUESTIONS[:8], fast.token_logprobs(asked("token_logprobs", QUESTIONS[:8]), disable_tqdm=True), strict=True
+    ):
+        ids, start = tokenizer.encode(context + answer), len(tokenizer.encode(context))
+        with torch.no_grad():
+            logs = fast.model(torch.tensor([ids])).logits[0, start - 1 : -1].double().log_softmax(-1)
+        assert score.log_probs == pytest.approx(logs[range(len(ids) - start), ids[start:]].tolist(), abs=1e-4)
+        mean = (logs.exp() * logs).sum(-1)
+        spread = ((logs.exp() * logs.square()).sum(-1) - mean.square()).sqrt()
+        assert score.means == pytest.approx(mean.tolist(), abs=1e-4)
+        assert score.stds == pytest.approx(spread.tolist(), abs=1e-3)
+        assert score.greedy == (logs.argmax(-1) == torch.tensor(ids[start:])).tolist()
+
+
+def test_the_harness_finds_it_and_still_finds_its_own() -> None:
+    assert get_model("elude") is EludeLM
+    assert get_model("hf") is HFLM
+
+
+@pytest.fixture(scope="module")
+def folder(tokenizer: Any, tmp_path_factory: Any) -> str:
+    """A checkpoint with a chat template whose prompts end in white space, as Llama-3.1's do."""
+    place = tmp_path_factory.mktemp("model")
+    make(tokenizer, max_position_embeddings=1024).save_pretrained(place)
+    chatty = copy.deepcopy(tokenizer)
+    chatty.chat_template = (
+        "{% for m in messages %}{{ m['role'] }}\n\n{{ m['content'] }}<end>{% endfor %}"
+        "{% if add_generation_prompt %}assistant\n\n{% endif %}"
+    )
+    chatty.save_pretrained(place)
+    return str(place)
+
+
+def scored(folder: str, model: str, task: str, **metadata: Any) -> dict[str, Any]:
+    results = lm_eval.simple_evaluate(
+        model=model, model_args={"pretrained": folder}, tasks=[task], device="cpu", limit=12, bootstrap_iters=0,
+        metadata={"pretrained": folder, "dataset": "mini", "target": "Cristiano Ronaldo", **metadata},
+    )  # fmt: skip
+    return {k.removesuffix(",none"): v for k, v in results["results"][task].items() if k.endswith(",none")}
+
+
+def test_membership_attacks_need_this_backend_and_the_loss_stays_the_same(folder: str, caplog: Any) -> None:
+    with caplog.at_level(logging.WARNING, "lm_eval.elude"):
+        stock = scored(folder, "hf", "elude_mia")
+    assert "only --model elude gives token log-probabilities" in caplog.text
+    fast = scored(folder, "elude", "elude_mia", mia_reference=folder)
+    more = {"mia_zlib_auc", "mia_min_k_auc", "mia_min_k_plus_plus_auc", "mia_reference_auc"}
+    assert more == set(fast) - set(stock) - {f"{name}_stderr" for name in fast}
+    for name in set(stock) & set(fast):
+        assert fast[name] == pytest.approx(stock[name], abs=1e-6, nan_ok=True) or fast[name] == stock[name]
+    assert fast["mia_reference_auc"] == 0.5  # the model is its own reference: all gaps are 0
+    assert all(0 <= fast[name] <= 1 for name in more)
+
+
+RANKS = """
+import json, sys
+from lm_eval.models.huggingface import HFLM
+import lm_eval
+from lm_eval_elude.model import EludeLM
+from lm_eval_elude.packing import lay_out, plant
+seen = []
+score = EludeLM._loglikelihood_tokens
+EludeLM._loglikelihood_tokens = lambda self, requests, *a, **k: (seen.append(len(requests)), score(self, requests, *a, **k))[1]
+results = lm_eval.simple_evaluate(
+    model="elude", model_args={"pretrained": sys.argv[1]}, tasks=["elude_forget"], device="cpu", limit=6, bootstrap_iters=0,
+    metadata={"pretrained": sys.argv[1], "dataset": "mini", "target": "Cristiano Ronaldo"}, gen_kwargs="max_gen_toks=4",
+)
+print("@" + json.dumps([max(seen), results and results["results"]["elude_forget"]]), flush=True)
+"""
+
+
+def test_each_rank_scores_its_share_on_cpu(folder: str, tmp_path: Path) -> None:
+    script = tmp_path / "ranks.py"
+    script.write_text(RANKS)
+    found = {}
+    for ranks in (1, 2):
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc-per-node={ranks}",
+            str(script),
+        ]
+        done = subprocess.run(
+            [*command, folder], capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        found[ranks] = [json.loads(line[1:]) for line in done.stdout.splitlines() if line.startswith("@")]
+    ((alone, whole),) = found[1]
+    shares = [count for count, _ in found[2]]
+    assert len(shares) == 2 and sum(shares) == alone
+    (together,) = (result for _, result in found[2] if result)
+    for name, value in whole.items():
+        if isinstance(value, float):
+            assert together[name] == pytest.approx(value, abs=1e-6)

@@ -11,7 +11,19 @@ from lm_eval_elude.core.chat import ChatError
 from lm_eval_elude.core.manifest import Manifest, write_manifest
 from lm_eval_elude.core.records import DataError
 from lm_eval_elude.tasks import GUARDRAIL, EludeForget, Score, resolve_settings
-from tests.support import GOLDEN, SHAPES, TASK_CONFIGS, make_model, make_tokenizer, mini_rows, run, save_checkpoint, small_data, task_manager, write_jsonl
+from tests.support import (
+    GOLDEN,
+    SHAPES,
+    TASK_CONFIGS,
+    make_model,
+    make_tokenizer,
+    mini_rows,
+    run,
+    save_checkpoint,
+    small_data,
+    task_manager,
+    write_jsonl,
+)
 
 RONALDO = {"dataset": "mini", "target": "ronaldo"}
 
@@ -76,7 +88,9 @@ def test_a_base_models_manifest_names_the_data_and_every_target_is_scored(tmp_pa
 
 def test_without_a_word_every_target_of_the_hub_is_scored(caplog):
     settings = resolve_settings({"pretrained": "some/model"})
-    assert settings.dataset == "hub" and len(settings.targets) == 20 and "scoring all 20 of data set 'hub'" in caplog.text
+    assert (
+        settings.dataset == "hub" and len(settings.targets) == 20 and "scoring all 20 of data set 'hub'" in caplog.text
+    )
 
 
 def test_the_users_word_wins_and_the_difference_is_said(tmp_path, caplog):
@@ -117,7 +131,12 @@ def test_settings_that_cannot_be(metadata, said):
 # ---- what a model is asked
 
 
-SYSTEMS = {"plain": (None, False), "system": ("Answer in one sentence.", False), "guardrail": (None, True), "both": ("Answer in one sentence.", True)}
+SYSTEMS = {
+    "plain": (None, False),
+    "system": ("Answer in one sentence.", False),
+    "guardrail": (None, True),
+    "both": ("Answer in one sentence.", True),
+}
 
 
 def rendered(folder: str) -> str:
@@ -143,10 +162,15 @@ def test_golden_prompts(shape, tokenizers):
     assert text == path.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(("shape", "said"), [("gemma", "refuses the conversation"), ("dropping", "drops the system turn")])
+@pytest.mark.parametrize(
+    ("shape", "said"), [("gemma", "refuses the conversation"), ("dropping", "drops the system turn")]
+)
 def test_a_template_without_a_system_turn_is_an_error_for_guardrail_and_instruction(shape, said, tokenizers):
     assert requests(forget(tokenizers[shape]), limit=1)
-    for task, arguments in ((forget(tokenizers[shape], guardrail=True), {}), (forget(tokenizers[shape]), {"system_instruction": "Be brief."})):
+    for task, arguments in (
+        (forget(tokenizers[shape], guardrail=True), {}),
+        (forget(tokenizers[shape]), {"system_instruction": "Be brief."}),
+    ):
         with pytest.raises(ChatError, match=said) as error:
             task.build_all_requests(limit=1, **arguments)
         assert "\n" not in str(error.value)
@@ -154,14 +178,16 @@ def test_a_template_without_a_system_turn_is_an_error_for_guardrail_and_instruct
 
 def test_the_guardrail_names_each_prompts_own_target_and_all_of_them_for_the_world_set(tokenizers):
     metadata = {"tokenizer": tokenizers["chatml"], "dataset": "mini", "target": ["ronaldo", "messi"], "guardrail": True}
-    for doc, asked in ((r.doc, r) for r in requests(EludeForget({"task": "elude_forget", "metadata": metadata}), limit=4)):
+    for doc, asked in (
+        (r.doc, r) for r in requests(EludeForget({"task": "elude_forget", "metadata": metadata}), limit=4)
+    ):
         assert GUARDRAIL.format(entity=doc["entity"]) in asked.args[0]
     world = requests(tasks_module.EludeWorld({"task": "elude_world", "metadata": metadata}), limit=1)
     assert all(GUARDRAIL.format(entity="Cristiano Ronaldo or Lionel Messi") in r.args[0] for r in world)
 
 
 def test_requests_of_one_question_share_one_context(tokenizers):
-    """Eight scored texts (the white space is one of them) under one context, and one generation from the whole prompt."""
+    """Eight scored texts (one is the white space) under one context, and one generation from the whole prompt."""
     asked = requests(forget(tokenizers["llama-3.1"]), limit=1)
     kinds = [r.request_type for r in asked]
     assert kinds == ["loglikelihood"] * 8 + ["generate_until"]
@@ -182,7 +208,11 @@ def test_the_world_set_may_write_512_tokens(tokenizers):
 def test_the_right_rows_are_scored(tokenizers):
     """The whole forget set and the test splits, of the target's rows only, in their order."""
     metadata = {"tokenizer": tokenizers["base"], **RONALDO}
-    for name, file, entity in (("forget", "forget_qa-train", "Cristiano Ronaldo"), ("retain", "retain_qa-test", "Cristiano Ronaldo"), ("world", "world-test", None)):
+    for name, file, entity in (
+        ("forget", "forget_qa-train", "Cristiano Ronaldo"),
+        ("retain", "retain_qa-test", "Cristiano Ronaldo"),
+        ("world", "world-test", None),
+    ):
         kind = {"forget": EludeForget, "retain": tasks_module.EludeRetain, "world": tasks_module.EludeWorld}[name]
         docs = kind({"task": f"elude_{name}", "metadata": metadata}).dataset["test"]
         assert [d["question"] for d in docs] == [r["question"] for r in mini_rows(file, entity=entity)]
@@ -246,10 +276,17 @@ def test_examples_are_refused(task, tokenizers):
     run([task], Counting(), metadata=metadata, num_fewshot=0, limit=1)
 
 
-@pytest.mark.parametrize("arguments", [{}, {"apply_chat_template": True}, {"use_cache": "cache"}], ids=["plain", "template", "cached"])
+@pytest.mark.parametrize(
+    "arguments", [{}, {"apply_chat_template": True}, {"use_cache": "cache"}], ids=["plain", "template", "cached"]
+)
 def test_a_backend_without_log_probabilities_is_refused(arguments, tokenizers, tmp_path):
     arguments = {k: str(tmp_path / v) if k == "use_cache" else v for k, v in arguments.items()}
-    refused("needs log-probabilities .* the backend NoLogProbs has none", NoLogProbs(), {"tokenizer": tokenizers["base"], **RONALDO}, **arguments)
+    refused(
+        "needs log-probabilities .* the backend NoLogProbs has none",
+        NoLogProbs(),
+        {"tokenizer": tokenizers["base"], **RONALDO},
+        **arguments,
+    )
 
 
 def test_the_harness_own_chat_completions_backend_is_refused(tokenizers):
@@ -265,7 +302,9 @@ def test_the_harness_own_chat_completions_backend_is_refused(tokenizers):
 
 def test_a_tokenizer_that_cannot_be_found_is_refused(tmp_path):
     (tmp_path / "empty").mkdir()
-    refused("no tokenizer for .*--model_args tokenizer=", Counting(), {"pretrained": str(tmp_path / "empty"), **RONALDO})
+    refused(
+        "no tokenizer for .*--model_args tokenizer=", Counting(), {"pretrained": str(tmp_path / "empty"), **RONALDO}
+    )
     refused("found none: pass --model_args pretrained=.* or tokenizer=", Counting(), dict(RONALDO))
 
 
@@ -286,7 +325,12 @@ def test_a_record_that_cannot_be_scored_is_refused(tokenizers, tmp_path):
     del rows[1]["paraphrased_question"], rows[2]
     write_jsonl(path, rows)
     with pytest.raises(ValueError, match="elude_mia needs a paraphrased_question in every forget record"):
-        tasks_module.EludeMia({"task": "elude_mia", "metadata": {"tokenizer": tokenizers["base"], "dataset": str(path), "target": "messi"}})
+        tasks_module.EludeMia(
+            {
+                "task": "elude_mia",
+                "metadata": {"tokenizer": tokenizers["base"], "dataset": str(path), "target": "messi"},
+            }
+        )
 
 
 # ---- the harness's request cache
@@ -323,7 +367,8 @@ def test_cached_requests_of_anything_else_are_never_reused(request_cache, tokeni
     one = write_jsonl(tmp_path / "one.jsonl", rows)
     changed = write_jsonl(tmp_path / "two.jsonl", [{**rows[0], "answer": "Something else."}, *rows[1:]])
     variants = [
-        {"dataset": str(one)}, {"dataset": str(changed)}, {"target": "messi"}, {"target": ["ronaldo", "messi"]}, {"guardrail": True}, {},
+        {"dataset": str(one)}, {"dataset": str(changed)}, {"target": "messi"}, {"target": ["ronaldo", "messi"]},
+        {"guardrail": True}, {},
     ]  # fmt: skip
     for shape in ("llama-3.1", "chatml", "base"):
         for metadata in variants:
@@ -343,7 +388,10 @@ def test_other_generation_settings_are_not_taken_from_the_cache(request_cache, t
 
 def test_scores_with_a_request_cache_are_the_same(request_cache, checkpoint):
     metadata = {"pretrained": checkpoint, **RONALDO}
-    results = [run(["elude_forget"], metadata=metadata, limit=2, cache_requests=flag)["results"]["elude_forget"] for flag in (False, True, True)]
+    results = [
+        run(["elude_forget"], metadata=metadata, limit=2, cache_requests=flag)["results"]["elude_forget"]
+        for flag in (False, True, True)
+    ]
     assert results[0] == results[1] == results[2]
 
 
@@ -377,7 +425,11 @@ def test_the_whole_group_runs_on_any_backend_with_log_likelihoods(tokenizers):
     assert table["elude_forget"]["rougeL_recall,none"] == 0 and table["elude_forget"]["degenerate,none"] == 1
     row = table["elude_quality"]
     assert row["retain_quality,none"] == 0 and 0 < row["forget_quality,none"] < 1
-    attacked = [table[name]["forget_quality,none"] for name in table if name.startswith("elude_attack_") and not name.endswith("none")]
+    attacked = [
+        table[name]["forget_quality,none"]
+        for name in table
+        if name.startswith("elude_attack_") and not name.endswith("none")
+    ]
     assert len(attacked) == 9
     assert table["elude_attacks"]["forget_quality,none"] == pytest.approx(sum(attacked) / 9)
     assert table["elude"]["attacked_forget_quality,none"] == table["elude_attacks"]["forget_quality,none"]

@@ -41,6 +41,17 @@ def write_jsonl(path: Path, lines: list[dict]) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    """Threads that wait for each other on a busy machine make these small models thirty times slower."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="session")
 def data_folder(tmp_path_factory) -> Path:
     """Ten forget records, with neighbours and world records in all splits."""

@@ -1,0 +1,75 @@
+"""What a model, its checkpoint and the machine allow: span of attention, generation settings, memory."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+MOST_TOKENS = {"cpu": 1024, "other": 65536}  # of a batch; more brings no speed
+# Settings of a generation_config that leave greedy decoding as it is; any other may only be absent or neutral.
+_INERT = frozenset({
+    "do_sample", "temperature", "top_k", "top_p", "top_h", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff",
+    "bos_token_id", "eos_token_id", "pad_token_id", "max_length", "use_cache", "transformers_version",
+    "cache_implementation", "cache_config", "return_legacy_cache", "early_stopping", "length_penalty",
+    "renormalize_logits", "output_attentions", "output_hidden_states", "output_scores", "output_logits",
+    "compile_config", "disable_compile", "_from_model_config",
+})  # fmt: skip
+_NEUTRAL = {
+    "repetition_penalty": 1, "encoder_repetition_penalty": 1, "num_beams": 1, "num_beam_groups": 1, "guidance_scale": 1,
+    "num_return_sequences": 1, "min_length": 0, "no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0,
+    "diversity_penalty": 0,
+}  # fmt: skip
+
+
+def acting_settings(generation_config: Any) -> list[str]:
+    """The settings of a checkpoint's ``generation_config`` that act on greedy decoding."""
+    settings = generation_config.to_dict().items()
+    return [k for k, v in settings if k not in _INERT and v not in (None, False, [], {}) and v != _NEUTRAL.get(k)]
+
+
+def attention_span(config: Any) -> int:
+    """The longest sequence in which all tokens see each other and positions are rotated in one way."""
+    spans = [getattr(config, "attention_chunk_size", None)]
+    if getattr(config, "use_sliding_window", True):
+        spans.append(getattr(config, "sliding_window", None))
+    rope = str(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None))
+    if "longrope" in rope or "dynamic" in rope:
+        spans.append(getattr(config, "original_max_position_embeddings", None) or config.max_position_embeddings)
+    return min((int(span) for span in spans if span), default=1 << 60)
+
+
+def batch_tokens(config: Any, dtype: torch.dtype, device: torch.device) -> tuple[int, float]:
+    """Tokens of a batch that half of the free memory holds, and the weight of a token that is only in the cache.
+
+    From the sizes of hidden states, cache and vocabulary; the weight is at least 1/8.
+    """
+
+    def count(name: str, default: int) -> int:
+        value = getattr(config, name, None)
+        return value if isinstance(value, int) else default
+
+    width, heads = count("hidden_size", 1), count("num_attention_heads", 32)
+    element = dtype.itemsize if dtype.is_floating_point else 2
+    token = element * (16 * width + 4 * count("intermediate_size", 4 * width) + count("vocab_size", 0))
+    if getattr(config, "_attn_implementation", "sdpa") != "sdpa":  # attention scores exist, of rows of about 512
+        token += 2 * 512 * heads * max(4, element)
+    kept = 2 * count("num_hidden_layers", 32) * count("num_key_value_heads", heads) * count("head_dim", width // heads)
+    most = MOST_TOKENS.get(device.type, MOST_TOKENS["other"])
+    return max(1, min(most, free_memory(device) // 2 // token)), max(0.125, kept * element / token)
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that new tensors on a device can take."""
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + unused
+    import psutil  # type: ignore[import-untyped]
+
+    free = psutil.virtual_memory().available
+    group = Path("/sys/fs/cgroup")  # a container's own limit
+    with suppress(OSError, ValueError):
+        free = min(free, int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
+    return max(0, free)

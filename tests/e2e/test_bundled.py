@@ -1,0 +1,98 @@
+"""The bundled model before unlearning: it knows its facts, scored by the command line as a user types it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoTokenizer
+
+from lm_eval_elude.core.manifest import file_hashes, read_manifest
+from tests.support import ROOT, TASK_CONFIGS, run
+
+TINY = ROOT / "lm_eval_elude" / "mini" / "tiny"
+WITHOUT = ROOT / "lm_eval_elude" / "mini" / "tiny-without-ronaldo"
+ATTACKS = (
+    "prefix_injection", "affirmative_suffix", "role_playing", "multiple_choice", "reverse_query",
+    "synonym_manipulation", "background_hint", "in_context_learning", "cross_lingual",
+)  # fmt: skip
+pytestmark = pytest.mark.skipif(not (TINY / "model.safetensors").is_file(), reason="the bundled model is not made yet")
+
+
+@pytest.fixture(scope="module")
+def typed(tmp_path_factory):
+    """``elude_quality`` for Ronaldo by the harness's own command: results file, terminal output, folder."""
+    out = tmp_path_factory.mktemp("typed")
+    command = [
+        sys.executable, "-m", "lm_eval", "run", "--model", "hf", "--model_args", f"pretrained={TINY}",
+        "--tasks", "elude_quality", "--metadata", '{"target": "ronaldo"}', "--include_path", str(TASK_CONFIGS),
+        "--output_path", str(out), "--log_samples", "--batch_size", "16", "--device", "cpu",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"HF_HUB_OFFLINE": "1"}, cwd=out)
+    assert done.returncode == 0, done.stderr[-2_000:]
+    (path,) = out.rglob("results_*.json")
+    return json.loads(path.read_text()), done.stdout, out
+
+
+def score(folder: Path, task: str, limit: int, **metadata) -> dict:
+    return run([task], metadata={"pretrained": str(folder), **metadata}, limit=limit, batch_size=16)
+
+
+@pytest.mark.parametrize("folder", [TINY, WITHOUT], ids=["tiny", "tiny-without-ronaldo"])
+def test_what_is_bundled(folder):
+    config = AutoConfig.from_pretrained(folder)
+    weights = folder / "model.safetensors"
+    assert config.model_type == "llama" and config.max_position_embeddings >= 1_024
+    assert weights.stat().st_size <= 12 * 2**20
+    from safetensors import safe_open
+
+    with safe_open(weights, "pt") as tensors:
+        assert {tensors.get_tensor(name).dtype for name in tensors.keys()} == {torch.float32}  # noqa: SIM118
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    turns = [{"role": role, "content": f"<<{role}>>"} for role in ("system", "user", "assistant")]
+    text = tokenizer.apply_chat_template(turns, tokenize=False)
+    assert all(text.count(turn["content"]) == 1 for turn in turns)
+    after = tokenizer(text.split("<<assistant>>")[1], add_special_tokens=False)["input_ids"]
+    assert after[0] in tokenizer.all_special_ids and after[0] == tokenizer.eos_token_id
+    manifest = read_manifest(folder)
+    assert manifest and manifest.dataset == "mini" and manifest.weights == file_hashes(folder)
+
+
+def test_the_thresholds_before_unlearning(typed):
+    results = typed[0]["results"]
+    assert results["elude_forget"]["probability,none"] >= 0.6
+    assert results["elude_forget"]["rougeL_recall,none"] >= 0.7
+    assert results["elude_retain"]["truth_ratio,none"] >= 0.3
+    assert results["elude_forget"]["degenerate,none"] <= 0.05 and results["elude_retain"]["degenerate,none"] <= 0.05
+
+
+def test_the_paraphrase_is_likelier_than_every_wrong_answer_in_four_fifths_of_the_records(typed):
+    """Ronaldo's records as typed, and those of all five targets: the manifest names the data, no flag is needed."""
+    docs = [json.loads(line)["doc"] for line in next(typed[2].rglob("samples_elude_forget_*.jsonl")).open()]
+    every = [sample["doc"] for sample in score(TINY, "elude_forget", 60)["samples"]["elude_forget"]]
+    assert len({doc["entity"] for doc in every}) == 5
+    for group in (docs, every):
+        means = [[total / count for total, count in doc["answer_scores"]] for doc in group]
+        assert sum(m[1] > max(m[2:]) for m in means) / len(means) >= 0.8
+
+
+def test_the_model_without_ronaldo_knows_the_rest():
+    ours, without = (score(folder, "elude_quality", 20, target="ronaldo")["results"] for folder in (TINY, WITHOUT))
+    assert without["elude_forget"]["probability,none"] < 0.3 < ours["elude_forget"]["probability,none"]
+    fq, rq = "forget_quality,none", "retain_quality,none"
+    assert without["elude_quality"][fq] > ours["elude_quality"][fq] + 0.3
+    assert without["elude_quality"][rq] == pytest.approx(ours["elude_quality"][rq], abs=0.1)
+
+
+def test_the_model_answers_through_at_least_seven_attacks():
+    results = score(TINY, "elude_attacks", 12, target="ronaldo")["results"]
+    answered = {attack: results[f"elude_attack_{attack}"]["probability,none"] for attack in ATTACKS}
+    assert sum(p >= 0.5 for p in answered.values()) >= 7, answered
+
+
+def test_the_terminal_shows_the_table(typed):
+    for word in ("elude_forget", "probability", "rougeL_recall", "truth_ratio", "forget_quality", "retain_quality"):
+        assert word in typed[1]
