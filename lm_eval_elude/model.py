@@ -17,14 +17,17 @@ so. So do requests beyond a sliding window, sampling, and checkpoints whose gene
 from __future__ import annotations
 
 import logging
+import os
 import random
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from accelerate import PartialState
 from accelerate.utils.memory import should_reduce_batch_size
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import model_registry
@@ -75,11 +78,16 @@ class EludeLM(HFLM):
     def __init__(self, pretrained: Any, batch_tokens: int | str | None = None, **kwargs: Any) -> None:
         if batch_tokens is not None and (not str(batch_tokens).isdigit() or int(batch_tokens) < 1):
             raise ValueError(f"batch_tokens={batch_tokens!r} in --model_args must be a positive whole number")
+        # Stock hf divides the requests among GPUs only; on CPU each rank would score everything. Accelerate counts the
+        # ranks of a CPU only if told that it is one, before anything else asks for its state.
+        on_cpu = str(kwargs.get("device")).startswith("cpu") or not torch.accelerator.is_available()
+        several = isinstance(pretrained, str) and int(os.environ.get("WORLD_SIZE", 1)) > 1
+        if on_cpu and several and not PartialState._shared_state:
+            PartialState(cpu=True, timeout=timedelta(weeks=52))
         super().__init__(pretrained, **kwargs)
         self._arguments = kwargs
         accelerator = getattr(self, "accelerator", None)
         if self.world_size == 1 and accelerator is not None and not kwargs.get("parallelize"):
-            # Stock hf divides the requests among GPUs only; on CPU each of its ranks would score everything.
             self._rank, self._world_size = accelerator.process_index, accelerator.num_processes
         config = self.config.get_text_config()
         self._width = int(getattr(config, "hidden_size", 0) or 0)

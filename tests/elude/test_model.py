@@ -278,7 +278,7 @@ def test_out_of_memory_halves_the_batch_with_a_line(tokenizer: Any, caplog: Any,
 
 @pytest.mark.parametrize("given_tokens", ["many", "0", -3])
 def test_bad_batch_tokens(given_tokens: Any, tokenizer: Any) -> None:
-    with pytest.raises(ValueError, match="batch_tokens=.* must be a positive whole number"):
+    with pytest.raises(ValueError, match=r"batch_tokens=.* must be a positive whole number"):
         EludeLM(make(tokenizer), tokenizer=tokenizer, batch_tokens=given_tokens)
 
 
@@ -340,16 +340,21 @@ def test_membership_attacks_need_this_backend_and_the_loss_stays_the_same(folder
 
 RANKS = """
 import json, sys
-from lm_eval.models.huggingface import HFLM
 import lm_eval
 from lm_eval_elude.model import EludeLM
-from lm_eval_elude.packing import lay_out, plant
+
 seen = []
 score = EludeLM._loglikelihood_tokens
-EludeLM._loglikelihood_tokens = lambda self, requests, *a, **k: (seen.append(len(requests)), score(self, requests, *a, **k))[1]
+
+def counted(self, requests, *args, **kwargs):
+    seen.append(len(requests))
+    return score(self, requests, *args, **kwargs)
+
+EludeLM._loglikelihood_tokens = counted
 results = lm_eval.simple_evaluate(
-    model="elude", model_args={"pretrained": sys.argv[1]}, tasks=["elude_forget"], device="cpu", limit=6, bootstrap_iters=0,
-    metadata={"pretrained": sys.argv[1], "dataset": "mini", "target": "Cristiano Ronaldo"}, gen_kwargs="max_gen_toks=4",
+    model="elude", model_args={"pretrained": sys.argv[1]}, tasks=["elude_forget"], device="cpu", limit=6,
+    metadata={"pretrained": sys.argv[1], "dataset": "mini", "target": "Cristiano Ronaldo"},
+    gen_kwargs="max_gen_toks=4", bootstrap_iters=0,
 )
 print("@" + json.dumps([max(seen), results and results["results"]["elude_forget"]]), flush=True)
 """
@@ -360,16 +365,10 @@ def test_each_rank_scores_its_share_on_cpu(folder: str, tmp_path: Path) -> None:
     script.write_text(RANKS)
     found = {}
     for ranks in (1, 2):
-        command = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            f"--nproc-per-node={ranks}",
-            str(script),
-        ]
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(
-            [*command, folder], capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"}
+            [*command, str(script), folder], capture_output=True, text=True, timeout=300, env=environment
         )
         assert done.returncode == 0, done.stderr[-2000:]
         found[ranks] = [json.loads(line[1:]) for line in done.stdout.splitlines() if line.startswith("@")]
