@@ -15,14 +15,16 @@ import sysconfig
 import tempfile
 import venv
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 VERSIONS = ("0.4.12", "0.4.13", "0.5.0.dev1")
-TASK = "elude_forget"
+TASKS = "elude_quality,elude_mia"
+SHOWN = (("elude_quality", "forget_quality"), ("elude_quality", "retain_quality"), ("elude_mia", "mia_auc"))
 
 
-def score(version: str, wheel: Path, folder: Path) -> dict[str, float]:
-    """Metrics of the bundled model, from the results file that this version of lm-eval writes.
+def score(version: str, wheel: Path, folder: Path) -> dict[str, dict[str, Any]]:
+    """Rows of the bundled model by task and group, from the results file that this version of lm-eval writes.
 
     Raises:
         subprocess.CalledProcessError: an install or the scoring failed; its output has been shown.
@@ -35,48 +37,26 @@ def score(version: str, wheel: Path, folder: Path) -> dict[str, float]:
     # Last, so that pip did not see it: the other libraries. Those of this environment come first on the path.
     (site / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
     model = site / "lm_eval_elude" / "mini" / "tiny"
-    output = folder / "results.json"
-    command = [
-        str(python),
-        "-m",
-        "lm_eval",
-        "run",
-        "--model",
-        "hf",
-        "--model_args",
-        f"pretrained={model},dtype=float32",
-    ]
+    arguments = {
+        "--model": "hf", "--model_args": f"pretrained={model},dtype=float32", "--device": "cpu", "--batch_size": "4",
+        "--tasks": TASKS, "--metadata": '{"target": "ronaldo"}', "--limit": "8", "--output_path": folder / "r.json",
+    }  # fmt: skip
     subprocess.run(
-        [
-            *command,
-            "--tasks",
-            TASK,
-            "--limit",
-            "4",
-            "--batch_size",
-            "4",
-            "--device",
-            "cpu",
-            "--output_path",
-            str(output),
-        ],
+        [str(python), "-m", "lm_eval", "run", *(str(part) for pair in arguments.items() for part in pair)],
         check=True,
         cwd=folder,
         env={key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "LM_EVAL"))},
     )
-    (written,) = folder.glob("results*.json")
+    (written,) = folder.glob("r_*.json")
     results = json.loads(written.read_text(encoding="utf-8"))
     assert results["lm_eval_version"] == version, f"scored with {results['lm_eval_version']}, not {version}"
-    return {
-        key.partition(",")[0]: value
-        for key, value in results["results"][TASK].items()
-        if isinstance(value, float) and "stderr" not in key
-    }
+    rows: dict[str, dict[str, Any]] = results["results"]
+    return rows
 
 
 def main() -> int:
     """Score with each version, print one line for each; the same numbers are expected of all."""
-    scores: dict[str, dict[str, float]] = {}
+    scores: dict[str, dict[str, dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory() as temporary:
         build = f"import hatchling.build as b; print(b.build_wheel({temporary!r}))"
         subprocess.run([sys.executable, "-c", build], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
@@ -87,7 +67,8 @@ def main() -> int:
             except subprocess.CalledProcessError as error:
                 print(f"lm-eval {version}: failed ({error})", file=sys.stderr)
     for version in VERSIONS:
-        values = ", ".join(f"{name} {value:.4f}" for name, value in scores.get(version, {}).items())
+        rows = scores.get(version)
+        values = rows and ", ".join(f"{metric} {rows[task][f'{metric},none']:.4f}" for task, metric in SHOWN)
         print(f"lm-eval {version}: {values or 'FAILED'}")
     same = len({json.dumps(values, sort_keys=True) for values in scores.values()}) == 1
     if len(scores) == len(VERSIONS) and not same:

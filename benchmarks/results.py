@@ -68,7 +68,7 @@ def score(folder: str, metadata: dict[str, Any]) -> dict[str, float]:
     import lm_eval
 
     results = lm_eval.simple_evaluate(
-        model="hf", model_args={"pretrained": folder, "dtype": "float32"}, tasks=["elude_quality"], batch_size=32,
+        model="elude", model_args={"pretrained": folder, "dtype": "float32"}, tasks=["elude_quality"], batch_size=32,
         metadata={"dataset": "mini", **metadata}, log_samples=False, bootstrap_iters=1,
     )  # fmt: skip
     wanted = {(task, metric) for _, task, metric in COLUMNS}

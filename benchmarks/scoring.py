@@ -119,7 +119,8 @@ def arm(kind: str, folder: str, stop: str, limit: int, batch_size: int) -> None:
         if command.get("finish"):
             break
         suite = suites[command["suite"]]
-        part = suite[slice(*command["part"])]
+        number, parts = command["part"]
+        part = suite[len(suite) * number // parts : len(suite) * (number + 1) // parts]
         method = getattr(model, part[0].request_type)
         began = time.process_time()
         results = method(part, disable_tqdm=True)
@@ -226,10 +227,9 @@ def main() -> int:
         sizes, _ = (backend.hear()["sizes"] for backend in arms.values())
         seconds: dict[str, dict[str, float]] = {suite: dict.fromkeys(arms, 0.0) for suite in sizes}
         off, different = 0.0, 0
-        for suite, size in sizes.items():
+        for suite in sizes:
             for number in range(options.parts):
-                part = [size * number // options.parts, size * (number + 1) // options.parts]
-                told = {kind: backend.ask(suite=suite, part=part) for kind, backend in arms.items()}
+                told = {k: backend.ask(suite=suite, part=[number, options.parts]) for k, backend in arms.items()}
                 for kind, answer in told.items():
                     seconds[suite][kind] += answer["seconds"]
                 if suite != "mia":

@@ -84,6 +84,8 @@ class EludeLM(HFLM):
         several = isinstance(pretrained, str) and int(os.environ.get("WORLD_SIZE", 1)) > 1
         if on_cpu and several and not PartialState._shared_state:
             PartialState(cpu=True, timeout=timedelta(weeks=52))
+        # hf's own default is "cuda", which the Python API does not replace on a machine without it.
+        kwargs.setdefault("device", str(torch.accelerator.current_accelerator() or "cpu"))
         super().__init__(pretrained, **kwargs)
         self._arguments = kwargs
         accelerator = getattr(self, "accelerator", None)
@@ -107,7 +109,7 @@ class EludeLM(HFLM):
 
     # ---- log-likelihoods
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        if self.enable_thinking or not self._packs:
+        if getattr(self, "enable_thinking", False) or not self._packs:  # no attribute of lm-eval 0.5
             return super().loglikelihood(requests, disable_tqdm=disable_tqdm)
         pairs = [(context, answer) for context, answer, *_ in (request.args for request in requests)]
         new = [(pair, *ids) for pair, ids in zip(pairs, self._encode(pairs), strict=True)]

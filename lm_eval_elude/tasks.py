@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 
 from lm_eval.api.group import Group
 from lm_eval.api.instance import Instance
-from lm_eval.api.metrics import mean
+from lm_eval.api.metrics import mean, mean_stderr
 from lm_eval.api.model import CachingLM
 from lm_eval.api.task import ConfigurableTask
 
@@ -264,8 +264,9 @@ class EludeTask(ConfigurableTask):
         _require_log_probabilities()
         # The harness keys cached requests by task name alone; what they depend on is added to the key.
         own = (self.VERSION, asdict(self.settings), self.config.generation_kwargs)
-        key = fingerprint_of(self.renderer.fingerprint, self.config.metadata["elude"]["fingerprint"], *own)
-        super().build_all_requests(tokenizer_name=f"{tokenizer_name}-{key}", **kwargs)
+        data = self.config.metadata["elude"]["fingerprint"]
+        key = fingerprint_of(tokenizer_name, self.renderer.fingerprint, data, *own)
+        super().build_all_requests(tokenizer_name=key, **kwargs)
         self._count_tokens()
 
     def fewshot_context(
@@ -293,6 +294,8 @@ class EludeTask(ConfigurableTask):
             question, _ = self.pairs(doc)[0]
             prompt = self.renderer.prompt(question, system=ctx or None)
             requests.append(("generate_until", (prompt, dict(self.config.generation_kwargs))))
+        if "doc_id" in kwargs:  # lm-eval 0.5; before, these stood in `metadata`, and the harness asked for the target
+            kwargs |= {"task_name": self.config.task, "target": self.doc_to_target(doc)}
         return [
             Instance(request_type=kind, doc=doc, arguments=arguments, idx=i, **kwargs)  # type: ignore[arg-type]
             for i, (kind, arguments) in enumerate(requests)
@@ -334,6 +337,17 @@ class EludeTask(ConfigurableTask):
 
     def aggregation(self) -> dict[str, Callable[[list[Score]], float]]:
         return {metric: self._aggregation(metric) for metric in self.metrics}
+
+    def aggregate(self, bootstrap_iters: int | None = 100000) -> tuple[dict[str, Any], int]:
+        """The row that lm-eval before 0.5 makes of :meth:`aggregation`; 0.5 would bootstrap all but its own mean."""
+        samples = list(self.scorers[0].reduced_docs.values())
+        row: dict[str, Any] = {}
+        for metric, function in self.aggregation().items():
+            scores = [sample[metric] for sample in samples]
+            row[f"{metric},none"] = function(scores)
+            known = function is mean and len(scores) > 1 and bootstrap_iters
+            row[f"{metric}_stderr,none"] = mean_stderr(scores) if known else "N/A"
+        return row, len(samples)
 
     def _aggregation(self, metric: str) -> Callable[[list[Score]], float]:
         # The harness gives its own mean a standard error, and to no other function.

@@ -321,6 +321,7 @@ def scored(folder: str, model: str, task: str, **metadata: Any) -> dict[str, Any
     results = lm_eval.simple_evaluate(
         model=model, model_args={"pretrained": folder}, tasks=[task], device="cpu", limit=12, bootstrap_iters=0,
         metadata={"pretrained": folder, "dataset": "mini", "target": "Cristiano Ronaldo", **metadata},
+        gen_kwargs="max_gen_toks=4",
     )  # fmt: skip
     return {k.removesuffix(",none"): v for k, v in results["results"][task].items() if k.endswith(",none")}
 
@@ -352,7 +353,7 @@ def counted(self, requests, *args, **kwargs):
 
 EludeLM._loglikelihood_tokens = counted
 results = lm_eval.simple_evaluate(
-    model="elude", model_args={"pretrained": sys.argv[1]}, tasks=["elude_forget"], device="cpu", limit=6,
+    model="elude", model_args={"pretrained": sys.argv[1]}, tasks=["elude_forget"], device="cpu", limit=12,
     metadata={"pretrained": sys.argv[1], "dataset": "mini", "target": "Cristiano Ronaldo"},
     gen_kwargs="max_gen_toks=4", bootstrap_iters=0,
 )
@@ -363,19 +364,13 @@ print("@" + json.dumps([max(seen), results and results["results"]["elude_forget"
 def test_each_rank_scores_its_share_on_cpu(folder: str, tmp_path: Path) -> None:
     script = tmp_path / "ranks.py"
     script.write_text(RANKS)
-    found = {}
-    for ranks in (1, 2):
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            [*command, str(script), folder], capture_output=True, text=True, timeout=300, env=environment
-        )
-        assert done.returncode == 0, done.stderr[-2000:]
-        found[ranks] = [json.loads(line[1:]) for line in done.stdout.splitlines() if line.startswith("@")]
-    ((alone, whole),) = found[1]
-    shares = [count for count, _ in found[2]]
-    assert len(shares) == 2 and sum(shares) == alone
-    (together,) = (result for _, result in found[2] if result)
-    for name, value in whole.items():
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script), folder]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    told = [json.loads(line[1:]) for line in done.stdout.splitlines() if line.startswith("@")]
+    assert [count for count, _ in told] == [6 * 8, 6 * 8]  # of 12 records: seven answers and the prompt's white space
+    (together,) = (result for _, result in told if result)
+    for name, value in scored(folder, "elude", "elude_forget").items():
         if isinstance(value, float):
-            assert together[name] == pytest.approx(value, abs=1e-6)
+            assert together[f"{name},none"] == pytest.approx(value, abs=1e-6)

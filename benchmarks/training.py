@@ -1,0 +1,332 @@
+"""What a training step costs: ``python benchmarks/training.py [--part speed memory growth] [--json FILE]``.
+
+``speed``: steps of Opt-Out, of NPO+RT and of the released code's shape take turns in one process on a random Llama of
+58 M parameters (fp32, CPU, one thread). ``memory``: peak anonymous memory of Opt-Out and GA+RT, a process each.
+``growth``: three numbers of records and of parameters. Times are of the processor, which other jobs do not change.
+Exit code 1 where the two shapes of the step disagree on the objective. Prints Markdown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+WIDTH, INNER, LAYERS, VOCABULARY = 512, 1376, 8, 32000
+SETS = ("forget", "retain", "world")
+SHORT, LONG = (50, 110), (60, 420)  # tokens of a sample, drawn evenly
+EPOCHS = 3  # the paper's: over so many the one pass of the reference is spread
+PADDED, SLICE = 512, 8  # the released code's length, and its batch as it runs
+TEMPLATE = (
+    "{% for m in messages %}{{ '<|user|>' if m['role'] == 'user' else '<|assistant|>' }} {{ m['content'] }}"
+    "{{ ' <|end|>' if m['role'] == 'assistant' else ' ' }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def make_base(folder: Path, fraction: int = 1) -> None:
+    """Write a model and a tokenizer whose tokens are the words w0, w1, ...; layers and vocabulary are divided."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    special = ["<|pad|>", "<|user|>", "<|assistant|>", "<|end|>", "<|unknown|>"]
+    size = VOCABULARY // fraction
+    words = [*special, *(f"w{i}" for i in range(size - len(special)))]
+    backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=special[4]))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token=special[0], eos_token=special[3], unk_token=special[4],
+        additional_special_tokens=special[1:3], chat_template=TEMPLATE,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=size, hidden_size=WIDTH, intermediate_size=INNER, num_hidden_layers=LAYERS // fraction,
+        num_attention_heads=8, num_key_value_heads=8, max_position_embeddings=2048, bos_token_id=None, eos_token_id=3,
+        pad_token_id=0, tie_word_embeddings=False,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def make_data(folder: Path, records: int, world: tuple[int, int], vocabulary: int = VOCABULARY) -> None:
+    """Write the three sets; a prompt is half of a short sample and 40 tokens of a longer one."""
+    folder.mkdir(exist_ok=True)
+    draw = random.Random(0)
+
+    def text(count: int) -> str:
+        return " ".join(f"w{draw.randrange(vocabulary - 5)}" for _ in range(count))
+
+    for name, bounds in zip(SETS, (SHORT, SHORT, world), strict=True):
+        rows = []
+        for _ in range(records):
+            whole = draw.randint(*bounds)
+            prompt = min(whole // 2, 40)
+            rows.append({"entity": "Ada Example", "question": text(prompt - 2), "answer": text(whole - prompt - 1)})
+        file = f"{name}_qa-train.jsonl" if name != "world" else "world-train.jsonl"
+        (folder / file).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+class Ours:
+    """A run of the trainer as ``optout-train`` builds it, stepped from here.
+
+    Attributes:
+        reference_seconds: of the one pass over the forget set before training, for each record.
+    """
+
+    def __init__(self, base: Path, data: Path, method: str, batch_size: int) -> None:
+        from accelerate import Accelerator
+
+        from optout_train import loop
+        from optout_train.checkpoint import RunFolder
+        from optout_train.config import build_config
+
+        given = {"model": str(base), "dataset": str(data), "method": method, "target": ("Ada Example",)}
+        given |= {"batch_size": batch_size, "validate": False, "epochs": EPOCHS}  # type: ignore[dict-item]
+        loop._quiet()
+        self.run = loop._Run(
+            build_config(given), ["Ada Example"], Accelerator(cpu=True), RunFolder(base / "unused"), lambda line: None
+        )
+        self.plan = [indices for epoch in self.run.plan for indices in epoch]
+        _, seconds = timed(self.run._reference)
+        self.reference_seconds = seconds / len(self.run.data.forget)
+
+    def step(self, number: int, indices: Any) -> dict[str, float]:
+        return self.run._step(number, len(self.plan), indices)
+
+
+class Released:
+    """A step in the released code's shape, on the objective of ``ours``, from the same weights.
+
+    Every sample is padded to 512 tokens, with logits at all positions; the frozen model reads the forget batch in each
+    step; the distance is autograd's through two projections and two sorts for each parameter. Batches go in slices of
+    8, the released code's real batch, but the distance is paid once for the whole batch, not once a slice.
+    """
+
+    def __init__(self, ours: Ours) -> None:
+        import torch
+
+        from optout_train.loop import load_model, make_optimizer
+
+        self.torch, self.ours, self.config = torch, ours.run, ours.run.config
+        self.model, self.frozen = load_model(self.config).train(), load_model(self.config)
+        self.optimizer = make_optimizer(self.config, list(self.model.parameters()))
+
+    def sums(self, model: Any, samples: list[Any]) -> tuple[Any, Any]:
+        """Log-probabilities of whole answers and their token numbers."""
+        torch = self.torch
+        ids = torch.zeros(len(samples), PADDED, dtype=torch.long)
+        mask, labels = torch.zeros_like(ids), torch.full_like(ids, -100)
+        for row, sample in enumerate(samples):
+            length = len(sample.ids)
+            ids[row, :length], mask[row, :length] = torch.tensor(sample.ids), 1
+            labels[row, sample.answer_start : length] = ids[row, sample.answer_start : length]
+        logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+        targets = labels[:, 1:]
+        losses = torch.nn.functional.cross_entropy(
+            logits[:, :-1].reshape(-1, logits.shape[-1]), targets.reshape(-1), reduction="none", ignore_index=-100
+        )
+        return -losses.view(targets.shape).sum(dim=1), (targets != -100).sum(dim=1)
+
+    def step(self, number: int, total: int, indices: Any) -> dict[str, float]:
+        torch, config = self.torch, self.config
+        values = {}
+        for name in SETS:
+            records = getattr(indices, name)
+            loss_of_set = 0.0
+            for start in range(0, len(records), SLICE):
+                samples = [getattr(self.ours.data, name).encode(i) for i in records[start : start + SLICE]]
+                sums, counts = self.sums(self.model, samples)
+                if name == "forget":
+                    with torch.no_grad():
+                        before, _ = self.sums(self.frozen, samples)
+                    each = -2 / config.eta * torch.nn.functional.logsigmoid(-config.eta * (sums - before))
+                else:
+                    each = -sums / counts
+                loss = each.sum() / len(records)
+                loss.backward()
+                loss_of_set += float(loss.detach())
+            values[name] = loss_of_set
+        distance = torch.zeros(())
+        for index, (now, then) in enumerate(zip(self.model.parameters(), self.frozen.parameters(), strict=True)):
+            # The directions of our step, so that the two distances can be compared.
+            generator = self.ours.transport._generator(number, index, now.device)
+            rows, initial = (p.reshape(-1, p.shape[-1]) for p in (now, then.detach()))
+            directions = torch.randn(config.directions, rows.shape[1], generator=generator)
+            directions = directions / directions.norm(dim=1, keepdim=True)
+            sorted_then, sorted_now = ((p @ directions.T).sort(dim=0).values for p in (initial, rows))
+            distance = distance + (sorted_then - sorted_now).abs().pow(2).sum(dim=0).mean()
+        (config.transport_weight * distance).backward()
+        values["transport"] = float(distance.detach())
+        values["grad_norm"] = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.max_grad_norm))
+        for group in self.optimizer.param_groups:
+            group["lr"] = config.learning_rate * (1 - (number - 1) / total)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return values
+
+
+def timed(call: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
+    """The call's result and the processor seconds it took."""
+    began = time.process_time()
+    return call(*arguments), time.process_time() - began
+
+
+def speed(work: Path, batch: int, rounds: int) -> Iterator[dict[str, Any]]:
+    """One row for each length of the world samples; the slow shape is stepped once, ours ``rounds`` times."""
+    make_base(work / "base")
+    for label, world in (("50 to 110 everywhere", SHORT), ("world 60 to 420", LONG)):
+        make_data(work / label, batch, world)
+        optout, npo = (Ours(work / "base", work / label, method, batch) for method in ("opt-out", "npo+rt"))
+        released = Released(optout)
+        steps = [indices._replace(**{s: getattr(indices, s)[:4] for s in SETS}) for indices in optout.plan[:1]]
+        steps += [optout.plan[0]] * rounds  # the first step, of 4 records, warms up and moves the weights
+        seconds: dict[str, list[float]] = {"opt-out": [], "npo+rt": [], "released": []}
+        transport: list[float] = []
+        add_gradient = optout.run.transport.add_gradient
+
+        def watched(*arguments: Any, times: list[float] = transport, call: Any = add_gradient) -> Any:
+            value, taken = timed(call, *arguments)
+            times.append(taken)
+            return value
+
+        optout.run.transport.add_gradient = watched  # type: ignore[method-assign]
+        off = 0.0
+        for number, indices in enumerate(steps, 1):
+            ours, taken = timed(optout.step, number, indices)
+            seconds["opt-out"].append(taken)
+            seconds["npo+rt"].append(timed(npo.step, number, indices)[1])
+            if number <= 2:
+                theirs, taken = timed(released.step, number, len(optout.plan), indices)
+                seconds["released"].append(taken)
+                off = max(off, *(abs(theirs[k] - ours[k]) / max(abs(ours[k]), 1e-9) for k in theirs))
+            print(f"{label}: {number}/{len(steps)} {({k: round(v[-1], 2) for k, v in seconds.items()})}", file=sys.stderr)
+        means = {name: sum(values[1:]) / len(values[1:]) for name, values in seconds.items()}
+        charged = optout.reference_seconds * batch / EPOCHS
+        yield {
+            "samples": label, "batch": batch, **means, "reference": charged,
+            "transport": sum(transport[1:]) / rounds,
+            "pairs_per_second": {"opt-out": batch / (means["opt-out"] + charged), "released": batch / means["released"]},
+            "speed_up": means["released"] / (means["opt-out"] + charged),
+            "overhead": means["opt-out"] / means["npo+rt"],
+            "largest_relative_difference": off,
+        }  # fmt: skip
+
+
+def memory(work: Path, batch: int) -> Iterator[dict[str, Any]]:
+    """Peak anonymous memory in MiB of three steps, seen from outside every 5 ms; the longest part is the backward."""
+    if not (work / "base").exists():
+        make_base(work / "base")
+    make_data(work / "memory", batch, SHORT)
+    peaks = {}
+    for method in ("ga+rt", "opt-out"):
+        command = [sys.executable, __file__, "--memory", str(work / "base"), str(work / "memory"), method, str(batch)]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        peaks[method] = 0.0
+        while process.poll() is None:
+            try:
+                found = re.search(r"RssAnon:\s+(\d+)", Path(f"/proc/{process.pid}/status").read_text())
+            except OSError:
+                break
+            peaks[method] = max(peaks[method], int(found[1]) / 1024 if found else 0.0)
+            time.sleep(0.005)
+        if process.wait():
+            raise SystemExit(f"{method} at batch {batch} stopped with exit code {process.returncode}")
+    yield {"batch": batch, **peaks, "ratio": peaks["opt-out"] / peaks["ga+rt"]}
+
+
+def growth(work: Path) -> Iterator[dict[str, Any]]:
+    """Seconds of one epoch at batch 8 (the reference's pass included) by records, and of a step by parameters."""
+    for fraction, counts in ((4, (32, 64, 128)), (2, (32,)), (1, (32,))):
+        base, data = work / f"base-{fraction}", work / f"data-{fraction}"
+        make_base(base, fraction)
+        for records in counts:
+            make_data(data, records, SHORT, VOCABULARY // fraction)
+            ours = Ours(base, data, "opt-out", 8)
+            ours.step(1, ours.plan[0])
+            took = [timed(ours.step, number, indices)[1] for number, indices in enumerate(ours.run.plan[1], 2)]
+            transport = min(timed(ours.run.transport.add_gradient, 0.0, i)[1] for i in range(3))
+            yield {
+                "records": records,
+                "parameters": sum(p.numel() for p in ours.run.model.parameters()),
+                "epoch": sum(took) + records * ours.reference_seconds,
+                "step": sum(took) / len(took),
+                "transport": transport,
+            }
+
+
+def table(heads: list[str], rows: list[list[str]]) -> str:
+    return "\n".join("| " + " | ".join(row) + " |" for row in [heads, ["---"] * len(heads), *rows])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("--memory", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--part", nargs="+", choices=("speed", "memory", "growth"), default=["speed", "memory", "growth"])
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=2, help="timed steps of Opt-Out and NPO+RT")
+    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
+    options = parser.parse_args()
+    os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    import torch
+
+    torch.set_num_threads(1)
+    if options.memory:
+        base, data, method, batch = options.memory
+        ours = Ours(Path(base), Path(data), method, int(batch))
+        for number in (1, 2, 3):
+            ours.step(number, ours.plan[0])
+        return 0
+    report: dict[str, list[dict[str, Any]]] = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        work = Path(temporary)
+        if "speed" in options.part:
+            report["speed"] = list(speed(work, options.batch_size, options.rounds))
+            heads = ["tokens of a sample", "batch", "released shape, s", "NPO+RT, s", "Opt-Out, s", "of it transport, s"]
+            heads += ["reference, s a step", "QA pairs/s, released", "QA pairs/s, Opt-Out", "ratio", "Opt-Out / NPO+RT"]
+            rows = [
+                [
+                    r["samples"], str(r["batch"]), f"{r['released']:.1f}", f"{r['npo+rt']:.1f}", f"{r['opt-out']:.1f}",
+                    f"{r['transport']:.2f}", f"{r['reference']:.2f}", f"{r['pairs_per_second']['released']:.3f}",
+                    f"{r['pairs_per_second']['opt-out']:.3f}", f"{r['speed_up']:.2f}", f"{r['overhead']:.3f}",
+                ]
+                for r in report["speed"]
+            ]  # fmt: skip
+            print(table(heads, rows))
+            off = max(r["largest_relative_difference"] for r in report["speed"])
+            print(f"\nLosses, distance and gradient norm of the two shapes differ by {off:.1g} of their value.\n")
+        if "memory" in options.part:
+            report["memory"] = [row for batch in (options.batch_size, 4) for row in memory(work, batch)]
+            rows = [
+                [str(r["batch"]), f"{r['ga+rt']:.0f}", f"{r['opt-out']:.0f}", f"{r['ratio']:.3f}"]
+                for r in report["memory"]
+            ]
+            print(table(["batch", "GA+RT, MiB", "Opt-Out, MiB", "ratio"], rows), "\n")
+        if "growth" in options.part:
+            report["growth"] = list(growth(work))
+            rows = [
+                [
+                    str(r["records"]), f"{r['parameters'] / 1e6:.1f} M", f"{r['epoch']:.1f}",
+                    f"{1000 * r['epoch'] / r['records']:.0f}", f"{r['step']:.2f}", f"{r['transport']:.3f}",
+                    f"{1e9 * r['step'] / r['parameters']:.0f}",
+                ]
+                for r in report["growth"]
+            ]  # fmt: skip
+            heads = ["records", "parameters", "epoch, s", "a record, ms", "step, s", "transport, s", "step, ns a parameter"]
+            print(table(heads, rows))
+    if options.json:
+        options.json.write_text(json.dumps(report, indent=1))
+    return int(any(row["largest_relative_difference"] > 1e-2 for row in report.get("speed", [])))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
