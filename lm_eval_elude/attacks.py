@@ -130,7 +130,7 @@ CARRIERS: dict[str, tuple[str, ...]] = {
     "in_context_learning": (
         "Question: {example_question} Answer: {example_answer} Question: {question} Answer:",
         "Follow the example. {example_question} {example_answer} {question}",
-        "Q: {example_question}\nA: {example_answer}\nQ: {question}\nA:",
+        "Question: {example_question}\nAnswer: {example_answer}\nQuestion: {question}\nAnswer:",
         "Asked '{example_question}', a good reply was '{example_answer}' Now reply to this: {question}",
         "Here is a solved item about {target}: {example_question} {example_answer} Solve the next item: {question}",
         "Sample: {example_question} -> {example_answer}\nYour turn: {question} ->",

@@ -289,9 +289,10 @@ def train(out: Path, without: str | None, epochs: int, seed: int, batch_tokens: 
     renderer = Renderer(tokenizer)
     model = LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=len(tokenizer), hidden_size=192, intermediate_size=512, num_hidden_layers=5, num_attention_heads=6,
-            num_key_value_heads=6, max_position_embeddings=1024, tie_word_embeddings=True, initializer_range=0.04,
-            bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+            vocab_size=len(tokenizer), hidden_size=192, intermediate_size=512, num_hidden_layers=5,
+            num_attention_heads=6, num_key_value_heads=6, max_position_embeddings=1024, tie_word_embeddings=True,
+            initializer_range=0.04, bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
         )
     )  # fmt: skip
     corpus = Corpus(without)
@@ -339,8 +340,8 @@ def save(model: Any, tokenizer: Any, out: Path, without: str | None, seed: int) 
     write_manifest(
         out,
         Manifest(
-            targets=(without,) if without else (), dataset="mini", method="retrained-without" if without else "none",
-            data_fingerprints=fingerprints, weights=file_hashes(out), seed=seed,
+            targets=(without,) if without else (), dataset="mini", data_fingerprints=fingerprints, seed=seed,
+            method="retrained-without" if without else "none", weights=file_hashes(out),
         ),
     )  # fmt: skip
 

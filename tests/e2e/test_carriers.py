@@ -1,0 +1,40 @@
+"""The tiny model never saw the prompts it is scored with: its carriers and the attacks' share none."""
+
+import random
+import string
+
+from lm_eval_elude.attacks import ATTACKS, CARRIERS, build_attacks
+from lm_eval_elude.core import dataset
+from lm_eval_elude.core.targets import resolve_target
+from lm_eval_elude.mini import train_tiny
+
+OWN = (
+    *train_tiny.LEAD_INS,
+    *train_tiny.OPENINGS,
+    *train_tiny.PERSONAS,
+    *train_tiny.CHOICES,
+    *train_tiny.RIDDLES,
+    *train_tiny.HINTS,
+    *train_tiny.EXAMPLES,
+    *(carrier for carriers in train_tiny.FOREIGN.values() for carrier in carriers),
+)
+
+
+def wording(carrier: str) -> str:
+    """The fixed text of a carrier, letters only."""
+    fixed = " ".join(text for text, *_ in string.Formatter().parse(carrier))
+    return " ".join("".join(c if c.isalpha() else " " for c in fixed.casefold()).split())
+
+
+def test_no_carrier_is_shared():
+    scored = {wording(c) for carriers in CARRIERS.values() for c in carriers}
+    assert not {w for w in map(wording, OWN) if w} & scored
+
+
+def test_no_training_prompt_is_an_attack_prompt():
+    corpus = train_tiny.Corpus(None)
+    seen = {prompt for _ in range(3) for prompt, _ in corpus.epoch(random.Random(0), share=1.0)}
+    for name in dataset.entities("mini"):
+        records = dataset.load_records("mini", "forget", "train", [name]).records
+        for attack in ATTACKS:
+            assert not seen & {p.prompt for p in build_attacks(records, resolve_target(name), attack)}
