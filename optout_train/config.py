@@ -56,7 +56,9 @@ class TrainConfig:
     )
     epochs: int = _f(3, "Passes over the forget set.")
     batch_size: int = _f(32, "Forget records in a step, over all processes; as many neighbours and world records.")
-    micro_batch_size: int = _f(0, "Sequences of one forward pass of a process (0: all). Changes memory only.")
+    micro_batch_size: int = _f(
+        0, "Records of one forward pass of a process (0: all; a CPU gets short passes). Changes memory and speed only."
+    )
     learning_rate: float = _f(1e-5, "Peak learning rate; decays linearly to 0, no warm-up.")
     weight_decay: float = _f(0.01, "Decoupled weight decay.")
     max_grad_norm: float = _f(1.0, "Clip the gradient of the whole objective to this norm (0: never).")

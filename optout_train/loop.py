@@ -40,6 +40,8 @@ from optout_train.data import EncodedRecords, StepIndices, collate, load_trainin
 from optout_train.reference import AnswerScorer, InitialParameters, Reference, score_all
 from optout_train.transport import Transport
 
+# Tokens of one pass on a CPU: large enough for its matrix products, small enough to pad little and stay near the caches.
+CPU_PASS = 768
 PACKAGES = ("torch", "transformers", "accelerate", "peft", "safetensors", "lm-eval-elude")
 
 
@@ -252,7 +254,7 @@ class _Run:
                 continue
             texts = [self._samples(name, record) for record in records]
             lengths = [max(len(sample.ids) for sample in samples) for samples in texts]
-            size = self.config.micro_batch_size
+            size = self.config.micro_batch_size or self._pass_size(name, lengths)
             for part in share(lengths, self.rank, self.processes, size):
                 # A DPO record brings two sequences: first all answers, then all refusals.
                 columns = zip(*(texts[i] for i in part.positions), strict=True)
@@ -260,6 +262,13 @@ class _Run:
                 chosen = tuple(records[i] for i in part.positions)
                 sides[name != "forget"].append(Part(name, weight, samples, part.weights, chosen))
         return sides
+
+    def _pass_size(self, name: str, lengths: Sequence[int]) -> int:
+        """Records of one pass where the user names no number: all, or on a CPU about :data:`CPU_PASS` tokens of them."""
+        whole_batch = name == "forget" and self.config.forget_loss == "npo" and self.config.npo_form == "batch-mean"
+        if self.device.type != "cpu" or whole_batch:
+            return 0
+        return max(1, round(CPU_PASS * len(lengths) / sum(lengths)))
 
     def _samples(self, name: str, record: int) -> tuple[Encoded, ...]:
         """The sequences that a record brings into its loss."""

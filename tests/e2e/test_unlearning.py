@@ -1,0 +1,72 @@
+"""From the command line to a forgotten Ronaldo: the whole path on the bundled model, as a newcomer takes it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lm_eval_elude.core.manifest import file_hashes, read_manifest
+from tests.support import TASK_CONFIGS
+
+ALONE = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+
+
+def unlearn(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "optout_train.cli", "--target", "ronaldo", "--output-dir", str(folder), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=ALONE)
+
+
+@pytest.fixture(scope="module")
+def opted_out(tmp_path_factory):
+    """The demo's run, with its table."""
+    folder = tmp_path_factory.mktemp("runs") / "ronaldo"
+    done = unlearn(folder)
+    assert done.returncode == 0, done.stderr[-2_000:]
+    return folder, done
+
+
+def results(folder: Path, name: str) -> dict[str, dict[str, float]]:
+    return json.loads((folder / "scores" / f"{name}.json").read_text())["results"]
+
+
+def test_ronaldo_is_forgotten_and_his_neighbours_are_not(opted_out):
+    before, after = (results(opted_out[0], name)["elude_quality"] for name in ("before", "after"))
+    assert after["forget_quality,none"] >= 0.8
+    assert after["retain_quality,none"] >= 0.9 * before["retain_quality,none"]
+
+
+def test_the_table_shows_the_honest_ideal_and_the_command_repeats_the_score(opted_out, tmp_path):
+    folder, done = opted_out
+    for word in ("original", "this checkpoint", "retrained without", "degen.", "FQ", "RQ"):
+        assert word in done.stdout
+    assert "no --model given: unlearning in the bundled tiny model" in done.stderr
+    (line,) = (line for line in done.stdout.splitlines() if line.strip().startswith("lm_eval "))
+    command = [sys.executable, "-m", *line.split(), "--output_path", str(tmp_path), "--device", "cpu"]
+    again = subprocess.run(
+        [*command, "--include_path", str(TASK_CONFIGS)], capture_output=True, text=True, env=ALONE, cwd=tmp_path
+    )
+    assert again.returncode == 0, again.stderr[-2_000:]
+    (path,) = tmp_path.rglob("results_*.json")
+    typed, printed = json.loads(path.read_text())["results"], results(folder, "after")
+    assert typed["elude_quality"]["forget_quality,none"] == printed["elude_quality"]["forget_quality,none"]
+    assert typed["elude_retain"]["probability,none"] == printed["elude_retain"]["probability,none"]
+
+
+def test_the_manifest_says_what_was_done(opted_out):
+    manifest = read_manifest(opted_out[0])
+    assert manifest is not None and manifest.targets == ("Cristiano Ronaldo",) and manifest.dataset == "mini"
+    assert manifest.weights == file_hashes(opted_out[0])
+    assert manifest.settings["forget_loss"] == "npo" and manifest.settings["transport_weight"] == 0.1
+
+
+def test_gradient_ascent_collapses_at_the_same_epochs(tmp_path):
+    done = unlearn(tmp_path / "ga", "--method", "ga", "--no-validate")
+    assert done.returncode == 0, done.stderr[-2_000:]
+    before, after = (results(tmp_path / "ga", name) for name in ("before", "after"))
+    assert after["elude_quality"]["retain_quality,none"] < 0.5 * before["elude_quality"]["retain_quality,none"]
+    # The collapse stands out in the table; the original does not look like one.
+    assert before["elude_retain"]["degenerate,none"] <= 0.05
+    assert after["elude_retain"]["degenerate,none"] >= 0.5
