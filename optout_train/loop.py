@@ -40,7 +40,7 @@ from optout_train.data import EncodedRecords, StepIndices, collate, load_trainin
 from optout_train.reference import AnswerScorer, InitialParameters, Reference, score_all
 from optout_train.transport import Transport
 
-# Tokens of one pass on a CPU: large enough for its matrix products, small enough to pad little and stay near the caches.
+# Tokens of one pass on a CPU: enough for its matrix products, few enough to pad little and stay near the caches.
 CPU_PASS = 768
 PACKAGES = ("torch", "transformers", "accelerate", "peft", "safetensors", "lm-eval-elude")
 
@@ -264,7 +264,7 @@ class _Run:
         return sides
 
     def _pass_size(self, name: str, lengths: Sequence[int]) -> int:
-        """Records of one pass where the user names no number: all, or on a CPU about :data:`CPU_PASS` tokens of them."""
+        """Records of one pass where the user names no number: all, or on a CPU those of :data:`CPU_PASS` tokens."""
         whole_batch = name == "forget" and self.config.forget_loss == "npo" and self.config.npo_form == "batch-mean"
         if self.device.type != "cpu" or whole_batch:
             return 0
