@@ -90,9 +90,9 @@ def measure(run: Run, work: Path) -> None:
     result = work / f"{run.name}.json"
     if result.exists():
         return
-    folder = work / "checkpoint"
+    folder = work / f"checkpoint-{os.getpid()}"
     command = [sys.executable, "-m", "optout_train.cli", "--target", run.target, "--seed", str(run.seed)]
-    command += ["--output-dir", str(folder), "--overwrite", "--no-score", *run.arguments]
+    command += ["--output-dir", str(folder), "--overwrite", "--no-score", "--no-validate", *run.arguments]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         print(f"{run.name}: {done.stderr.strip().splitlines()[-1]}", file=sys.stderr)

@@ -46,12 +46,8 @@ def targets(dataset: str) -> None:
 @cli.command()
 @click.option("--target", required=True, help="Whom the prompts are about, e.g. ronaldo.")
 @click.option("--dataset", default="hub", show_default=True, help="hub, mini, or a folder or file in the ELUDe schema.")
-@click.option(
-    "--llm", "url", required=True, help="OpenAI-compatible endpoint, e.g. http://localhost:8000/v1."
-)
-@click.option(
-    "--llm-model", "model", required=True, help="Model to ask there; OPENAI_API_KEY has the key."
-)
+@click.option("--llm", "url", required=True, help="OpenAI-compatible endpoint, e.g. http://localhost:8000/v1.")
+@click.option("--llm-model", "model", required=True, help="Model to ask there; OPENAI_API_KEY has the key.")
 @click.option(
     "--out", type=click.Path(dir_okay=False, path_type=Path), help="JSONL file [default: attacks-TARGET.jsonl]."
 )

@@ -90,7 +90,8 @@ def score_run(config: TrainConfig, folder: Path) -> str:
             raise ScoreError(f"{folder} is complete, but scoring {name} failed ({error}); again: {again}") from error
         write_atomically(scores / f"{file}.json", json.dumps(results, indent=2, default=str, ensure_ascii=False) + "\n")
         rows.append(Row(name, results["results"]))
-    return f"{table(rows)}\n\nAgain:\n  {command(config, folder)}"
+    lies = f"Checkpoint: {_shown(str(folder))}, scores in lm-eval's format: {_shown(str(scores))}/*.json"
+    return f"{table(rows)}\n\n{lies}\nAgain:\n  {command(config, folder)}"
 
 
 def table(rows: Sequence[Row]) -> str:
