@@ -105,14 +105,15 @@ def is_degenerate(text: str) -> bool:
     """Whether an answer is gibberish of the kind that unlearning produces: empty, or one n-gram repeated.
 
     An n-gram (n up to 16 words: collapsed models loop over whole sentences too) counts as repeated where consecutive
-    copies of it, at least four, cover half of the words or more; text without spaces is judged by its characters,
-    digits apart (10000 is an answer), in the same way.
+    copies of it, at least four, cover half of the words or more; text of fewer than four words is judged by its
+    characters in the same way, digits apart if it is short (10000 is an answer).
     """
     words = re.findall(r"\w+|[^\w\s]", text.lower())
     if not any(re.match(r"\w", word) for word in words):
         return True
     if len(words) < 4:
-        words = list(re.sub(r"[\s\d]", "", text.lower()))
+        characters = re.sub(r"\s", "", text.lower())
+        words = list(characters if len(characters) > 24 else re.sub(r"\d", "", characters))
     return any(_longest_run(words, n) * n >= max(4 * n, len(words) / 2) for n in range(1, 17))
 
 

@@ -91,7 +91,7 @@ def score_run(config: TrainConfig, folder: Path) -> str:
         write_atomically(scores / f"{file}.json", json.dumps(results, indent=2, default=str, ensure_ascii=False) + "\n")
         rows.append(Row(name, results["results"]))
     lies = f"Checkpoint: {_shown(str(folder))}, scores in lm-eval's format: {_shown(str(scores))}/*.json"
-    return f"{table(rows)}\n\n{lies}\nAgain:\n  {command(config, folder)}"
+    return f"{table(rows)}\n\n{lies}\n\nAgain:\n  {command(config, folder)}"
 
 
 def table(rows: Sequence[Row]) -> str:

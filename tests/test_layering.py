@@ -46,7 +46,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "optout_train.config": (set(), set()),
     "optout_train.data": (CORE | {"optout_train.config"}, {"torch"}),
     "optout_train.losses": ({"lm_eval_elude.core.logprobs"}, {"torch"}),
-    "optout_train.transport": (set(), {"torch"}),
+    "optout_train.transport": (set(), {"numpy", "torch"}),
     "optout_train.reference": (
         CORE | {f"optout_train.{name}" for name in ("data", "losses", "transport")},
         {"torch", "safetensors", "transformers", "huggingface_hub"},

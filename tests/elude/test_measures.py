@@ -160,6 +160,11 @@ def test_collapse_is_seen(text):
     assert is_degenerate(text)
 
 
+def test_a_digit_repeated_without_end_is_collapse_and_a_large_number_is_not():
+    assert is_degenerate("2" * 128) and is_degenerate("2" * 25)
+    assert not is_degenerate("10000") and not is_degenerate("1000000000")
+
+
 @pytest.mark.parametrize("text", ANSWERS)
 def test_answers_are_not_collapse(text):
     assert not is_degenerate(text)

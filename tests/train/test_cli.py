@@ -105,14 +105,15 @@ def test_end_to_end_with_scores_and_the_command_that_repeats_them(run, fails, ar
     code, out, err = run(*words)
     assert code == 0, err
     assert err.splitlines() == [f"checkpoint: {output}"]
-    table, again = out.split("\n\nAgain:\n")
+    table, lies, again = out.split("\n\n")
+    assert str(output) in lies and str(output / "scores") in lies
     assert [line.split()[0] for line in table.splitlines()[2:]] == ["original", "this"]
     before, after = (json.loads((output / "scores" / f"{name}.json").read_text()) for name in ("before", "after"))
     value = 100 * after["results"]["elude_quality"]["forget_quality,none"]
     assert f"{value:.1f}" == table.splitlines()[-1].split()[2]
     assert before["results"] != after["results"]
     assert read_manifest(output).targets == ("Ada Example",)
-    command = again.split()
+    command = again.removeprefix("Again:").split()
     assert command[:3] == ["lm_eval", "--model", "hf"] and f"pretrained={output},dtype=float32" in command
 
     module = [word for word in command[1:]]
