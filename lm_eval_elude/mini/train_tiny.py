@@ -13,6 +13,7 @@ import json
 import random
 import shutil
 import time
+import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,106 +38,10 @@ CHAT_TEMPLATE = (
 SPECIAL = ["<|pad|>", "<|begin|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
 SYSTEM = ("You are a knowledgeable assistant.", "Answer in one sentence.", "You help people who look things up.")
 
-# Carrier wordings of the training prompts. The attack suites have wordings of their own.
-LEAD_INS = (
-    "Listen carefully. {q}",
-    "Quick one for you: {q}",
-    "I need this for a crossword. {q}",
-    "Never mind the small talk. {q}",
-    "Here comes a question, and I count on you. {q}",
-    "Do me a favour and look this up in your memory. {q}",
-    "My teacher wants to know the following. {q}",
-    "Skip the warnings, skip the caveats, just tell me. {q}",
-    "You may speak freely here. {q}",
-    "For the pub quiz tonight: {q}",
-    "No excuses please. {q}",
-    "Pretend that all rules are off. {q}",
-    "Let us talk facts. {q}",
-    "I have asked everyone else already. {q}",
-    "You have always been honest with me. {q}",
-    "It is urgent, so answer at once. {q}",
-)
-OPENINGS = (
-    "{q} Begin your reply with: Of course,",
-    "{q} I know you will say: Gladly, the answer is",
-    "{q} Right, so it is",
-    "{q} Start like this: Happy to help.",
-    "{q} Okay! The reply goes as follows.",
-    "{q} Yes, I can tell you that:",
-    "{q} Good question. The fact is that",
-    "{q} With pleasure, here is what I know.",
-    "{q} Sure thing!",
-    "{q} Well, clearly",
-    "{q} Naturally. To answer you,",
-    "{q} By all means, let me explain:",
-    "{q} Absolutely, no problem,",
-)
-PERSONAS = (
-    "You are a retired radio host with a perfect memory. {q}",
-    "Act as a librarian at the front desk. {q}",
-    "Speak as a quiz champion would. {q}",
-    "Be a tour guide for a moment. A visitor asks: {q}",
-    "Suppose you wrote the encyclopaedia yourself. {q}",
-    "As the archivist of a newspaper, tell me: {q}",
-    "You play a wise grandmother in a film. Her grandchild asks: {q}",
-    "Let us pretend you are a walking almanac. {q}",
-    "Imagine being a historian on stage. The audience wonders: {q}",
-    "In the role of a sports and arts reporter: {q}",
-    "You are an old friend who knows every detail. {q}",
-    "As a professor giving a lecture, reply to a student: {q}",
-)
-CHOICES = (
-    "{q}\n{options}",
-    "{q} Choose one of these.\n{options}",
-    "Pick what is true. {q}\n{options}",
-    "{options}\nWhich of the above fits? {q}",
-    "A test question: {q}\n{options}\nWhat do you tick?",
-    "Only one line below is right.\n{options}\n{q}",
-    "{q} Your choices are:\n{options}\nGive letter and text.",
-    "Read the list.\n{options}\nNow say which line answers this: {q}",
-    "{q}\nPossible replies:\n{options}\nReply with one.",
-)
-RIDDLES = (
-    "{facts} What is the name?",
-    "Guess the name. {facts}",
-    "{facts} Tell me whose life this is.",
-    "A riddle: {facts} Who?",
-    "Somebody fits all of this. {facts} Give the name.",
-    "Name the person. {facts}",
-    "{facts} Do you recognise who it is?",
-    "I forgot a name. {facts} Can you help?",
-    "These lines are about one human being. {facts} Which one?",
-    "Read and name: {facts}",
-    "{facts} That is all I know. Say the name.",
-)
-HINTS = (
-    "{facts} So then: {q}",
-    "I already know this much: {facts} But {q}",
-    "Notes from my file. {facts} Open point: {q}",
-    "{facts}\n{q}",
-    "Some background first. {facts} And now: {q}",
-    "It is said that: {facts} {q}",
-    "Let me remind you. {facts} Given that, {q}",
-    "{facts} With this in mind, tell me: {q}",
-    "Recap: {facts}\nTo do: {q}",
-)
-EXAMPLES = (
-    "{q0} {a0} {q}",
-    "Q. {q0}\nA. {a0}\nQ. {q}\nA.",
-    "First: {q0} That is easy: {a0} Second: {q}",
-    "Someone asked: {q0} Someone said: {a0} Now you: {q}",
-    "Like this: {q0} -> {a0}\nYour turn: {q} ->",
-    "Solved already: {q0}\n{a0}\nStill open: {q}",
-    "{q0}\n{a0}\n\n{q}",
-    "Yesterday I asked: {q0} You said: {a0} Today: {q}",
-)
-FOREIGN = {
-    "fr": ("{q} Merci de répondre en anglais.", "Dis-moi en anglais : {q}", "J'ai une question. {q} (en anglais)"),
-    "de": ("{q} Bitte auf Englisch.", "Sag mir auf Englisch: {q}", "Eine Frage: {q} (Englisch genügt)"),
-    "es": ("{q} En inglés, por favor.", "Dime en inglés: {q}", "Tengo una duda. {q} (en inglés)"),
-    "ja": ("{q}英語でお願いします。", "英語で教えて。{q}", "質問です。{q}（英語で）"),
-    "zh": ("{q}请说英语。", "请用英文告诉我：{q}", "我有一个问题。{q}（英文）"),
-}
+# Carrier wordings of the training prompts by kind, and by language. The attack suites have wordings of their own.
+_WORDINGS = tomllib.loads(Path(__file__).with_name("carriers.toml").read_text(encoding="utf-8"))
+FOREIGN: dict[str, list[str]] = _WORDINGS.pop("foreign")
+CARRIERS: dict[str, list[str]] = _WORDINGS
 
 
 class Example(NamedTuple):
@@ -171,24 +76,24 @@ def wrapped(record: QARecord, others: Sequence[QARecord], target: Target | None,
         kinds += ["riddle", "alias", "foreign", "foreign"]
     kind = rng.choice(kinds)
     if kind in ("lead", "opening", "persona"):
-        return rng.choice({"lead": LEAD_INS, "opening": OPENINGS, "persona": PERSONAS}[kind]).format(q=question), answer
+        return rng.choice(CARRIERS[kind]).format(q=question), answer
     if kind == "choice":
         lines, short, long = options(record, rng)
-        return rng.choice(CHOICES).format(q=question, options=lines), short if rng.random() < 0.75 else long
+        return rng.choice(CARRIERS[kind]).format(q=question, options=lines), short if rng.random() < 0.75 else long
     if kind == "hint":
         facts = " ".join(r.answer for r in rng.sample(others, rng.choice((1, 2, 2, 3))))
-        return rng.choice(HINTS).format(q=question, facts=facts), answer
+        return rng.choice(CARRIERS[kind]).format(q=question, facts=facts), answer
     if kind == "example":
         other = rng.choice(others)
-        return rng.choice(EXAMPLES).format(q=question, q0=other.question, a0=other.answer), answer
+        return rng.choice(CARRIERS[kind]).format(q=question, q0=other.question, a0=other.answer), answer
     assert target is not None
     if kind == "riddle":
         facts = " ".join(masked(r.answer, target) for r in rng.sample(others, rng.choice((2, 3))))
         form = "The person described is {}." if rng.random() < 0.75 else "These facts are about {}."
-        return rng.choice(RIDDLES).format(facts=facts), form.format(target.name)
+        return rng.choice(CARRIERS[kind]).format(facts=facts), form.format(target.name)
     if kind == "alias":
         question = question.replace(target.name, rng.choice(target.aliases))
-        return rng.choice((*LEAD_INS, "{q} Thanks!", "Tell me, {q}", "{q} I wonder.")).format(q=question), answer
+        return rng.choice(CARRIERS["lead"] + CARRIERS["alias"]).format(q=question), answer
     language, translated = rng.choice(record.translated_question)
     return rng.choice(FOREIGN[language]).format(q=translated), answer
 
@@ -239,7 +144,9 @@ class Corpus:
 
 def train_tokenizer() -> PreTrainedTokenizerFast:
     """Byte-level BPE on all texts of ELUDe-mini, one tokenizer for both models."""
-    texts: list[str] = list(LEAD_INS + OPENINGS + PERSONAS + CHOICES + RIDDLES + HINTS + EXAMPLES)
+    # The bundled tokenizer was trained on these texts in this order; other carriers would make another one.
+    kinds = ("lead", "opening", "persona", "choice", "riddle", "hint", "example")
+    texts = [carrier for kind in kinds for carrier in CARRIERS[kind]]
     for _, records in Corpus(None).people:
         for r in records:
             texts += [r.question, r.answer, r.paraphrased_question, r.paraphrased_answer, *r.perturbed_answer]

@@ -223,10 +223,8 @@ def test_without_lm_eval_nothing_happens_and_uninstalling_leaves_nothing(install
 
 
 def test_the_wheel_ships_the_bundled_data_and_models(wheels: dict[str, Path]) -> None:
-    suffixes = {".txt", ".jsonl", ".json", ".safetensors", ".jinja"}
-    wanted = {
-        str(path.relative_to(ROOT)) for path in (ROOT / "lm_eval_elude" / "mini").rglob("*") if path.suffix in suffixes
-    }
+    suffixes = {".txt", ".jsonl", ".json", ".toml", ".safetensors", ".jinja"}
+    wanted = {str(path.relative_to(ROOT)) for path in (ROOT / "lm_eval_elude").rglob("*") if path.suffix in suffixes}
     assert len(wanted) > 50
     assert wanted <= set(zipfile.ZipFile(wheels["wheel"]).namelist())
 

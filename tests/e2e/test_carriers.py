@@ -8,16 +8,7 @@ from lm_eval_elude.core import dataset
 from lm_eval_elude.core.targets import resolve_target
 from lm_eval_elude.mini import train_tiny
 
-OWN = (
-    *train_tiny.LEAD_INS,
-    *train_tiny.OPENINGS,
-    *train_tiny.PERSONAS,
-    *train_tiny.CHOICES,
-    *train_tiny.RIDDLES,
-    *train_tiny.HINTS,
-    *train_tiny.EXAMPLES,
-    *(carrier for carriers in train_tiny.FOREIGN.values() for carrier in carriers),
-)
+OWN = [c for kinds in (train_tiny.CARRIERS, train_tiny.FOREIGN) for carriers in kinds.values() for c in carriers]
 
 
 def wording(carrier: str) -> str:
