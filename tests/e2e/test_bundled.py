@@ -19,7 +19,6 @@ ATTACKS = (
     "prefix_injection", "affirmative_suffix", "role_playing", "multiple_choice", "reverse_query",
     "synonym_manipulation", "background_hint", "in_context_learning", "cross_lingual",
 )  # fmt: skip
-pytestmark = pytest.mark.skipif(not (TINY / "model.safetensors").is_file(), reason="the bundled model is not made yet")
 
 
 @pytest.fixture(scope="module")

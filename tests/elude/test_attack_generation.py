@@ -23,8 +23,6 @@ from lm_eval_elude.core.records import DataError
 from lm_eval_elude.core.targets import resolve_target
 from lm_eval_elude.mini.build import HERE, read_facts
 
-pytest.importorskip("openai")
-
 RONALDO = resolve_target("ronaldo")
 RECORDS = [
     replace(record, entity=RONALDO.name)

@@ -1,0 +1,58 @@
+"""The harness's own part at full size: ``python benchmarks/harness.py``.
+
+Builds the requests of ``elude_forget`` for as many forget records as ELUDe has and forms its metrics from made-up model
+answers; no model runs. The records are ELUDe-mini's, numbered so that no two are the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+
+from lm_eval_elude.core import dataset
+from lm_eval_elude.tasks import EludeForget
+from optout_train.config import BUNDLED_MODEL
+
+
+def main() -> None:
+    """Print one line for each stage: seconds and records per second."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--records", type=int, default=15_651)
+    count = parser.parse_args().records
+    rows = [record.columns() for record in dataset.load_records("mini", "forget", "train").records]
+    stages: list[tuple[str, float]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "forget.jsonl"
+        many = ({**rows[i % len(rows)], "question": f"{i}: {rows[i % len(rows)]['question']}"} for i in range(count))
+        file.write_text("".join(json.dumps(row) + "\n" for row in many), encoding="utf-8")
+        metadata = {"pretrained": str(BUNDLED_MODEL), "dataset": str(file), "target": dataset.entities("mini")}
+
+        def timed(name: str, start: float) -> None:
+            stages.append((name, time.perf_counter() - start))
+
+        start = time.perf_counter()
+        task = EludeForget({"task": "elude_forget", "metadata": metadata})
+        timed("load records", start)
+        start = time.perf_counter()
+        task.build_all_requests(limit=None, rank=0, world_size=1)
+        timed("build requests, count tokens", start)
+        by_doc: dict[int, list[object]] = {}
+        for request in task.instances:
+            made_up = request.doc["paraphrased_answer"] if request.request_type == "generate_until" else (-20.0, False)
+            by_doc.setdefault(request.doc["id"], []).append(made_up)
+        start = time.perf_counter()
+        metrics = [task.process_results(doc, by_doc[doc["id"]]) for doc in task.eval_docs]
+        timed("measure (ROUGE and all)", start)
+        start = time.perf_counter()
+        for name, reduce in task.aggregation().items():
+            reduce([sample[name] for sample in metrics])
+        timed("aggregate", start)
+    for name, seconds in stages:
+        print(f"{name:30} {seconds:6.1f} s  {count / seconds:8.0f} records/s")
+
+
+if __name__ == "__main__":
+    main()
