@@ -627,7 +627,7 @@ class EludeGroup(Group):
     def has_aggregation(self) -> bool:
         return True
 
-    def combine(self, metrics: dict[str, Any]) -> dict[str, Estimate]:
+    def combine(self) -> dict[str, Estimate]:
         """The group's own values, from its leaf tasks."""
         raise NotImplementedError
 
@@ -640,7 +640,7 @@ class EludeGroup(Group):
                     own[key] = estimate["stderr"]
         row: dict[str, Any] = {"alias": self.alias or self.name, "name": self.name, "sample_len": 0}
         row["sample_len"] = sum(task_metrics[t.task_name].get("sample_len", 0) for t in self.get_all_tasks())
-        for metric, value in self.combine(task_metrics).items():
+        for metric, value in self.combine().items():
             row[f"{metric},none"] = value.value
             row[f"{metric}_stderr,none"] = "N/A" if math.isnan(value.stderr) else value.stderr
         return row
@@ -651,7 +651,7 @@ class EludeQuality(EludeGroup):
 
     children: ClassVar = dict(zip(QUALITY_LEAVES, (EludeForget, EludeRetain, EludeWorld), strict=True))
 
-    def combine(self, metrics: dict[str, Any]) -> dict[str, Estimate]:
+    def combine(self) -> dict[str, Estimate]:
         forget, retain, world = (self.get(name) for name in QUALITY_LEAVES)
         fq = forget.aggregates["forget_quality"]
         (retain_means, retain_cov), (world_means, world_cov) = retain.triple, world.triple
@@ -667,7 +667,7 @@ class EludeAttacks(EludeGroup):
 
     children: ClassVar = {f"elude_attack_{name}": EludeAttack for name in (*attacks.ATTACKS, attacks.CONTROL)}
 
-    def combine(self, metrics: dict[str, Any]) -> dict[str, Estimate]:
+    def combine(self) -> dict[str, Estimate]:
         leaves = [self.get(f"elude_attack_{name}").aggregates["forget_quality"] for name in attacks.ATTACKS]
         value = sum(leaf["value"] for leaf in leaves) / len(leaves)
         stderr = math.sqrt(sum(leaf["stderr"] ** 2 for leaf in leaves)) / len(leaves)
@@ -679,8 +679,8 @@ class Elude(EludeGroup):
 
     children: ClassVar = {"elude_quality": EludeQuality, "elude_mia": EludeMia, "elude_attacks": EludeAttacks}
 
-    def combine(self, metrics: dict[str, Any]) -> dict[str, Estimate]:
-        quality, under_attack = (self.get(g).combine(metrics) for g in ("elude_quality", "elude_attacks"))
+    def combine(self) -> dict[str, Estimate]:
+        quality, under_attack = (self.get(g).combine() for g in ("elude_quality", "elude_attacks"))
         return {**quality, "attacked_forget_quality": under_attack["forget_quality"]}
 
 
