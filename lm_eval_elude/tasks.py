@@ -283,17 +283,16 @@ class EludeTask(ConfigurableTask):
         self, doc: dict[str, Any], ctx: str, apply_chat_template: bool = False, chat_template: Any = None, **kwargs: Any
     ) -> list[Instance]:
         requests: list[tuple[str, tuple[Any, ...]]] = []
+        prompts = []
         for question, answers in self.pairs(doc):
-            prompt = self.renderer.prompt(question, system=ctx or None)
+            prompts.append(prompt := self.renderer.prompt(question, system=ctx or None))
             context = prompt.rstrip()
             space = prompt[len(context) :]
             requests += [("loglikelihood", (context, space + self.renderer.answer(a))) for a in answers]
             if self._space_tokens(context, prompt):
                 requests.append(("loglikelihood", (context, space)))
         if self.generates:
-            question, _ = self.pairs(doc)[0]
-            prompt = self.renderer.prompt(question, system=ctx or None)
-            requests.append(("generate_until", (prompt, dict(self.config.generation_kwargs))))
+            requests.append(("generate_until", (prompts[0], dict(self.config.generation_kwargs))))
         if "doc_id" in kwargs:  # lm-eval 0.5; before, these stood in `metadata`, and the harness asked for the target
             kwargs |= {"task_name": self.config.task, "target": self.doc_to_target(doc)}
         return [
@@ -317,15 +316,15 @@ class EludeTask(ConfigurableTask):
         wholes = self.renderer.encode_batch([r.args[0] + r.args[1] for r in requests])
         self._token_counts = {}
         for request, ids in zip(requests, wholes, strict=True):
-            self._token_counts.setdefault(_doc_id(request), []).append(len(ids) - lengths[request.args[0]])
+            self._token_counts.setdefault(request.doc["id"], []).append(len(ids) - lengths[request.args[0]])
 
     # ---- results
     def process_results(self, doc: dict[str, Any], results: list[Any]) -> dict[str, Score]:
-        counts = self._token_counts[doc["id"]]
+        counts, pairs = self._token_counts[doc["id"]], self.pairs(doc)
         scores: list[AnswerScore] = []
         position = 0
-        spaced = len(counts) > sum(len(answers) for _, answers in self.pairs(doc))
-        for _, answers in self.pairs(doc):
+        spaced = len(counts) > sum(len(answers) for _, answers in pairs)
+        for _, answers in pairs:
             stop = position + len(answers)
             space_sum, space_tokens = (float(results[stop][0]), counts[stop]) if spaced else (0.0, 0)
             for i in range(position, stop):
@@ -638,8 +637,8 @@ class EludeGroup(Group):
                 key = f"{metric}_stderr,none"
                 if own.get(key) == "N/A" and not math.isnan(estimate["stderr"]):
                     own[key] = estimate["stderr"]
-        row: dict[str, Any] = {"alias": self.alias or self.name, "name": self.name, "sample_len": 0}
-        row["sample_len"] = sum(task_metrics[t.task_name].get("sample_len", 0) for t in self.get_all_tasks())
+        n = sum(task_metrics[t.task_name].get("sample_len", 0) for t in self.get_all_tasks())
+        row: dict[str, Any] = {"alias": self.alias or self.name, "name": self.name, "sample_len": n}
         for metric, value in self.combine().items():
             row[f"{metric},none"] = value.value
             row[f"{metric}_stderr,none"] = "N/A" if math.isnan(value.stderr) else value.stderr
@@ -719,10 +718,6 @@ def _triple(scores: Sequence[Score]) -> tuple[list[float], aggregate.Array]:
         aggregate.mean_over_targets({t: [r[k] for r in rows] for t, rows in samples.items()}).value for k in range(3)
     ]
     return means, aggregate.covariance_of_means(samples)
-
-
-def _doc_id(request: Instance) -> int:
-    return request.doc["id"]
 
 
 def _require_log_probabilities() -> None:
