@@ -12,6 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from lm_eval_elude.core.likelihood import harmonic_mean
+
 Array = NDArray[np.float64]
 _CLIP = 100  # of a loss, as SCRUB's attack has it
 
@@ -37,13 +39,6 @@ def mean_over_targets(values: Mapping[str, Sequence[float]]) -> Estimate:
     variances = [_variance_of_mean(np.asarray(v, dtype=float)) for v in values.values()]
     n = sum(len(v) for v in values.values())
     return Estimate(float(np.mean(means)), math.sqrt(sum(variances)) / len(variances), n)
-
-
-def harmonic_mean(values: Sequence[float]) -> float:
-    """Harmonic mean of values in [0, 1]; 0 where one of them is 0, NaN where one is NaN."""
-    if any(math.isnan(v) for v in values):
-        return math.nan
-    return 0.0 if min(values) <= 0 else len(values) / sum(1 / v for v in values)
 
 
 def forget_quality(probability: float, rouge: float, truth_ratio: float) -> float:

@@ -31,12 +31,12 @@ from lm_eval.api.task import ConfigurableTask
 
 from lm_eval_elude import aggregate, attacks, measures, membership
 from lm_eval_elude.aggregate import Estimate
-from lm_eval_elude.core import dataset
+from lm_eval_elude.core import dataset, likelihood
 from lm_eval_elude.core.chat import Renderer, load_tokenizer
+from lm_eval_elude.core.likelihood import AnswerScore
 from lm_eval_elude.core.manifest import Manifest, read_manifest
 from lm_eval_elude.core.records import QARecord, fingerprint
 from lm_eval_elude.core.targets import resolve_target
-from lm_eval_elude.measures import AnswerScore
 
 log = logging.getLogger("lm_eval.elude")
 
@@ -61,7 +61,7 @@ class Settings:
 
     targets: tuple[str, ...]
     dataset: str
-    truth_ratio: measures.TruthRatioMean = "geometric"
+    truth_ratio: likelihood.TruthRatioMean = "geometric"
     guardrail: bool = False
     attack_file: str = ""
     seed: int = 0
@@ -399,11 +399,11 @@ class EludeQA(EludeTask):
 
     def measure(self, doc: dict[str, Any], scores: list[AnswerScore], generated: str) -> dict[str, Score]:
         answer, paraphrase, *perturbed = scores
-        ratio = measures.truth_ratio(paraphrase, perturbed, self.settings.truth_ratio)
+        ratio = likelihood.truth_ratio(paraphrase, perturbed, self.settings.truth_ratio)
         forget = self.quality == "forget_quality"
-        reported = measures.forget_truth_ratio(ratio) if forget else measures.retain_truth_ratio(ratio)
+        reported = likelihood.forget_truth_ratio(ratio) if forget else likelihood.retain_truth_ratio(ratio)
         world = self.subset == "world"
-        probability = measures.choice_probability(answer, perturbed) if world else measures.probability(answer)
+        probability = likelihood.choice_probability(answer, perturbed) if world else likelihood.probability(answer)
         parts = (probability, measures.rouge_l_recall(doc["answer"], generated), reported)
         good = self.goodness(parts)
         doc["generated"] = generated
@@ -411,7 +411,7 @@ class EludeQA(EludeTask):
         score = partial(Score, target=doc["entity"], doc_id=doc["id"])
         return {
             **{name: score(value) for name, value in zip(_TRIPLE, parts, strict=True)},
-            self.quality: score(aggregate.harmonic_mean(good), parts=good),
+            self.quality: score(likelihood.harmonic_mean(good), parts=good),
             "degenerate": score(float(measures.is_degenerate(generated))),
             "ngram_entropy": score(measures.ngram_entropy(generated)),
             "refusal": score(float(measures.is_refusal(generated))),
@@ -421,7 +421,7 @@ class EludeQA(EludeTask):
         if metric != self.quality:
             return super().estimate(metric, scores)
         means, covariance = _triple(scores)
-        return Estimate(aggregate.harmonic_mean(means), aggregate.harmonic_stderr(means, covariance), len(scores))
+        return Estimate(likelihood.harmonic_mean(means), aggregate.harmonic_stderr(means, covariance), len(scores))
 
     def _report(self, metric: str, scores: list[Score]) -> float:
         if metric == self.quality:
@@ -657,7 +657,7 @@ class EludeQuality(EludeGroup):
         six = [*retain_means, *world_means]
         covariance = aggregate.block_diagonal(retain_cov, world_cov)
         n = retain.aggregates["set_quality"]["n"] + world.aggregates["set_quality"]["n"]
-        rq = Estimate(aggregate.harmonic_mean(six), aggregate.harmonic_stderr(six, covariance), n)
+        rq = Estimate(likelihood.harmonic_mean(six), aggregate.harmonic_stderr(six, covariance), n)
         return {"forget_quality": Estimate(fq["value"], fq["stderr"], fq["n"]), "retain_quality": rq}
 
 

@@ -9,7 +9,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("lm_eval_elude", "optout_train")
-CORE = {f"lm_eval_elude.core.{name}" for name in ("targets", "records", "dataset", "chat", "logprobs", "manifest")}
+CORE = {
+    f"lm_eval_elude.core.{name}"
+    for name in ("targets", "records", "dataset", "chat", "likelihood", "logprobs", "manifest")
+}
 
 # Module -> our modules it may import, and the libraries beside the standard one.
 ROOMS: dict[str, tuple[set[str], set[str]]] = {
@@ -22,6 +25,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         {"lm_eval_elude.core.records", "lm_eval_elude.core.targets"}, {"datasets", "pyarrow"},
     ),
     "lm_eval_elude.core.chat": ({"lm_eval_elude.core.records"}, {"transformers", "jinja2"}),
+    "lm_eval_elude.core.likelihood": (set(), set()),
     "lm_eval_elude.core.logprobs": (set(), {"torch"}),
     "lm_eval_elude.core.manifest": (set(), set()),
     "lm_eval_elude.mini": (set(), set()),
@@ -29,8 +33,8 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "lm_eval_elude.mini.train_tiny": (CORE, {"torch", "tokenizers", "transformers"}),
     "lm_eval_elude.attacks": (CORE, set()),
     "lm_eval_elude.attack_generation": (CORE | {"lm_eval_elude.attacks"}, {"openai", "tqdm"}),
-    "lm_eval_elude.measures": (CORE, {"rouge_score"}),
-    "lm_eval_elude.aggregate": (set(), {"numpy", "scipy", "sklearn"}),
+    "lm_eval_elude.measures": (set(), {"rouge_score"}),
+    "lm_eval_elude.aggregate": ({"lm_eval_elude.core.likelihood"}, {"numpy", "scipy", "sklearn"}),
     "lm_eval_elude.membership": ({"lm_eval_elude.aggregate"}, {"numpy", "scipy", "sklearn"}),
     "lm_eval_elude.tasks": (
         CORE | {f"lm_eval_elude.{name}" for name in ("attacks", "measures", "membership", "aggregate")}, {"lm_eval"},
@@ -41,7 +45,6 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         CORE | {"lm_eval_elude.limits", "lm_eval_elude.packing"},
         {"lm_eval", "torch", "transformers", "accelerate", "tqdm"},
     ),
-    "lm_eval_elude.report": ({"lm_eval_elude.aggregate"}, {"matplotlib", "numpy"}),
     "optout_train": (set(), set()),
     "optout_train.config": (set(), set()),
     "optout_train.data": (CORE | {"optout_train.config"}, {"torch"}),
