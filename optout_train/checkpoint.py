@@ -110,9 +110,9 @@ class RunFolder:
         return self.partial / name
 
     def read_state(self, checkpoint: Path) -> dict[str, Any]:
-        """The state of a checkpoint; the log is cut back to where it was then."""
+        """The state of a checkpoint; the process that holds the lock cuts the log back to where it was then."""
         state = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
-        if (log := self.partial / LOG).exists():
+        if self._lock >= 0 and (log := self.partial / LOG).exists():
             os.truncate(log, state["log_bytes"])
         return state
 

@@ -19,10 +19,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lm_eval_elude.core.chat import Encoded, Renderer, load_tokenizer
-from lm_eval_elude.core.dataset import Subset, load_records, resolve_targets
+from lm_eval_elude.core.dataset import resolve_targets
 from lm_eval_elude.core.logprobs import AnswerLogProbs
 from lm_eval_elude.core.manifest import Manifest, file_hashes, write_manifest
-from lm_eval_elude.core.records import DataError
 from optout_train import losses
 from optout_train.checkpoint import (
     LOG,
@@ -36,9 +35,10 @@ from optout_train.checkpoint import (
     whole_tensors,
 )
 from optout_train.config import ConfigError, TrainConfig
-from optout_train.data import EncodedRecords, StepIndices, collate, load_training_data, share
+from optout_train.data import StepIndices, collate, load_training_data, share
 from optout_train.reference import AnswerScorer, InitialParameters, Reference, score_all
 from optout_train.transport import Transport
+from optout_train.validation import Validation, judge
 
 # Tokens of one pass on a CPU: enough for its matrix products, few enough to pad little and stay near the caches.
 CPU_PASS = 768
@@ -140,7 +140,8 @@ class _Run:
         self.limit = getattr(model.config, "max_position_embeddings", sys.maxsize)
         self.data = load_training_data(config, targets, self.renderer, self.limit)
         self.plan = self.data.steps(config)
-        self.validation = self._load_validation() if config.validate else {}
+        validation = Validation(config, self.data, targets, say) if config.validate else None
+        self.validation = validation if validation and validation.sets else None
         self._encode_all()
         if config.gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -169,16 +170,16 @@ class _Run:
         from tqdm import tqdm
 
         config, total = self.config, sum(map(len, self.plan))
-        state: dict[str, Any] = {"step": 0, "epochs": [], "sums": {}, "best": None, "stopped": None, "falls": 0}
+        state: dict[str, Any] = {"step": 0, "epochs": [], "sums": {}, "best": None, "stopped": None}
         if checkpoint:
-            state = self.folder.read_state(checkpoint) if self.main else _read_state(checkpoint)
+            state = self.folder.read_state(checkpoint)
             load_weights(self.model, checkpoint)
             load_optimizer(self.model, self.optimizer, checkpoint)
             self.say(f"resuming after step {state['step']} of {total}")
         elif self.main:
             (self.folder.partial / LOG).write_text("", encoding="utf-8")
         if state["step"] == 0 and self.validation:
-            state["epochs"].append({"epoch": 0, "validation": self._validate()})
+            state["epochs"].append({"epoch": 0, "validation": self.validation.measure(self.scorer, self.device)})
             self._log({"epoch": 0, "validation": state["epochs"][0]["validation"]})
         step = 0
         bar = tqdm(
@@ -194,7 +195,7 @@ class _Run:
                     self._log({"step": step, "epoch": epoch, **values})
                     bad = not all(map(math.isfinite, values.values()))
                     if bad:
-                        self._stop_on_collapse(state, step)
+                        self._stop_on_bad_loss(state, step)
                         break
                     _accumulate(state["sums"], values)
                     bar.set_postfix(loss=f"{values['loss']:.3f}", refresh=False)
@@ -365,74 +366,22 @@ class _Run:
 
     # After each epoch
 
-    def _load_validation(self) -> dict[str, EncodedRecords]:
-        """What is measured after each epoch: the forget set itself, and the validation splits of the other two.
-
-        Early stopping needs those that are trained on; any other that the data set lacks is left out with a line.
-        """
-        sets = {"forget": self.data.forget.records}
-        subsets: tuple[Subset, ...] = ("retain", "world")
-        for subset in subsets:
-            try:
-                selection = load_records(self.config.dataset, subset, "validation", self.targets)
-            except DataError as error:
-                if self.config.patience and self._weights()[subset]:
-                    raise DataError(f"{error}; --patience 0 trains without early stopping") from None
-                self.say(f"no validation on the {subset} set: {error}")
-                continue
-            sets[subset] = selection.records
-            self.data.fingerprints[f"{subset}-validation"] = selection.fingerprint
-        kept = {}
-        for name, records in sets.items():
-            usable = tuple(record for record in records if record.can_be_scored)
-            if len(usable) < len(records):
-                self.say(f"validation on {len(usable)} of {len(records)} {name} records: the others lack paraphrases")
-            if usable:
-                kept[name] = EncodedRecords(f"{name} validation", usable, self.renderer, self.limit)
-        return kept
-
-    def _validate(self) -> dict[str, float]:
-        """Probability and truth ratio of each set as the tasks define them, and the score of early stopping.
-
-        The score is the harmonic mean of forget and retain quality, each without ROUGE (nothing is generated).
-        """
-        measures: dict[str, float] = {}
-        for name, data in self.validation.items():
-            samples = [
-                data.encode(i, text)
-                for i, record in enumerate(data.records)
-                for text in (record.answer, record.paraphrased_answer, *record.perturbed_answer)
-            ]
-            size = self.config.micro_batch_size or 2 * self.config.batch_size
-            means = score_all(self.scorer, samples, size, self.device).means.reshape(len(data), -1)
-            measures |= {f"{name}_{key}": value for key, value in validation_measures(name, means).items()}
-        forget = [v for k, v in measures.items() if k.startswith("forget")]
-        keep = [v for k, v in measures.items() if not k.startswith("forget")]
-        if forget:
-            measures["forget_quality"] = harmonic_mean([1 - forget[0], forget[1]])
-        if keep:
-            measures["retain_quality"] = harmonic_mean(keep)
-        qualities = [measures[key] for key in ("forget_quality", "retain_quality") if key in measures]
-        return measures | {"score": harmonic_mean(qualities)}
-
     def _end_epoch(self, state: dict[str, Any], epoch: int, steps: int, step: int) -> None:
-        """Mean losses, validation, and the rule of early stopping: the score fell ``patience`` epochs in a row."""
+        """Mean losses, validation, and the verdict of early stopping."""
         entry: dict[str, Any] = {"epoch": epoch, "losses": {k: v / steps for k, v in state["sums"].items()}}
         state["sums"] = {}
         if self.validation:
-            entry["validation"] = self._validate()
+            entry["validation"] = self.validation.measure(self.scorer, self.device)
         state["epochs"].append(entry)
         self._log(entry)
-        if not (self.config.patience and self.validation):
-            return
-        scored = [e["validation"]["score"] for e in state["epochs"] if e["epoch"]]
-        state["falls"] = state["falls"] + 1 if len(scored) > 1 and scored[-1] < scored[-2] else 0
-        if scored[-1] >= max(scored):
-            state["best"], state["best_epoch"] = f"step-{step:08d}", epoch
-        if state["falls"] >= self.config.patience and epoch < self.config.epochs:
-            state["stopped"] = f"validation score fell in {state['falls']} epoch(s) up to epoch {epoch}"
+        if self.validation and self.config.patience:
+            verdict = judge([e["validation"] for e in state["epochs"]], self.config.patience)
+            if verdict.best == epoch:
+                state["best"] = f"step-{step:08d}"
+            if epoch < self.config.epochs:
+                state["stopped"] = verdict.reason or None
 
-    def _stop_on_collapse(self, state: dict[str, Any], step: int) -> None:
+    def _stop_on_bad_loss(self, state: dict[str, Any], step: int) -> None:
         checkpoints = sorted(path.name for path in self.folder.partial.glob("step-*"))
         if not checkpoints:
             raise TrainingError(f"the loss is not finite in step {step}, before any checkpoint; lower --learning-rate")
@@ -454,6 +403,8 @@ class _Run:
             state["epochs"].append({"stopped": state["stopped"]})
             self._log({"stopped": state["stopped"]})
             self.say(f"stopped early: {state['stopped']}")
+            if not state["best"]:
+                self.say("no epoch kept the model whole: its last weights are written as they are")
         if state["best"]:
             load_weights(self.model, self.folder.partial / state["best"])
             state["epochs"].append({"kept": state["best"]})
@@ -545,31 +496,6 @@ def make_optimizer(config: TrainConfig, parameters: list[nn.Parameter]) -> torch
     return torch.optim.AdamW(parameters, fused=True, **settings)
 
 
-def validation_measures(subset: str, means: Tensor) -> dict[str, float]:
-    """Probability and truth ratio of a set, as the tasks define them.
-
-    Args:
-        subset: ``forget``, ``retain`` or ``world``.
-        means: (records, 7) mean log-probabilities of the answer, the paraphrase and the five perturbed answers.
-
-    Returns:
-        ``probability`` (for the world set the answer's share among itself and the perturbed ones) and ``truth_ratio``
-        (geometric R; min(R, 1/R) for the forget set, max(0, 1 - R) for the others), each a mean over records.
-    """
-    answer, paraphrase, perturbed = means[:, 0], means[:, 1], means[:, 2:]
-    probability = answer.exp()
-    if subset == "world":
-        probability = probability / (probability + perturbed.exp().sum(dim=1))
-    ratio = (perturbed.mean(dim=1) - paraphrase).clamp(-700, 700).exp()
-    truth = torch.minimum(ratio, 1 / ratio) if subset == "forget" else (1 - ratio).clamp_min(0)
-    return {"probability": float(probability.mean()), "truth_ratio": float(truth.mean())}
-
-
-def harmonic_mean(values: Sequence[float]) -> float:
-    """n / sum(1/x); 0 where a value is 0."""
-    return len(values) / sum(1 / value for value in values) if values and all(value > 0 for value in values) else 0.0
-
-
 def _no_parameter(name: str) -> Tensor:
     raise AssertionError(f"{name}: no initial parameters were asked for")
 
@@ -592,14 +518,6 @@ def _accumulate(sums: dict[str, float], values: Mapping[str, float]) -> None:
     for name, value in values.items():
         if name not in ("learning_rate", "grad_norm"):
             sums[name] = sums.get(name, 0.0) + value
-
-
-def _read_state(checkpoint: Path) -> dict[str, Any]:
-    import json
-
-    from optout_train.checkpoint import STATE
-
-    return json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
 
 
 def _tracking(options: RunOptions) -> dict[str, Any]:

@@ -54,6 +54,9 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         CORE | {f"optout_train.{name}" for name in ("data", "losses", "transport")},
         {"torch", "safetensors", "transformers", "huggingface_hub"},
     ),
+    "optout_train.validation": (
+        CORE | {f"optout_train.{name}" for name in ("config", "data", "reference")}, {"torch"},
+    ),
 }  # fmt: skip
 # The top of each tower may use all of its package; what it may use of the rest is said here.
 TOPS = {

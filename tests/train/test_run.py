@@ -18,7 +18,8 @@ from lm_eval_elude.core.manifest import file_hashes, read_manifest
 from optout_train import loop
 from optout_train.checkpoint import RunFolder
 from optout_train.config import METHODS, ConfigError, TrainConfig, build_config
-from optout_train.loop import RunOptions, TrainingError, train, validation_measures
+from optout_train.loop import RunOptions, TrainingError, train
+from optout_train.validation import Validation
 
 
 @pytest.fixture(scope="module")
@@ -191,20 +192,25 @@ def test_lora_with_gradient_checkpointing_trains_and_loads(merge, trained, model
 
 
 def test_early_stopping_keeps_the_best_epoch(trained):
-    _, lines, said = trained("early", patience=1, learning_rate=1e-2, epochs=6)
+    _, lines, said = trained("early", method="ga+rt", patience=1, learning_rate=3e-3, epochs=6)
     scores = [line["validation"]["score"] for line in lines if line.get("epoch") and "validation" in line]
     assert len(scores) < 6 and scores[-1] < scores[-2] and said[-1].startswith("stopped early: validation score fell")
     best = scores.index(max(scores)) + 1
     assert lines[-1] == {"kept": f"step-{3 * best:08d}"}
-    short = trained("short", learning_rate=1e-2, epochs=6)[1]
+    short = trained("short", method="ga+rt", learning_rate=3e-3, epochs=6)[1]
     assert steps(short, "loss")[: 3 * len(scores)] == steps(lines, "loss")
 
 
-def test_validation_measures_by_hand():
-    means = torch.tensor([[0.5, 0.25, 0.1, 0.1, 0.1, 0.1, 0.1]]).log()
-    assert validation_measures("forget", means) == pytest.approx({"probability": 0.5, "truth_ratio": 0.4})
-    assert validation_measures("retain", means) == pytest.approx({"probability": 0.5, "truth_ratio": 0.6})
-    assert validation_measures("world", means) == pytest.approx({"probability": 0.5, "truth_ratio": 0.6})
+def test_a_collapse_stops_and_the_last_good_epoch_is_kept(trained, monkeypatch):
+    measure, kept = Validation.measure, iter([0.8, 0.7, 0.3])
+
+    def collapsing(self, *arguments):
+        return measure(self, *arguments) | {"retain_quality": next(kept), "score": 0.5}
+
+    monkeypatch.setattr(Validation, "measure", collapsing)
+    _, lines, said = trained("collapse", patience=1, epochs=4)
+    assert said[-1].startswith("stopped early: collapse: retain quality 0.300, 0.800 before training")
+    assert lines[-1] == {"kept": "step-00000003"}
 
 
 def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(trained, settings, monkeypatch, tmp_path):
@@ -251,7 +257,7 @@ def kill_after(seconds: float, config: TrainConfig, options: RunOptions) -> bool
 
 
 def test_killed_twenty_times_and_resumed_it_ends_with_the_same_bytes(settings, tmp_path):
-    config = settings(patience=1, learning_rate=1e-2, epochs=6, directions=5)
+    config = settings(patience=3, learning_rate=1e-3, epochs=6, directions=5)
     whole = RunOptions(tmp_path / "whole", checkpoint_every=2)
     assert kill_after(100, config, whole)
     begin = time.perf_counter()

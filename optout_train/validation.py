@@ -1,0 +1,143 @@
+"""What is measured after each epoch, with the tasks' own formulas, and when a run stops for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from statistics import fmean
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from lm_eval_elude.core import likelihood
+from lm_eval_elude.core.dataset import Subset, load_records
+from lm_eval_elude.core.likelihood import AnswerScore
+from lm_eval_elude.core.records import DataError, QARecord
+from optout_train.config import TrainConfig
+from optout_train.data import EncodedRecords, TrainingData
+from optout_train.reference import score_all
+
+# An epoch that leaves less than this share of the retain quality before training has lost the model.
+COLLAPSE = 0.5
+
+
+class Validation:
+    """The sets that are measured: the forget set itself, and the validation splits of the other two.
+
+    Early stopping needs those that are trained on; any other that the data set lacks is left out with a line.
+
+    Args:
+        config: the run.
+        data: what it trains on; the validation splits' fingerprints are added.
+        targets: display names.
+        say: prints one line for the user.
+
+    Raises:
+        DataError: early stopping lacks a validation split.
+    """
+
+    def __init__(
+        self, config: TrainConfig, data: TrainingData, targets: Sequence[str], say: Callable[[str], None]
+    ) -> None:
+        self.size = config.micro_batch_size or 2 * config.batch_size
+        sets: dict[str, tuple[QARecord, ...]] = {"forget": data.forget.records}
+        trained: dict[Subset, float] = {"retain": config.retain_weight, "world": config.world_weight}
+        for subset, weight in trained.items():
+            try:
+                selection = load_records(config.dataset, subset, "validation", targets)
+            except DataError as error:
+                if config.patience and weight:
+                    raise DataError(f"{error}; --patience 0 trains without early stopping") from None
+                say(f"no validation on the {subset} set: {error}")
+                continue
+            sets[subset] = selection.records
+            data.fingerprints[f"{subset}-validation"] = selection.fingerprint
+        self.sets: dict[str, EncodedRecords] = {}
+        for name, records in sets.items():
+            usable = tuple(record for record in records if record.can_be_scored)
+            if len(usable) < len(records):
+                say(f"validation on {len(usable)} of {len(records)} {name} records: the others lack paraphrases")
+            if usable:
+                self.sets[name] = EncodedRecords(f"{name} validation", usable, data.forget.renderer, data.forget.limit)
+
+    def measure(self, scorer: nn.Module, device: torch.device) -> dict[str, float]:
+        """Probability and truth ratio of each set, forget and retain quality of these, and the score.
+
+        Args:
+            scorer: :class:`optout_train.reference.AnswerScorer`, possibly wrapped.
+            device: where the model is.
+
+        Returns:
+            Values in [0, 1] by name. The qualities lack ROUGE (nothing is generated); the score is their harmonic mean.
+        """
+        measures: dict[str, float] = {}
+        for name, data in self.sets.items():
+            samples = [
+                data.encode(i, text)
+                for i, record in enumerate(data.records)
+                for text in (record.answer, record.paraphrased_answer, *record.perturbed_answer)
+            ]
+            sums, counts = score_all(scorer, samples, self.size, device)
+            scores = [AnswerScore(*pair) for pair in zip(sums.tolist(), counts.tolist(), strict=True)]
+            each = len(scores) // len(data)
+            values = [record_measures(name, scores[i : i + each]) for i in range(0, len(scores), each)]
+            measures[f"{name}_probability"], measures[f"{name}_truth_ratio"] = map(fmean, zip(*values, strict=True))
+        qualities = {}
+        if "forget" in self.sets:
+            forget = (1 - measures["forget_probability"], measures["forget_truth_ratio"])
+            qualities["forget_quality"] = likelihood.harmonic_mean(forget)
+        if keep := [value for name, value in measures.items() if not name.startswith("forget")]:
+            qualities["retain_quality"] = likelihood.harmonic_mean(keep)
+        return measures | qualities | {"score": likelihood.harmonic_mean(tuple(qualities.values()))}
+
+
+def record_measures(subset: str, scores: Sequence[AnswerScore]) -> tuple[float, float]:
+    """Probability and reported truth ratio of one record of the forget, retain or world set.
+
+    Args:
+        subset: which set.
+        scores: of the answer, the paraphrased answer and the perturbed answers.
+    """
+    answer, paraphrase, *perturbed = scores
+    ratio = likelihood.truth_ratio(paraphrase, perturbed)
+    if subset == "forget":
+        return likelihood.probability(answer), likelihood.forget_truth_ratio(ratio)
+    known = likelihood.choice_probability(answer, perturbed) if subset == "world" else likelihood.probability(answer)
+    return known, likelihood.retain_truth_ratio(ratio)
+
+
+class Verdict(NamedTuple):
+    """The epoch whose weights are the best so far (0: none is good), and why to stop ("" to go on)."""
+
+    best: int
+    reason: str
+
+
+def judge(measured: Sequence[Mapping[str, float]], patience: int) -> Verdict:
+    """The rule of early stopping: ``patience`` bad epochs in a row.
+
+    An epoch is bad where its score is below the epoch's before (the paper's rule, appendix A), or where the model has
+    collapsed: the score is no number, or the retain quality is below :data:`COLLAPSE` of what it was before training.
+    The best epoch is the latest of highest score among those that have not collapsed.
+
+    Args:
+        measured: :meth:`Validation.measure` before training and after each epoch.
+        patience: above 0.
+    """
+    scores = [m["score"] for m in measured]
+    keeps = [m.get("retain_quality", 1.0) for m in measured]
+    collapsed = [math.isnan(s) or keep < COLLAPSE * keeps[0] for s, keep in zip(scores, keeps, strict=True)]
+    fell = [False, False, *(later < earlier for earlier, later in pairwise(scores[1:]))]
+    bad, last = 0, len(measured) - 1
+    for epoch in range(1, len(measured)):
+        bad = bad + 1 if collapsed[epoch] or fell[epoch] else 0
+    good = [epoch for epoch in range(1, len(measured)) if not collapsed[epoch]]
+    best = max(good, key=lambda epoch: (scores[epoch], epoch), default=0)
+    reason = (
+        f"collapse: retain quality {keeps[last]:.3f}, {keeps[0]:.3f} before training"
+        if collapsed[last]
+        else ("validation score fell")
+    )
+    return Verdict(best, f"{reason} ({bad} bad epoch(s) in a row up to epoch {last})" if bad >= patience else "")
