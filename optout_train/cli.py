@@ -54,7 +54,8 @@ def command(
     tracker: str | None, no_score: bool, **given: Any,
 ) -> None:  # fmt: skip
     """Make a language model forget an entity (Opt-Out and its baselines) and score it before and after."""
-    config = build_config({k: v for k, v in given.items() if v is not None and v != ()}, world_only=world_only)
+    named = {k: v for k, v in given.items() if v is not None and v != ()}
+    config = build_config(_launched() | named, world_only=world_only)
     if overwrite and resume:
         raise ConfigError("--overwrite and --resume contradict each other")
     main = os.environ.get("RANK", "0") == "0"
@@ -76,6 +77,24 @@ def command(
     say(f"checkpoint: {output}")
     if main and not no_score:
         click.echo(_score(config, output.absolute()))
+
+
+def _launched() -> dict[str, Any]:
+    """The flags that stand for what ``accelerate launch`` was configured with, which it says by environment variables.
+
+    They are taken out of the environment: Accelerate would wrap the model a second time.
+    """
+    for plugin in ("DEEPSPEED", "MEGATRON_LM"):
+        if os.environ.get(f"ACCELERATE_USE_{plugin}", "false").lower() == "true":
+            raise ConfigError(f"accelerate launch is configured for {plugin}; take FSDP, or multi-GPU with --shard")
+    found = {}
+    if os.environ.pop("ACCELERATE_USE_FSDP", "false").lower() == "true":
+        found["shard"] = True
+    if (precision := os.environ.pop("ACCELERATE_MIXED_PRECISION", "no").lower()) == "bf16":
+        found["autocast"] = True
+    elif precision != "no":
+        raise ConfigError(f"accelerate launch is configured for mixed precision {precision}; take bf16 or no")
+    return found
 
 
 def _default_output(config: TrainConfig) -> Path:
@@ -104,7 +123,7 @@ def _score(config: TrainConfig, folder: Path) -> str:
 
 _DISTRIBUTED = {
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
-    "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "ACCELERATE_USE_FSDP",
+    "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
 }  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
@@ -91,6 +92,24 @@ def test_a_model_that_cannot_be_loaded(fails, arguments, tmp_path, model_folder)
     assert "does not exist" in fails(*arguments(tmp_path / "o", "--model", str(tmp_path / "no" / "model")))
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("ACCELERATE_USE_DEEPSPEED", "true", "is configured for DEEPSPEED; take FSDP"),
+        ("ACCELERATE_MIXED_PRECISION", "fp16", "is configured for mixed precision fp16; take bf16 or no"),
+    ],
+)
+def test_what_accelerate_launch_cannot_have(fails, arguments, tmp_path, monkeypatch, variable, value, message):
+    monkeypatch.setenv(variable, value)
+    assert message in fails(*arguments(tmp_path / "out"))
+
+
+def test_what_accelerate_launch_says_becomes_flags(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    assert cli._launched() == {"shard": True, "autocast": True} and cli._launched() == {}
+
+
 def test_output_folders_that_cannot_be_used(fails, arguments, tmp_path):
     (tmp_path / "file").write_text("")
     assert "Not a directory" in fails(*arguments(tmp_path / "file" / "run"))
@@ -147,16 +166,29 @@ def test_ctrl_c_exits_130_and_leaves_no_half_written_checkpoint(start, run, argu
     assert {p.name for p in checkpoint.iterdir()} == {"model.safetensors", "optimizer.safetensors", "state.json"}
 
 
-@pytest.mark.parametrize("extra", [[], ["--shard"]], ids=["ddp", "fsdp2"])
-def test_two_processes_give_the_losses_of_one(run, arguments, tmp_path, monkeypatch, extra):
+def launcher(kind: str, folder: Path) -> list[str]:
+    """The words after ``python -m`` that start two processes."""
+    if kind == "torchrun":
+        ends = ["--nproc_per_node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
+        return ["torch.distributed.run", *ends, "-m", "optout_train.cli"]
+    file = folder / "accelerate.yaml"
+    lines = [f"distributed_type: {kind}", "num_machines: 1", "num_processes: 2", "machine_rank: 0", "use_cpu: false"]
+    lines += ["compute_environment: LOCAL_MACHINE", "main_process_port: 0", "mixed_precision: 'no'"]
+    file.write_text("\n".join(lines + ["fsdp_config:", "  fsdp_version: 2"] * (kind == "FSDP")))
+    return ["accelerate.commands.launch", "--config_file", str(file), "-m", "optout_train.cli"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "extra"), [("torchrun", []), ("torchrun", ["--shard"]), ("MULTI_GPU", []), ("FSDP", [])]
+)
+def test_two_processes_give_the_losses_of_one(run, arguments, tmp_path, monkeypatch, kind, extra):
     one, two = tmp_path / "one", tmp_path / "two"
     monkeypatch.setattr(sys, "argv", ["optout-train", *arguments(one)])
     cli.main()
-    code, _, err = run(
-        "--nproc_per_node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "-m", "optout_train.cli",
-        *arguments(two, "--micro-batch-size", "1", *extra), module="torch.distributed.run",
-    )  # fmt: skip
+    module, *words = launcher(kind, tmp_path)
+    code, _, err = run(*words, *arguments(two, "--micro-batch-size", "1", *extra), module=module)
     assert code == 0, err
+    assert read_manifest(two).settings["shard"] == (extra == ["--shard"] or kind == "FSDP")
     logs = [[json.loads(line) for line in (p / "train_log.jsonl").read_text().splitlines()] for p in (one, two)]
     assert len(logs[0]) == len(logs[1])
     for ours, theirs in zip(*logs, strict=True):
