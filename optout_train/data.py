@@ -115,7 +115,7 @@ def load_training_data(config: TrainConfig, names: Sequence[str], renderer: Rend
     sets: dict[str, EncodedRecords] = {}
     fingerprints = {}
     for subset, weight in weights.items():
-        selection = Selection((), "", "")
+        selection = Selection((), "")
         if weight:
             try:
                 selection = load_records(config.dataset, subset, "train", names)

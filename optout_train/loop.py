@@ -180,7 +180,7 @@ class _Run:
             (self.folder.partial / LOG).write_text("", encoding="utf-8")
         if state["step"] == 0 and self.validation:
             state["epochs"].append({"epoch": 0, "validation": self.validation.measure(self.scorer, self.device)})
-            self._log({"epoch": 0, "validation": state["epochs"][0]["validation"]})
+            self._log(state["epochs"][0], 0)
         step = 0
         bar = tqdm(
             total=total, initial=state["step"], unit="step", desc=config.method, disable=None if self.main else True
@@ -192,7 +192,7 @@ class _Run:
                     if step <= state["step"] or state["stopped"]:
                         continue
                     values = self._step(step, total, indices)
-                    self._log({"step": step, "epoch": epoch, **values})
+                    self._log({"step": step, "epoch": epoch, **values}, step)
                     bad = not all(map(math.isfinite, values.values()))
                     if bad:
                         self._stop_on_bad_loss(state, step)
@@ -200,8 +200,6 @@ class _Run:
                     _accumulate(state["sums"], values)
                     bar.set_postfix(loss=f"{values['loss']:.3f}", refresh=False)
                     bar.update()
-                    if self.main and options.tracker:
-                        self.accelerator.log(values, step=step)
                     last = position == len(steps)
                     if last:
                         self._end_epoch(state, epoch, len(steps), step)
@@ -373,7 +371,7 @@ class _Run:
         if self.validation:
             entry["validation"] = self.validation.measure(self.scorer, self.device)
         state["epochs"].append(entry)
-        self._log(entry)
+        self._log(entry, step)
         if self.validation and self.config.patience:
             verdict = judge([e["validation"] for e in state["epochs"]], self.config.patience)
             if verdict.best == epoch:
@@ -442,9 +440,14 @@ class _Run:
         )
         write_manifest(folder, manifest)
 
-    def _log(self, entry: Mapping[str, Any]) -> None:
-        if self.main:
-            self.folder.log(entry)
+    def _log(self, entry: Mapping[str, Any], step: int = 0) -> None:
+        """One line of the training log; its numbers also go to the tracker, if there is one."""
+        if not self.main:
+            return
+        self.folder.log(entry)
+        numbers = {k: v for k, v in {**entry, **entry.get("validation", {})}.items() if isinstance(v, float)}
+        if numbers:
+            self.accelerator.log(numbers, step=step)
 
 
 def load_model(config: TrainConfig) -> Any:

@@ -230,6 +230,18 @@ def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(trained, setti
     assert not list(tmp_path.iterdir())
 
 
+def test_a_tracker_gets_the_numbers_of_the_log(settings, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    train(settings(epochs=1), RunOptions(tmp_path / "run", tracker="tensorboard"), str)
+    events = EventAccumulator(str(tmp_path / "run-tracker" / "optout-train")).Reload()
+    logged = [json.loads(line) for line in (tmp_path / "run" / "train_log.jsonl").read_text().splitlines()]
+    tracked = {event.step: event.value for event in events.Scalars("loss")}
+    assert tracked == pytest.approx({line["step"]: line["loss"] for line in logged if "step" in line})
+    measured = [event.value for event in events.Scalars("retain_quality")]
+    assert measured == pytest.approx([line["validation"]["retain_quality"] for line in logged if "validation" in line])
+
+
 def test_a_user_may_bring_forget_and_retain_files_only(settings, data_folder, tmp_path):
     for name in ("forget_qa-train.jsonl", "retain_qa-train.jsonl"):
         shutil.copy(data_folder / name, tmp_path)
