@@ -191,6 +191,14 @@ def test_lora_with_gradient_checkpointing_trains_and_loads(merge, trained, model
         assert not torch.allclose(new(input_ids=ids).logits, before, atol=1e-4)
 
 
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+def test_a_compiled_run_has_the_losses_of_a_plain_one(plain, trained):
+    columns = ("loss", "forget", "transport", "grad_norm")
+    compiled = steps(trained("compiled", compile=True)[1], *columns)
+    for ours, theirs in zip(compiled, steps(plain[1], *columns), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-4)
+
+
 def test_early_stopping_keeps_the_best_epoch(trained):
     _, lines, said = trained("early", method="ga+rt", patience=1, learning_rate=3e-3, epochs=6)
     scores = [line["validation"]["score"] for line in lines if line.get("epoch") and "validation" in line]
