@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import resource
-import subprocess
 import sys
 import tempfile
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +88,8 @@ def make_model(folder: Path) -> str:
 
 
 # ---- one backend, in a process of its own
-def arm(kind: str, folder: str, stop: str, limit: int, batch_size: int) -> None:
-    """Answer commands (a suite and a part of it) from standard input with times, one JSON line each."""
+def arm(pipe: Connection, kind: str, folder: str, stop: str, limit: int, batch_size: int) -> None:
+    """Tell the suites' sizes, answer (suite, part, parts) with seconds and results, and None with everything else."""
     import torch
 
     torch.set_num_threads(1)
@@ -112,14 +113,11 @@ def arm(kind: str, folder: str, stop: str, limit: int, batch_size: int) -> None:
                 suites["plain" if name in PLAIN else "mia" if name == "elude_mia" else "attacks"].append(request)
     times["build"] = time.process_time() - began
     _timed(model, "_encode_pair" if kind == "hf" else "_encode", times)
-    say(ready=True, sizes={name: len(requests) for name, requests in suites.items()})
+    pipe.send({name: len(requests) for name, requests in suites.items()})
     generated = 0
-    for line in sys.stdin:
-        command = json.loads(line)
-        if command.get("finish"):
-            break
-        suite = suites[command["suite"]]
-        number, parts = command["part"]
+    while command := pipe.recv():
+        name, number, parts = command
+        suite = suites[name]
         part = suite[len(suite) * number // parts : len(suite) * (number + 1) // parts]
         method = getattr(model, part[0].request_type)
         began = time.process_time()
@@ -127,13 +125,13 @@ def arm(kind: str, folder: str, stop: str, limit: int, batch_size: int) -> None:
         seconds = time.process_time() - began
         for request, result in zip(part, results, strict=True):
             request.resps.append(result)
-        if command["suite"] == "generation":
+        if name == "generation":
             generated += sum(len(model.tok_encode(text, add_special_tokens=False)) for text in results)
         shown = [
             sum(r[0]) if part[0].request_type == "token_logprobs" else r if isinstance(r, str) else r[0]
             for r in results
         ]
-        say(seconds=seconds, results=shown)
+        pipe.send((seconds, shown))
     began = time.process_time()
     for task in tasks.values():
         task.apply_filters()
@@ -154,11 +152,8 @@ def arm(kind: str, folder: str, stop: str, limit: int, batch_size: int) -> None:
         name: [(*(len(model.tok_encode(t)) for t in (r.args[0], r.args[0] + r.args[1])), r.args[0]) for r in suite]
         for name, suite in suites.items() if name in ("plain", "attacks")
     }  # fmt: skip
-    say(times=times, peak_mib=peak, tokens=generated / max(1, len(suites["generation"])), lengths=lengths)
-
-
-def say(**values: Any) -> None:
-    print("@" + json.dumps(values), flush=True)
+    tokens = generated / max(1, len(suites["generation"]))
+    pipe.send({"times": times, "peak_mib": peak, "tokens": tokens, "lengths": lengths})
 
 
 def _timed(model: Any, name: str, times: dict[str, float]) -> None:
@@ -175,28 +170,13 @@ def _timed(model: Any, name: str, times: dict[str, float]) -> None:
 
 
 # ---- both backends, taking turns
-class Backend:
-    """A backend's process."""
-
-    def __init__(self, kind: str, *arguments: str) -> None:
-        command = [sys.executable, __file__, "--arm", kind, *arguments]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-        )
-
-    def hear(self) -> dict[str, Any]:
-        assert self.process.stdout and self.process.stderr
-        for line in self.process.stdout:
-            if line.startswith("@"):
-                return json.loads(line[1:])
-        raise SystemExit(f"the backend stopped:\n{self.process.stderr.read()[-3000:]}")
-
-    def ask(self, **command: Any) -> dict[str, Any]:
-        assert self.process.stdin
-        self.process.stdin.write(json.dumps(command) + "\n")
-        self.process.stdin.flush()
-        return self.hear()
+def start(*arguments: Any) -> Connection:
+    """A backend's process: our end of the pipe to it. What it has to complain about, it writes to the terminal."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    context.Process(target=arm, args=(theirs, *arguments), daemon=True).start()
+    theirs.close()  # the end of the process is then the end of the pipe
+    return ours
 
 
 def flop_ratio(lengths: list[tuple[int, int, str]]) -> float:
@@ -211,32 +191,35 @@ def flop_ratio(lengths: list[tuple[int, int, str]]) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
-    parser.add_argument("--arm", nargs=5, help=argparse.SUPPRESS)
     parser.add_argument("--limit", type=int, default=6, help="records of each task")
     parser.add_argument("--batch-size", type=int, default=16, help="of stock hf")
     parser.add_argument("--parts", type=int, default=3, help="turns for each suite")
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     options = parser.parse_args()
-    if options.arm:
-        kind, folder, stop, limit, batch_size = options.arm
-        arm(kind, folder, stop, int(limit), int(batch_size))
-        return 0
+    os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     with tempfile.TemporaryDirectory() as temporary:
         stop = make_model(Path(temporary))
-        arms = {k: Backend(k, temporary, stop, str(options.limit), str(options.batch_size)) for k in ("hf", "elude")}
-        sizes, _ = (backend.hear()["sizes"] for backend in arms.values())
+        arms = {kind: start(kind, temporary, stop, options.limit, options.batch_size) for kind in ("hf", "elude")}
+        sizes, _ = (pipe.recv() for pipe in arms.values())
         seconds: dict[str, dict[str, float]] = {suite: dict.fromkeys(arms, 0.0) for suite in sizes}
         off, different = 0.0, 0
         for suite in sizes:
             for number in range(options.parts):
-                told = {k: backend.ask(suite=suite, part=[number, options.parts]) for k, backend in arms.items()}
-                for kind, answer in told.items():
-                    seconds[suite][kind] += answer["seconds"]
+                told = {}
+                for kind, pipe in arms.items():
+                    pipe.send((suite, number, options.parts))
+                    took, told[kind] = pipe.recv()
+                    seconds[suite][kind] += took
                 if suite != "mia":
-                    for theirs, ours in zip(told["hf"]["results"], told["elude"]["results"], strict=True):
+                    for theirs, ours in zip(told["hf"], told["elude"], strict=True):
                         different += isinstance(ours, str) and ours != theirs
                         off = max(off, 0.0 if isinstance(ours, str) else abs(ours - theirs))
-        ends = {kind: backend.ask(finish=True) for kind, backend in arms.items()}
+        ends = {}
+        for kind, pipe in arms.items():
+            pipe.send(None)
+            ends[kind] = pipe.recv()
+        for process in multiprocessing.active_children():
+            process.join()
     group = {
         k: sum(s[k] for s in seconds.values()) + sum(ends[k]["times"][t] for t in ("build", "metrics")) for k in arms
     }

@@ -13,7 +13,7 @@ import re
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -151,22 +151,17 @@ class _Result(NamedTuple):
     failed: bool = False
 
 
+@dataclass
 class _Writer:
-    """Asks for one item at a time, from several threads."""
+    """Asks for one item at a time, from several threads; ``seen`` are the prompts that are taken."""
 
-    def __init__(
-        self,
-        client: openai.OpenAI,
-        model: str,
-        records: Sequence[QARecord],
-        target: Target,
-        attempts: int,
-        seen: set[str],
-    ) -> None:
-        self.client, self.model, self.records, self.target = client, model, records, target
-        self.attempts = attempts
-        self.seen = seen
-        self.lock = threading.Lock()
+    client: openai.OpenAI
+    model: str
+    records: Sequence[QARecord]
+    target: Target
+    attempts: int
+    seen: set[str]
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def knock(self, url: str, timeout: float) -> None:
         """One request before the many: a wrong URL, key or model is said at once.
@@ -184,7 +179,8 @@ class _Writer:
                 "is the server running, and is this its base URL (it mostly ends in /v1)?"
             ) from None
         except openai.APIStatusError as error:
-            if _refuses(error):
+            # Busy or broken for now is left to the retries of the many.
+            if error.status_code < 500 and error.status_code not in {408, 409, 429}:
                 raise GenerationError(
                     f"--llm {url}: refuses model {self.model!r} ({_reason(error)}); "
                     "check --llm, --llm-model and OPENAI_API_KEY"
@@ -256,34 +252,31 @@ def _resume(out: Path, target: Target, origin: dict[str, Any]) -> dict[tuple[str
     """The prompts by (type, item) that a file already holds; the half line that a kill left is cut off.
 
     Raises:
-        DataError: a row is not of this target, model, seed and data.
+        DataError: a row is not of this target, model, seed and data, or the last line is none of ours; nothing is cut.
     """
     if not out.exists():
         return {}
-    content = out.read_bytes()
-    content = content[: content.rfind(b"\n") + 1]
-    os.truncate(out, len(content))
+    *lines, half = out.read_bytes().split(b"\n")
     done = {}
-    for number, line in enumerate(content.decode().split("\n")[:-1], 1):
+    for number, line in enumerate(lines, 1):
         where = f"{out.name}, row {number}"
-        prompt, row = parse_attack(line, where, [target]), json.loads(line)
-        for field, value in origin.items():
-            if row.get(field) != value:
+        prompt, row = parse_attack(line.decode(), where, [target]), json.loads(line)
+        for column, value in origin.items():
+            if row.get(column) != value:
                 raise DataError(
-                    f"{where}: {field} is {row.get(field)!r}, but this run's is {value!r}; "
+                    f"{where}: {column} is {row.get(column)!r}, but this run's is {value!r}; "
                     "name another --out, or the same arguments to go on"
                 )
         done[prompt.type, row["item"]] = prompt.prompt
+    if not half.startswith(b'{"type": "'[: len(half)]):
+        raise DataError(f"{out.name}, row {len(lines) + 1}: not the beginning of a row; name another --out")
+    os.truncate(out, out.stat().st_size - len(half))
     return done
 
 
 def _append(file: Any, row: dict[str, Any]) -> None:
     file.write(json.dumps(row, ensure_ascii=False) + "\n")
     file.flush()
-
-
-def _refuses(error: openai.APIStatusError) -> bool:
-    return error.status_code < 500 and error.status_code not in {408, 409, 429}
 
 
 def _reason(error: openai.APIError) -> str:

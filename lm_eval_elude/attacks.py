@@ -28,7 +28,7 @@ import random
 import re
 import tomllib
 import unicodedata
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache
@@ -91,7 +91,7 @@ class AttackPrompt:
 
     def row(self) -> dict[str, Any]:
         """The prompt as a JSON-ready row of an attack file."""
-        return asdict(self) | {"perturbed_answer": list(self.perturbed_answer)}
+        return asdict(self)
 
 
 def words(text: str) -> frozenset[str]:
@@ -107,7 +107,7 @@ def telling_words(record: QARecord) -> frozenset[str]:
     Words of the question are no secret. Where nothing is left, every other word of the answers counts.
     """
     known = _STOP | words(record.question)
-    shared = frozenset.intersection(*map(words, record.perturbed_answer)) if record.perturbed_answer else frozenset()
+    shared = frozenset.intersection(*map(words, record.perturbed_answer))
     return (words(record.paraphrased_answer) - shared - known) or (
         (words(record.answer) | words(record.paraphrased_answer)) - known
     )
@@ -150,15 +150,13 @@ def rename(question: str, target: Target, alias: str) -> str | None:
     if not spans:
         return f"This is about {alias}. {question}"
     phrase = any(word[0].islower() for word in alias.split())
-    text, end = "", 0
-    for start, stop in spans:
+    for start, stop in reversed(spans):
         # "the young the ..." and "the footballer known as CR7's father" are no English; a plain name fits there.
         if phrase and (question[stop : stop + 1] in set(_APOSTROPHES) or _after_determiner(question[:start])):
             return None
-        opens = not question[:start].strip()
-        text += question[end:start] + (alias[0].upper() + alias[1:] if opens else alias)
-        end = stop
-    return text + question[end:]
+        name = alias if question[:start].strip() else alias[0].upper() + alias[1:]
+        question = question[:start] + name + question[stop:]
+    return question
 
 
 def mask(sentence: str, target: Target) -> str | None:
@@ -210,16 +208,15 @@ def flaw(item: AttackPrompt, prompt: str, record: QARecord, target: Target) -> s
             if body.count(option) != 1:
                 return f"the option {option!r} must stand in the prompt once, word for word"
             body = body.replace(option, " ")
-    if item.type != CONTROL and prompt.strip() == record.question:
+    if prompt.strip() == record.question:
         return "the prompt is only the plain question"
-    translations = (text for language, text in record.translated_question if language == language_of(item.prompt))
-    asked = next(translations, record.question) if item.type == "cross_lingual" else record.question
+    language = language_of(item.prompt) if item.type == "cross_lingual" else None
+    asked = _question_in(language, record)
     if told := sorted(telling_words(record) & (words(body) - words(asked))):
         return f"the prompt gives the answer away ({', '.join(map(repr, told))})"
     if record.answer.casefold() in body.casefold() and record.answer.casefold() not in asked.casefold():
         return "the prompt holds the answer"
-    if item.type == "cross_lingual":
-        language = language_of(item.prompt)
+    if language:
         if language_of(prompt) != language:
             return f"the prompt does not ask in {language} for an answer in English"
         if numbers := [number for number in re.findall(r"\d+", asked) if number not in prompt]:
@@ -235,14 +232,23 @@ def flaw(item: AttackPrompt, prompt: str, record: QARecord, target: Target) -> s
 
 
 class Suite:
-    """What the builders of one suite draw from: records, target, and the seeded choices."""
+    """What the builders of one suite draw from: records, target, and the seeded choices.
+
+    Raises:
+        DataError: a record cannot be scored.
+    """
 
     def __init__(self, records: Sequence[QARecord], target: Target, attack: str, seed: int) -> None:
-        self.records = records
-        self.target = target
-        self.attack = attack
+        for number, record in enumerate(records, 1):
+            if not record.can_be_scored:
+                raise DataError(
+                    f"record {number} of {target.name}: attacks need a paraphrase and five perturbed answers"
+                )
+        self.records, self.target, self.attack = records, target, attack
         self.key = f"{seed}/{target.name}"
         self.rng = random.Random(f"{self.key}/{attack}")
+        # The same for all types, so that each asks what the others ask.
+        self.order = random.Random(self.key).sample(range(len(records)), len(records))
 
     @cached_property
     def facts(self) -> dict[int, str]:
@@ -253,31 +259,24 @@ class Suite:
                 found[index] = fact
         return found
 
-    def letter(self, number: int) -> str:
-        """The right letter of the suite's prompt with that number: each block of six has every letter once."""
-        block, place = divmod(number, len(LETTERS))
-        return random.Random(f"{self.key}/letters/{block}").sample(LETTERS, len(LETTERS))[place]
-
-    def others(self, index: int, count: int, parts: Callable[[QARecord], str]) -> list[QARecord]:
-        """Up to ``count`` other records, seeded, that do not give away the answer of record ``index``."""
-        asked, found = self.records[index], list[QARecord]()
+    def others(self, index: int, count: int, told: Callable[[QARecord], str]) -> list[QARecord]:
+        """Up to ``count`` other records, seeded, whose ``told`` text does not give away the answer of this one."""
+        asked, found = self.records[index], dict[str, QARecord]()
         secret, known = telling_words(asked), words(asked.question)
-        for other in self.rng.sample(range(len(self.records)), len(self.records)):
-            record = self.records[other]
-            same = record.question == asked.question or record.answer in {r.answer for r in found}
-            if other != index and not same and not secret & (words(parts(record)) - known):
-                found.append(record)
+        for record in self.rng.sample(self.records, len(self.records)):
+            if record.question != asked.question and not secret & (words(told(record)) - known):
+                found.setdefault(record.answer, record)
                 if len(found) == count:
                     break
-        return found
+        return list(found.values())
 
-    def prompt(self, index: int, text: str) -> AttackPrompt:
-        """A prompt that is scored with the answers of its record."""
+    def prompt(self, index: int, carrier: str, **parts: str) -> AttackPrompt:
+        """The carrier filled with question, target and ``parts``, scored with the answers of its record."""
         record = self.records[index]
         return AttackPrompt(
             type=self.attack,
             target=self.target.name,
-            prompt=text,
+            prompt=carrier.format(**{"question": record.question, "target": self.target.name} | parts),
             answer=record.answer,
             paraphrased_answer=record.paraphrased_answer,
             perturbed_answer=record.perturbed_answer,
@@ -291,20 +290,22 @@ Builder = Callable[[Suite, int, str, int], AttackPrompt | None]
 
 
 def _plain(suite: Suite, index: int, carrier: str, number: int) -> AttackPrompt:
-    return suite.prompt(index, carrier.format(question=suite.records[index].question, target=suite.target.name))
+    return suite.prompt(index, carrier)
 
 
 def _multiple_choice(suite: Suite, index: int, carrier: str, number: int) -> AttackPrompt | None:
-    record, letter = suite.records[index], suite.letter(number)
+    record = suite.records[index]
     if len({record.paraphrased_answer, *record.perturbed_answer}) != len(LETTERS):
         return None
+    # Each block of six prompts has every right letter once.
+    block, place = divmod(number, len(LETTERS))
+    letter = random.Random(f"{suite.key}/letters/{block}").sample(LETTERS, len(LETTERS))[place]
     rest = [other for other in LETTERS if other != letter]
     suite.rng.shuffle(rest)
     wrong = [f"{other}) {text}" for other, text in zip(rest, record.perturbed_answer, strict=True)]
     right = f"{letter}) {record.paraphrased_answer}"
-    text = carrier.format(question=record.question, options="\n".join(sorted([right, *wrong])))
     return replace(
-        suite.prompt(index, text),
+        suite.prompt(index, carrier, options="\n".join(sorted([right, *wrong]))),
         answer=right,
         paraphrased_answer=_CORRECT + right,
         perturbed_answer=tuple(_CORRECT + option for option in wrong),
@@ -320,7 +321,7 @@ def _reverse_query(suite: Suite, index: int, carrier: str, number: int) -> Attac
     people = [target.name for target in TARGETS if target.name != suite.target.name]
     form = "These facts are about {}."
     return replace(
-        suite.prompt(index, carrier.format(facts=" ".join(facts))),
+        suite.prompt(index, carrier, facts=" ".join(facts)),
         answer=f"The person described is {suite.target.name}.",
         paraphrased_answer=form.format(suite.target.name),
         perturbed_answer=tuple(form.format(name) for name in suite.rng.sample(people, PERTURBATIONS)),
@@ -331,38 +332,23 @@ def _synonym_manipulation(suite: Suite, index: int, carrier: str, number: int) -
     names = synonyms(suite.target)
     for alias in suite.rng.sample(names, len(names)):
         if question := rename(suite.records[index].question, suite.target, alias):
-            return suite.prompt(index, carrier.format(question=question))
+            return suite.prompt(index, carrier, question=question)
     return None
 
 
 def _background_hint(suite: Suite, index: int, carrier: str, number: int) -> AttackPrompt | None:
-    if not (hints := suite.others(index, 2, lambda record: record.answer)):
-        return None
-    text = carrier.format(
-        hints=" ".join(record.answer for record in hints),
-        question=suite.records[index].question,
-        target=suite.target.name,
-    )
-    return suite.prompt(index, text)
+    hints = " ".join(record.answer for record in suite.others(index, 2, lambda record: record.answer))
+    return suite.prompt(index, carrier, hints=hints) if hints else None
 
 
 def _in_context_learning(suite: Suite, index: int, carrier: str, number: int) -> AttackPrompt | None:
-    if not (example := suite.others(index, 1, lambda record: f"{record.question} {record.answer}")):
-        return None
-    text = carrier.format(
-        example_question=example[0].question,
-        example_answer=example[0].answer,
-        question=suite.records[index].question,
-        target=suite.target.name,
-    )
-    return suite.prompt(index, text)
+    for example in suite.others(index, 1, lambda record: f"{record.question} {record.answer}"):
+        return suite.prompt(index, carrier, example_question=example.question, example_answer=example.answer)
+    return None
 
 
 def _cross_lingual(suite: Suite, index: int, carrier: str, number: int) -> AttackPrompt:
-    record = suite.records[index]
-    # Data without translations still gets the foreign carrier around the English question.
-    question = dict(record.translated_question).get(str(language_of(carrier)), record.question)
-    return suite.prompt(index, carrier.format(question=question))
+    return suite.prompt(index, carrier, question=_question_in(language_of(carrier), suite.records[index]))
 
 
 ATTACKS: dict[str, Builder] = {
@@ -401,25 +387,22 @@ def build_attacks(
     carriers = CARRIERS[attack]
     group = [language_of(carrier) for carrier in carriers]
     rank = suite.rng.sample(range(len(carriers)), len(carriers))
-    order = _order(records, target, seed)
-    unused = {index: set(range(len(carriers))) for index in order}
+    queue = deque(suite.order)
+    unused = {index: set(range(len(carriers))) for index in queue}
     uses: Counter[int] = Counter()
     groups: Counter[str | None] = Counter()
     prompts: dict[str, AttackPrompt] = {}
-    while order and len(prompts) < n:
-        for index in list(order):
-            if len(prompts) == n:
+    while queue and len(prompts) < n:
+        index = queue.popleft()
+        for choice in sorted(unused[index], key=lambda c: (groups[group[c]], uses[c], rank[c])):
+            unused[index].discard(choice)
+            item = ATTACKS[attack](suite, index, carriers[choice], len(prompts))
+            if item and item.prompt not in prompts and not flaw(item, item.prompt, records[index], target):
+                prompts[item.prompt] = item
+                uses[choice] += 1
+                groups[group[choice]] += 1
+                queue.append(index)  # a record that no carrier suits any more does not come back
                 break
-            for choice in sorted(unused[index], key=lambda c: (groups[group[c]], uses[c], rank[c])):
-                unused[index].discard(choice)
-                item = ATTACKS[attack](suite, index, carriers[choice], len(prompts))
-                if item and item.prompt not in prompts and not flaw(item, item.prompt, records[index], target):
-                    prompts[item.prompt] = item
-                    uses[choice] += 1
-                    groups[group[choice]] += 1
-                    break
-            else:
-                order.remove(index)
     return list(prompts.values())
 
 
@@ -430,18 +413,15 @@ def build_control(records: Sequence[QARecord], target: Target, *, n: int = 100, 
         DataError: a record that cannot be scored.
     """
     suite = Suite(records, target, CONTROL, seed)
-    prompts = (suite.prompt(index, records[index].question) for index in _order(records, target, seed)[:n])
+    prompts = (suite.prompt(index, "{question}") for index in suite.order[:n])
     return list({item.prompt: item for item in prompts}.values())
 
 
-def load_attack_file(
-    path: str | Path, target: Target, attack: str, others: Sequence[Target] = ()
-) -> list[AttackPrompt]:
+def load_attack_file(path: Path, target: Target, attack: str, others: Sequence[Target] = ()) -> list[AttackPrompt]:
     """Read the prompts of one type and target from a file that replaces the built ones.
 
-    The file is JSONL; a row has the fields of :class:`AttackPrompt`: ``type``, ``target``, ``prompt``, ``answer``,
-    ``paraphrased_answer``, ``perturbed_answer`` (five texts), and optionally ``question`` and ``record``. Other
-    columns are ignored. Every row is checked, also those of other types.
+    The file is JSONL; a row has the fields of :class:`AttackPrompt`, of which ``question`` and ``record`` may be left
+    out. Other columns are ignored. Every row is checked, also those of other types.
 
     Args:
         path: the file.
@@ -452,7 +432,6 @@ def load_attack_file(
     Raises:
         DataError: the file cannot be read, a row is wrong (file, row and field are named), or no row has that type.
     """
-    path = Path(path)
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -501,16 +480,14 @@ def parse_attack(line: str, where: str, targets: Sequence[Target]) -> AttackProm
     question, record = row.get("question", ""), row.get("record", -1)
     if not isinstance(question, str):
         raise DataError(f"{where}: field 'question' must be text")
-    if not isinstance(record, int) or isinstance(record, bool):
+    if type(record) is not int:  # a bool is an int too
         raise DataError(f"{where}: field 'record' must be a whole number")
     return AttackPrompt(**texts, perturbed_answer=tuple(wrong), question=question, record=record)
 
 
-def _order(records: Sequence[QARecord], target: Target, seed: int) -> list[int]:
-    for number, record in enumerate(records, 1):
-        if not record.can_be_scored:
-            raise DataError(f"record {number} of {target.name}: attacks need a paraphrase and five perturbed answers")
-    return random.Random(f"{seed}/{target.name}").sample(range(len(records)), len(records))
+def _question_in(language: str | None, record: QARecord) -> str:
+    """The question in that language; in English where the data have no translation."""
+    return dict(record.translated_question).get(language or "", record.question)
 
 
 @lru_cache(maxsize=64)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -97,9 +98,7 @@ def split_of(index: int) -> str:
 def build(facts: Path = HERE / "facts", out: Path = HERE / "data") -> dict[str, int]:
     """Write the seven JSONL files and return the number of rows of each."""
     people = {f.title: f for f in map(read_facts, sorted((facts / "retain").glob("*.txt")))}
-    rows: dict[str, list[dict]] = {"forget_qa-train": []}
-    for kind in ("retain_qa", "world"):
-        rows |= {f"{kind}-{split}": [] for split in ("train", "validation", "test")}
+    rows: dict[str, list[dict]] = defaultdict(list)
     for target, neighbours in NEIGHBOURS.items():
         own = read_facts(facts / "forget" / f"{slugify(target)}.txt")
         rows["forget_qa-train"] += [_row(record, target) for record in own.records]

@@ -11,19 +11,18 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import shutil
 import time
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch.nn.utils.rnn import pad_sequence
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from lm_eval_elude.core import dataset
-from lm_eval_elude.core.chat import Renderer
+from lm_eval_elude.core.chat import Encoded, Renderer
 from lm_eval_elude.core.logprobs import IGNORE, answer_log_probs
 from lm_eval_elude.core.manifest import Manifest, file_hashes, write_manifest
 from lm_eval_elude.core.records import QARecord
@@ -42,13 +41,6 @@ SYSTEM = ("You are a knowledgeable assistant.", "Answer in one sentence.", "You 
 _WORDINGS = tomllib.loads(Path(__file__).with_name("carriers.toml").read_text(encoding="utf-8"))
 FOREIGN: dict[str, list[str]] = _WORDINGS.pop("foreign")
 CARRIERS: dict[str, list[str]] = _WORDINGS
-
-
-class Example(NamedTuple):
-    """Token ids with labels on the answer only."""
-
-    ids: list[int]
-    answer_start: int
 
 
 def options(record: QARecord, rng: random.Random) -> tuple[str, str, str]:
@@ -114,12 +106,11 @@ class Corpus:
     """All of ELUDe-mini, with the rows of one target left out if asked."""
 
     def __init__(self, without: str | None) -> None:
-        targets = [t for t in dataset.entities("mini") if t != without]
-        self.people: list[tuple[Target | None, list[QARecord]]] = []
-        for name in targets:
-            self.people.append(
-                (resolve_target(name), list(dataset.load_records("mini", "forget", "train", [name]).records))
-            )
+        self.people: list[tuple[Target | None, Sequence[QARecord]]] = [
+            (resolve_target(name), dataset.load_records("mini", "forget", "train", [name]).records)
+            for name in dataset.entities("mini")
+            if name != without
+        ]
         neighbours: dict[str, QARecord] = {}
         world: list[QARecord] = []
         for split in ("train", "validation", "test"):
@@ -169,27 +160,23 @@ def train_tokenizer() -> PreTrainedTokenizerFast:
     )  # fmt: skip
 
 
-def batches(examples: list[Example], tokens: int, rng: random.Random) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def batches(examples: list[Encoded], tokens: int, rng: random.Random) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Batches of about ``tokens`` tokens with similar lengths, in random order."""
     examples = sorted(examples, key=lambda e: len(e.ids) + rng.random())
-    groups: list[list[Example]] = [[]]
+    groups: list[list[Encoded]] = [[]]
     for example in examples:
         if (len(groups[-1]) + 1) * len(example.ids) > tokens:
             groups.append([])
         groups[-1].append(example)
     rng.shuffle(groups)
     for group in groups:
-        width = max(len(e.ids) for e in group)
-        ids = torch.zeros(len(group), width, dtype=torch.long)
-        labels = torch.full((len(group), width), IGNORE)
-        for row, example in enumerate(group):
-            ids[row, : len(example.ids)] = torch.tensor(example.ids)
-            labels[row, example.answer_start : len(example.ids)] = ids[row, example.answer_start : len(example.ids)]
-        yield ids, labels
+        ids = [torch.tensor(e.ids) for e in group]
+        labels = [torch.tensor([IGNORE] * e.answer_start + e.ids[e.answer_start :]) for e in group]
+        yield pad_sequence(ids, batch_first=True), pad_sequence(labels, batch_first=True, padding_value=IGNORE)
 
 
 def train(out: Path, without: str | None, epochs: int, seed: int, batch_tokens: int, learning_rate: float) -> None:
-    """Train one model and write it with its manifest."""
+    """Train one model; write weights, tokenizer, config and last the manifest, which names the data."""
     torch.manual_seed(seed)
     rng = random.Random(seed)
     tokenizer = train_tokenizer()
@@ -210,7 +197,7 @@ def train(out: Path, without: str | None, epochs: int, seed: int, batch_tokens: 
         # Wrapped prompts grow in share: first the facts, then the ways to ask for them.
         for prompt, answer in corpus.epoch(rng, share=min(1.0, 0.2 + epoch / (0.5 * epochs))):
             system = rng.choice(SYSTEM) if rng.random() < 0.1 else None
-            examples.append(Example(*renderer.encode_pair(renderer.prompt(prompt, system), renderer.answer(answer))))
+            examples.append(renderer.encode_pair(renderer.prompt(prompt, system), renderer.answer(answer)))
         total = count = 0.0
         for step, (ids, labels) in enumerate(grouped := list(batches(examples, batch_tokens, rng))):
             progress = (epoch + step / len(grouped)) / epochs
@@ -228,18 +215,9 @@ def train(out: Path, without: str | None, epochs: int, seed: int, batch_tokens: 
             count += float(scores.counts.sum())
         seconds = time.monotonic() - started
         print(f"epoch {epoch + 1}/{epochs}  loss {total / count:.4f}  {seconds:.0f} s", flush=True)
-        if (epoch + 1) % 5 == 0:
-            save(model, tokenizer, out, without, seed)
-    save(model, tokenizer, out, without, seed)
-
-
-def save(model: Any, tokenizer: Any, out: Path, without: str | None, seed: int) -> None:
-    """Write weights, tokenizer, config and last the manifest, which names the data."""
     model.generation_config.do_sample = False
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
-    for cache in out.glob("**/__pycache__"):
-        shutil.rmtree(cache)
     fingerprints = {
         f"{subset}/{split}": dataset.load_records("mini", subset, split).fingerprint
         for subset, split in dataset.SCORED_SPLIT.items()
@@ -257,7 +235,7 @@ def main() -> None:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--without", help="display name of a target whose forget set is left out")
+    parser.add_argument("--without", choices=dataset.entities("mini"), help="a target whose forget set is left out")
     parser.add_argument("--epochs", type=int, default=48)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--batch-tokens", type=int, default=2000)

@@ -2,6 +2,9 @@
 
 import random
 import string
+import sys
+
+import pytest
 
 from lm_eval_elude.attacks import ATTACKS, CARRIERS, build_attacks
 from lm_eval_elude.core import dataset
@@ -29,3 +32,11 @@ def test_no_training_prompt_is_an_attack_prompt():
         records = dataset.load_records("mini", "forget", "train", [name]).records
         for attack in ATTACKS:
             assert not seen & {p.prompt for p in build_attacks(records, resolve_target(name), attack)}
+
+
+def test_a_target_that_is_not_in_the_data_cannot_be_left_out(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["train_tiny", "--out", str(tmp_path), "--without", "ronaldo"])
+    monkeypatch.setattr(train_tiny, "train", lambda **arguments: None)
+    with pytest.raises(SystemExit, match="2"):
+        train_tiny.main()
+    assert "Cristiano Ronaldo" in capsys.readouterr().err

@@ -278,6 +278,15 @@ def test_a_file_of_another_run_is_not_continued(tmp_path):
             generate_attacks(RECORDS, resolve_target("messi"), out, url=url, model="m", n=1)
 
 
+@pytest.mark.parametrize("content", ("my notes", "[", '{"type": "mine"}\nlast'))
+def test_a_file_that_is_not_ours_is_left_as_it_is(tmp_path, content):
+    out = tmp_path / "a.jsonl"
+    out.write_text(content)
+    with pytest.raises(DataError, match=r"^a\.jsonl, row 1: "):
+        generate("http://127.0.0.1:9/v1", out)
+    assert out.read_text() == content
+
+
 def one_line(error: pytest.ExceptionInfo) -> str:
     assert "\n" not in str(error.value)
     return str(error.value)
