@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-MOST_TOKENS = {"cpu": 1024, "other": 65536}  # of a batch; more brings no speed
 # Settings of a generation_config that leave greedy decoding as it is; any other may only be absent or neutral.
 _INERT = frozenset({
     "do_sample", "temperature", "top_k", "top_p", "top_h", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff",
@@ -57,7 +56,7 @@ def batch_tokens(config: Any, dtype: torch.dtype, device: torch.device) -> tuple
     if getattr(config, "_attn_implementation", "sdpa") != "sdpa":  # attention scores exist, of rows of about 512
         token += 2 * 512 * heads * max(4, element)
     kept = 2 * count("num_hidden_layers", 32) * count("num_key_value_heads", heads) * count("head_dim", width // heads)
-    most = MOST_TOKENS.get(device.type, MOST_TOKENS["other"])
+    most = 1024 if device.type == "cpu" else 65536  # more brings no speed
     return max(1, min(most, free_memory(device) // 2 // token)), max(0.125, kept * element / token)
 
 

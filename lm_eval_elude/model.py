@@ -21,10 +21,8 @@ import os
 import random
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from datetime import timedelta
-from itertools import pairwise
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from accelerate import PartialState
@@ -38,22 +36,12 @@ from tqdm import tqdm
 from transformers import DynamicCache
 
 from lm_eval_elude import limits
-from lm_eval_elude.packing import Tree, lay_out, plant, read
+from lm_eval_elude.packing import TokenScores, Tree, lay_out, places, plant, read
 
 log = logging.getLogger("lm_eval.elude")
 T = TypeVar("T")
 R = TypeVar("R")
 Encoded = tuple[list[int], list[int]]  # token ids of a context and of its continuation
-
-
-class TokenScores(NamedTuple):
-    """Of each token of a continuation: its log-probability (nats), whether greedy decoding chooses it there, and mean
-    and standard deviation of the log-probability of a token drawn from the model there."""
-
-    log_probs: list[float]
-    greedy: list[bool]
-    means: list[float]
-    stds: list[float]
 
 
 class Rank(int):
@@ -80,12 +68,13 @@ class EludeLM(HFLM):
             raise ValueError(f"batch_tokens={batch_tokens!r} in --model_args must be a positive whole number")
         # Stock hf divides the requests among GPUs only; on CPU each rank would score everything. Accelerate counts the
         # ranks of a CPU only if told that it is one, before anything else asks for its state.
-        on_cpu = str(kwargs.get("device")).startswith("cpu") or not torch.accelerator.is_available()
+        accelerated = torch.accelerator.is_available()
+        on_cpu = not accelerated or str(kwargs.get("device")).startswith("cpu")
         several = isinstance(pretrained, str) and int(os.environ.get("WORLD_SIZE", 1)) > 1
         if on_cpu and several and not PartialState._shared_state:
             PartialState(cpu=True, timeout=timedelta(weeks=52))
         # hf's own default is "cuda", which the Python API does not replace on a machine without it.
-        kwargs.setdefault("device", str(torch.accelerator.current_accelerator() or "cpu"))
+        kwargs.setdefault("device", str(torch.accelerator.current_accelerator()) if accelerated else "cpu")
         super().__init__(pretrained, **kwargs)
         self._arguments = kwargs
         accelerator = getattr(self, "accelerator", None)
@@ -102,29 +91,28 @@ class EludeLM(HFLM):
             log.info("ELUDe: up to %d tokens a batch", self.batch_tokens)
             self._packs = self._agrees("log-likelihoods and generation", self._check_scores)
             self._decodes = self._packs and self._agrees("generation", self._check_generation)
-
-    @property
-    def rank(self) -> int:
-        return Rank(self._rank)
+            self._rank = Rank(self._rank)
 
     # ---- log-likelihoods
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         if getattr(self, "enable_thinking", False) or not self._packs:  # no attribute of lm-eval 0.5
             return super().loglikelihood(requests, disable_tqdm=disable_tqdm)
-        pairs = [(context, answer) for context, answer, *_ in (request.args for request in requests)]
+        pairs = [request.args[:2] for request in requests]
         new = [(pair, *ids) for pair, ids in zip(pairs, self._encode(pairs), strict=True)]
         return self._loglikelihood_tokens(new, disable_tqdm=disable_tqdm)
 
     def _loglikelihood_tokens(
         self, requests: list[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, override_bs: Any = None
     ) -> list[tuple[float, bool]]:
+        if not self._packs:
+            return super()._loglikelihood_tokens(requests, disable_tqdm, override_bs)
         results: list[Any] = [None] * len(requests)
         fast = [
             i for i, (_, context, answer) in enumerate(requests)
-            if self._packs and context and answer and len(context) + len(answer) - 1 <= self._span
+            if context and answer and len(context) + len(answer) - 1 <= self._span
         ]  # fmt: skip
-        bar = self._bar(len(fast), "loglikelihood", disable_tqdm)
-        for i, score in zip(fast, self._score([requests[i][1:] for i in fast], False, bar), strict=True):
+        scores = self._score([requests[i][1:] for i in fast], disable_tqdm=disable_tqdm)
+        for i, score in zip(fast, scores, strict=True):
             results[i] = (sum(score.log_probs), all(score.greedy))
             if requests[i][0] is not None:
                 self.cache_hook.add_partial("loglikelihood", requests[i][0], results[i])
@@ -153,9 +141,7 @@ class EludeLM(HFLM):
                 raise ValueError(
                     f"token_logprobs: no tokens, or more than the model takes, in {requests[bad[0]].args[1]!r}"
                 )
-            bar = self._bar(len(chosen), "token_logprobs", disable_tqdm)
-            _filled(results, chosen, model._score(encoded, True, bar))
-            del model
+            _filled(results, chosen, model._score(encoded, True, disable_tqdm))
         return results
 
     def _other(self, name: str) -> EludeLM:
@@ -166,7 +152,7 @@ class EludeLM(HFLM):
 
     def _encode(self, pairs: Sequence[tuple[str, str]]) -> list[Encoded]:
         """Token ids of contexts and continuations, split as ``TemplateLM.loglikelihood`` splits them."""
-        spaced = [(c.rstrip(), c[len(c.rstrip()) :] + a) if c else (c, a) for c, a in pairs]
+        spaced = [(c.rstrip(), c[len(c.rstrip()) :] + a) for c, a in pairs]
         contexts = list(dict.fromkeys(c for c, _ in spaced if c))
         known = dict(zip(contexts, self._tokenize(contexts), strict=True))
         wholes = iter(self._tokenize([c + a for c, a in spaced if c]))
@@ -184,10 +170,10 @@ class EludeLM(HFLM):
         start = self.tokenizer.decode(self.prefix_token_id)
         rules = {has_bos_prefix(text, start) for text in texts}
         if self.add_bos_token is None and len(rules) == 1:
-            return self.tokenizer(texts, **({"add_special_tokens": False} if rules == {True} else {}))["input_ids"]
+            return self.tokenizer(texts, add_special_tokens=rules == {False})["input_ids"]
         return [self.tok_encode(text) for text in texts]
 
-    def _score(self, pairs: Sequence[Encoded], moments: bool, bar: Any = None) -> list[TokenScores]:
+    def _score(self, pairs: Sequence[Encoded], moments: bool = False, disable_tqdm: bool = True) -> list[TokenScores]:
         """Token scores of continuations; cut on the left, with a line, where they exceed the model's length."""
         whole = [(context + answer)[-(self.max_length + 1) :] for context, answer in pairs]
         longest = max((len(context) + len(answer) for context, answer in pairs), default=0)
@@ -198,65 +184,48 @@ class EludeLM(HFLM):
         results: list[Any] = [None] * len(pairs)
 
         def run(batch: list[Tree]) -> list[TokenScores]:
-            answers = [pairs[member][1] for tree in batch for member in tree.members]
-            starts = [-len(answer) for answer in answers]
-            nodes = _nodes(batch, starts)
-            logits, spots = self._forward(batch, nodes, packs)
-            rows = [spot[node] for spot, own in zip(spots, nodes, strict=True) for node in own]
-            told = read(logits, rows, [token for answer in answers for token in answer], moments)
+            chosen = [pairs[member] for tree in batch for member in tree.members]
+            answers = [answer for _, answer in chosen]
+            logits, rows = self._forward(batch, [len(answer) for answer in answers], packs)
+            scores, best = read(logits, rows, answers, moments)
             if packs and not moments:
-                for tree, spot in zip(batch, spots, strict=True):
-                    self._remember(tree, pairs, {node: told.best[row] for node, row in spot.items()})
-            scores, at = [], 0
-            for answer in answers:
-                own = slice(at, at := at + len(answer))
-                hits = [told.best[row] == token for row, token in zip(rows[own], answer, strict=True)]
-                both = [told.moments[row] for row in rows[own]] if moments else []
-                scores.append(TokenScores(told.log_probs[own], hits, [m for m, _ in both], [d for _, d in both]))
+                self._remember(chosen, rows, best)
             return scores
 
-        for batch, scores in self._batched(trees, lambda tree: len(tree.tokens), run):
-            members = [member for tree in batch for member in tree.members]
-            _filled(results, members, scores)
-            if bar is not None:
-                bar.update(len(members))
-        if bar is not None:
-            bar.close()
+        with self._bar(len(pairs), "token_logprobs" if moments else "loglikelihood", disable_tqdm) as bar:
+            for batch, scores in self._batched(trees, lambda tree: len(tree.tokens), run):
+                _filled(results, [member for tree in batch for member in tree.members], scores)
+                bar.update(len(scores))
         return results
 
     def _forward(
-        self, trees: Sequence[Tree], nodes: Sequence[Sequence[int]], packs: bool = True, cache: Any = None
-    ) -> tuple[torch.Tensor, list[dict[int, int]]]:
-        """One forward pass over trees, with the vocabulary at the given nodes of each only.
+        self, trees: Sequence[Tree], counts: Sequence[int], packs: bool = True, cache: Any = None
+    ) -> tuple[torch.Tensor, list[list[int]]]:
+        """One forward pass over trees, with the vocabulary at so many last tokens of each of their sequences only.
 
         Returns:
-            Logits (n, vocabulary), and for each tree the row of each of its nodes.
+            Logits (n, vocabulary), and of each sequence the rows of these tokens.
         """
-        spots: list[dict[int, int]] = []
-        for own in nodes:
-            start = sum(map(len, spots))
-            spots.append({node: start + i for i, node in enumerate(sorted(set(own)))})
+        asked = [path[-count:] for path, count in zip(places(trees), counts, strict=True)]
+        row_of = {place: row for row, place in enumerate(sorted({place for path in asked for place in path}))}
+        rows, needed = [[row_of[place] for place in path] for path in asked], torch.tensor(list(row_of))
         layout = lay_out(trees, self.device)
-        needed = torch.zeros_like(layout.tokens, dtype=torch.bool)
-        for row, spot in enumerate(spots):
-            needed[row, list(spot)] = True
         if not packs:  # single branches, as stock hf runs them
-            return self._model_call(layout.tokens)[needed], spots
+            return self._model_call(layout.tokens).flatten(0, 1)[needed], rows
 
-        def select(module: torch.nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-            return (arguments[0][needed.to(arguments[0].device)].unsqueeze(0), *arguments[1:])
+        def select(_: torch.nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+            return (arguments[0].flatten(0, 1)[needed].unsqueeze(0), *arguments[1:])
 
         # The head is given these hidden states only; what the model does to logits (caps, scales) it still does itself.
         handle = self.model.get_output_embeddings().register_forward_pre_hook(select)
         try:
-            with self._inference():
-                output = self.model(
-                    input_ids=layout.tokens, position_ids=layout.depths, attention_mask=self._mask(layout.sees),
-                    past_key_values=cache, use_cache=cache is not None,
-                )  # fmt: skip
+            logits = self._call(
+                input_ids=layout.tokens, position_ids=layout.depths, attention_mask=self._mask(layout.sees),
+                past_key_values=cache, use_cache=cache is not None,
+            )  # fmt: skip
         finally:
             handle.remove()
-        return output.logits[0], spots
+        return logits[0], rows
 
     def _mask(self, sees: torch.Tensor) -> torch.Tensor:
         """(batch, query, key) visibility as the model's attention takes it: bool for SDPA, else added to the scores."""
@@ -266,28 +235,35 @@ class EludeLM(HFLM):
         lowest = torch.finfo(self.model.dtype).min
         return torch.zeros(sees.shape, dtype=self.model.dtype, device=sees.device).masked_fill(~sees, lowest)
 
-    @contextmanager
-    def _inference(self) -> Iterator[None]:
+    def _call(self, **inputs: Any) -> torch.Tensor:
+        """Logits, as stock hf's ``_model_call`` gives them, for any input."""
         kind = self.mixed_precision_dtype
         with torch.no_grad(), torch.autocast(self.device.type, dtype=kind, enabled=kind is not None):
-            yield
+            return self.model(**inputs).logits
 
-    def _remember(self, tree: Tree, pairs: Sequence[Encoded], best: dict[int, int]) -> None:
-        """Keep what a tree shows of the greedy continuations of its contexts, by their token ids."""
-        parts = [(m, path[len(pairs[m][0]) - 1 :]) for m, path in zip(tree.members, tree.paths, strict=True)]
-        children = {(a, tree.tokens[b]): b for _, path in parts for a, b in pairwise(path)}
+    def _remember(self, pairs: Sequence[Encoded], rows: Sequence[list[int]], best: Sequence[int]) -> None:
+        """Keep what a batch shows of the greedy continuations of contexts, by their token ids.
+
+        Args:
+            pairs, rows: contexts and continuations, and the rows of logits that predict each continuation's tokens.
+            best: the likeliest token of each row.
+        """
+        follows = {
+            (row, token): after
+            for (_, answer), own in zip(pairs, rows, strict=True)
+            for row, token, after in zip(own, answer, own[1:], strict=False)  # nothing is known after the last
+        }
         seen: set[int] = set()
-        for member, path in parts:
+        for (context, answer), own in zip(pairs, rows, strict=True):
             # A prompt may go on for a token or two of white space that is scored as part of the continuation.
-            for node in path[:3]:
-                if node not in seen:
-                    seen.add(node)
-                    run, at = [best[node]], children.get((node, best[node]))
+            for i, row in enumerate(own[:3]):
+                if row not in seen:
+                    seen.add(row)
+                    draft, at = [best[row]], follows.get((row, best[row]))
                     while at is not None:
-                        run.append(best[at])
-                        at = children.get((at, best[at]))
-                    context, answer = pairs[member]
-                    self._drafts[_key((context + answer)[: tree.depths[node] + 1])] = run
+                        draft.append(best[at])
+                        at = follows.get((at, best[at]))
+                    self._drafts[_key(context + answer[:i])] = draft
 
     # ---- generation
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
@@ -300,14 +276,14 @@ class EludeLM(HFLM):
             sampled = kwargs.pop("do_sample") or kwargs.pop("temperature", 0) or kwargs
             if self._decodes and not sampled and 0 < most < self.max_length and not self.think_end_token:
                 work.setdefault((most, tuple(until)), {}).setdefault(context, []).append(i)
-        bar = self._bar(sum(len(own) for w in work.values() for own in w.values()), "generate_until", disable_tqdm)
-        for (most, stops), contexts in work.items():
-            for context, text in self._texts(list(contexts), stops, most):
-                for i in contexts[context]:
-                    results[i] = text
-                    self.cache_hook.add_partial("generate_until", requests[i].args, text)
-                bar.update(len(contexts[context]))
-        bar.close()
+        total = sum(len(own) for contexts in work.values() for own in contexts.values())
+        with self._bar(total, "generate_until", disable_tqdm) as bar:
+            for (most, stops), contexts in work.items():
+                for context, text in self._texts(list(contexts), stops, most):
+                    for i in contexts[context]:
+                        results[i] = text
+                        self.cache_hook.add_partial("generate_until", requests[i].args, text)
+                    bar.update(len(contexts[context]))
         self._drafts.clear()
         rest = [i for i, result in enumerate(results) if result is None]
         return _filled(results, rest, super().generate_until([requests[i] for i in rest], disable_tqdm) if rest else [])
@@ -317,14 +293,11 @@ class EludeLM(HFLM):
         room = {"left_truncate_len": self.max_length - most, "truncation": self.truncation}
         prompts = [(c, self.tok_batch_encode([c], **room)[0][0].tolist()) for c in contexts]
         short = sorted((p for p in prompts if p[1] and len(p[1]) + most <= self._span), key=lambda p: -len(p[1]))
-
-        def size(prompt: tuple[str, list[int]]) -> int:
-            return int((len(prompt[1]) + most) * self._cache_weight) + 1
-
-        def run(batch: list[tuple[str, list[int]]]) -> list[list[int]]:
-            return self._greedy([ids for _, ids in batch], stops, most)
-
-        for batch, outputs in self._batched(short, size, run):
+        for batch, outputs in self._batched(
+            short,
+            lambda prompt: int((len(prompt[1]) + most) * self._cache_weight) + 1,
+            lambda batch: self._greedy([ids for _, ids in batch], stops, most),
+        ):
             for (context, _), ids in zip(batch, outputs, strict=True):
                 yield context, postprocess_generated_text(self.tok_decode(ids), list(stops), None)
 
@@ -338,15 +311,16 @@ class EludeLM(HFLM):
         """
         ending = _Ending(self.tokenizer, stops, self.model.generation_config.eos_token_id)
         drafts = [self._drafts.get(_key(prompt), [])[: most - 1] for prompt in prompts]
-        told, cache, mask, rows = self._prefill(prompts, drafts)
-        outputs: list[list[int]] = [[] for _ in prompts]
-        for k, row in enumerate(rows):
-            draft = drafts[row]
-            right = next((i for i, token in enumerate(draft) if told[row][i] != token), len(draft))
-            mask[k, mask.shape[1] - len(draft) + right :] = 0  # what the model does not confirm
-            new = told[row][: right + 1]
-            outputs[row] = new[: next((i for i in range(1, len(new)) if ending.reached([new[:i]])[0]), len(new))]
-        place, mask = mask.sum(1), mask.to(self.device)
+        told, cache = self._prefill(prompts, drafts)
+        length, masks, outputs = cache.get_seq_length(), [], []
+        for prompt, draft, best in zip(prompts, drafts, told, strict=True):
+            right = next((i for i, token in enumerate(draft) if best[i] != token), len(draft))
+            own = [1] * (len(prompt) + right) + [0] * (len(draft) - right)  # less what the model does not confirm
+            masks.append([0] * (length - len(own)) + own)
+            new = best[: right + 1]
+            outputs.append(new[: next((i for i in range(1, len(new)) if ending.reached([new[:i]])[0]), len(new))])
+        mask = torch.tensor(masks, device=self.device)
+        place, rows = mask.sum(1), list(range(len(prompts)))
         while True:
             ended = ending.reached([outputs[row] for row in rows])
             stay = [k for k, row in enumerate(rows) if not ended[k] and len(outputs[row]) < most]
@@ -358,57 +332,43 @@ class EludeLM(HFLM):
                 mask, place, rows = mask[kept], place[kept], [rows[k] for k in stay]
             mask = torch.nn.functional.pad(mask, (0, 1), value=1)
             fed = torch.tensor([[outputs[row][-1]] for row in rows], device=self.device)
-            with self._inference():
-                step = self.model(
-                    input_ids=fed, position_ids=place[:, None].to(self.device), attention_mask=mask,
-                    past_key_values=cache, use_cache=True,
-                )  # fmt: skip
+            logits = self._call(
+                input_ids=fed, position_ids=place[:, None], attention_mask=mask, past_key_values=cache, use_cache=True
+            )
             place = place + 1
-            for row, token in zip(rows, step.logits[:, -1].argmax(-1).tolist(), strict=True):
+            for row, token in zip(rows, logits[:, -1].argmax(-1).tolist(), strict=True):
                 outputs[row].append(token)
 
     def _prefill(
         self, prompts: Sequence[list[int]], drafts: Sequence[list[int]]
-    ) -> tuple[list[list[int]], DynamicCache, torch.Tensor, list[int]]:
+    ) -> tuple[list[list[int]], DynamicCache]:
         """Run prompts, each followed by its draft, with common openings run once.
 
         Returns:
-            By prompt, the likeliest tokens after it and after each token of its draft; a cache with one row for each
-            prompt; its mask (prompts, length): each row ends at the right, whatever is before it is padding; and the
-            prompts in the order of the rows.
+            By prompt, the likeliest tokens after it and after each token of its draft; and a cache with one row for
+            each prompt, which ends at the right: whatever is before it is padding.
         """
         whole = [prompt + draft for prompt, draft in zip(prompts, drafts, strict=True)]
         length = max(map(len, whole))
         told: list[list[int]] = [[] for _ in prompts]
-        order: list[int] = []
-        layers: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
+        cache: Any = DynamicCache()
         trees = plant(whole, self._width, self.batch_tokens)
         while trees:
             size = max(1, self.batch_tokens // len(trees[0].tokens))
             batch, trees = trees[:size], trees[size:]
             members = [member for tree in batch for member in tree.members]
-            nodes = _nodes(batch, [len(prompts[member]) - 1 for member in members])
-            part = DynamicCache()
-            logits, spots = self._forward(batch, nodes, cache=part)
-            best = iter(logits.argmax(-1)[[s[n] for s, own in zip(spots, nodes, strict=True) for n in own]].tolist())
-            for member in members:
-                told[member] = [next(best) for _ in range(len(drafts[member]) + 1)]
-            order += members
-            width = len(batch[0].tokens)
-            paths = [[row * width + node for node in path] for row, tree in enumerate(batch) for path in tree.paths]
-            places = torch.tensor([[0] * (length - len(path)) + path for path in paths])
-            layers = layers or [([], []) for _ in part.layers]
-            for kept, layer in zip(layers, part.layers, strict=True):
-                for states, new in zip(kept, (layer.keys, layer.values), strict=True):  # type: ignore[union-attr]
-                    flat = new.transpose(1, 2).flatten(0, 1)  # type: ignore[union-attr]
-                    states.append(flat[places.to(flat.device)].transpose(1, 2))
-        cache = DynamicCache()
-        for number, kept in enumerate(layers):
-            cache.update(torch.cat(kept[0]), torch.cat(kept[1]), number)
-            kept[0].clear()
-            kept[1].clear()
-        mask = torch.tensor([[0] * (length - len(whole[m])) + [1] * len(whole[m]) for m in order])
-        return told, cache, mask, order
+            part: Any = DynamicCache()
+            logits, rows = self._forward(batch, [len(drafts[member]) + 1 for member in members], cache=part)
+            best = logits.argmax(-1).tolist()
+            _filled(told, members, [[best[row] for row in own] for own in rows])
+            paths = torch.tensor([[0] * (length - len(path)) + path for path in places(batch)])
+            for number, layer in enumerate(part.layers):
+                new = (layer.keys, layer.values)
+                if number == len(cache.layers):
+                    cache.update(*(x.new_empty(len(prompts), x.shape[1], length, x.shape[3]) for x in new), number)
+                for states, x in zip((cache.layers[number].keys, cache.layers[number].values), new, strict=True):
+                    states[members] = x.transpose(1, 2).flatten(0, 1)[paths].transpose(1, 2)
+        return told, cache
 
     # ---- memory
     def _batched(
@@ -464,9 +424,9 @@ class EludeLM(HFLM):
 
     def _check_scores(self) -> str:
         self._packs = True
-        packed = self._score(self._probe(), False)
+        packed = self._score(self._probe())
         self._packs = False
-        plain = self._score(self._probe(), False)
+        plain = self._score(self._probe())
         ours, stock = (torch.tensor([v for s in scores for v in s.log_probs]) for scores in (packed, plain))
         error, kind = (ours - stock).abs(), self.mixed_precision_dtype or self.model.dtype
         if kind in (torch.bfloat16, torch.float16):  # the probe's single tokens are as noisy as any batch's
@@ -517,12 +477,6 @@ def _filled(results: list[Any], places: Sequence[int], values: Sequence[Any]) ->
 
 def _key(tokens: Sequence[int]) -> bytes:
     return array("I", tokens).tobytes()
-
-
-def _nodes(trees: Sequence[Tree], starts: Sequence[int]) -> list[list[int]]:
-    """Of each tree the nodes of its sequences, one after the other, each from its start (an index) on."""
-    first = iter(starts)
-    return [[node for path in tree.paths for node in path[next(first) :]] for tree in trees]
 
 
 if "elude" not in model_registry:  # mostly the harness holds a place for it already (_autoload.py)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain, islice
 from typing import NamedTuple
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 _LOGIT_ROWS = 256  # positions whose float32 log-probabilities exist at one time
 
@@ -29,7 +31,7 @@ class Tree:
     def add(self, member: int, sequence: list[int], shared: int) -> None:
         """Append a sequence, in order not before the last one, whose first ``shared`` tokens are the last one's."""
         start, new = len(self.tokens), len(sequence) - shared
-        path = (self.paths[-1][:shared] if self.paths else []) + list(range(start, start + new))
+        path = [*(self.paths[-1][:shared] if shared else []), *range(start, start + new)]
         self.tokens += sequence[shared:]
         self.depths += range(shared, len(sequence))
         self.ends += [0] * new
@@ -81,59 +83,61 @@ class Layout(NamedTuple):
 
 def lay_out(trees: Sequence[Tree], device: torch.device) -> Layout:
     """Write trees into the tensors of one forward pass."""
-    shape = (len(trees), max(len(tree.tokens) for tree in trees))
-    tokens, depths = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
-    index = torch.arange(shape[1])
-    ends = (index + 1).repeat(shape[0], 1)  # padding sees itself alone: no row of the mask is empty
-    for row, tree in enumerate(trees):
-        size = len(tree.tokens)
-        tokens[row, :size] = torch.tensor(tree.tokens)
-        depths[row, :size] = torch.tensor(tree.depths)
-        ends[row, :size] = torch.tensor(tree.ends)
-    index, ends = index.to(device), ends.to(device)
+
+    def padded(rows: Iterable[list[int]]) -> torch.Tensor:
+        return pad_sequence([torch.tensor(row) for row in rows], batch_first=True).to(device)
+
+    tokens, ends = padded(tree.tokens for tree in trees), padded(tree.ends for tree in trees)
+    index = torch.arange(tokens.shape[1], device=device)
+    ends = ends.maximum(index + 1)  # padding sees itself alone: no row of the mask is empty
     sees = (index[:, None] >= index) & (index[:, None] < ends[:, None, :])
-    return Layout(tokens.to(device), depths.to(device), sees)
+    return Layout(tokens, padded(tree.depths for tree in trees), sees)
 
 
-class Told(NamedTuple):
-    """What logits say.
+def places(trees: Sequence[Tree]) -> list[list[int]]:
+    """Of each sequence, the places of its tokens in the batch of :func:`lay_out`, counted row after row."""
+    length = max(len(tree.tokens) for tree in trees)
+    return [[row * length + node for node in path] for row, tree in enumerate(trees) for path in tree.paths]
 
-    Attributes:
-        log_probs: of each target token (nats).
-        best: the likeliest token of each row of logits.
-        moments: of each row, mean and standard deviation of the log-probability of a token drawn from it (the mu and
-            sigma of Min-K%++); empty unless asked for.
-    """
+
+class TokenScores(NamedTuple):
+    """Of each token of a continuation: its log-probability (nats), whether greedy decoding chooses it there, and mean
+    and standard deviation of the log-probability of a token drawn from the model there (the mu and sigma of Min-K%++;
+    empty unless asked for)."""
 
     log_probs: list[float]
-    best: list[int]
-    moments: list[tuple[float, float]]
+    greedy: list[bool]
+    means: Sequence[float] = ()
+    stds: Sequence[float] = ()
 
 
-def read(logits: torch.Tensor, rows: Sequence[int], targets: Sequence[int], moments: bool = False) -> Told:
-    """Log-probabilities of targets, in float32 or better, a few rows at a time.
+def read(
+    logits: torch.Tensor, rows: Sequence[list[int]], targets: Sequence[list[int]], moments: bool = False
+) -> tuple[list[TokenScores], list[int]]:
+    """Scores of continuations, in float32 or better, and the likeliest token of each row of logits.
 
     Args:
-        logits: (n, vocabulary).
-        rows, targets: for each of m targets, its row of logits and its token; targets may share a row.
-        moments: whether to compute them.
+        logits: (n, vocabulary); a few rows at a time are taken.
+        rows, targets: of each continuation, its tokens' rows of logits and the tokens; continuations may share rows.
+        moments: whether to compute means and standard deviations.
     """
-    at, tokens = torch.tensor(rows, device=logits.device), torch.tensor(targets, device=logits.device)
-    log_probs = torch.empty(len(rows), dtype=torch.float64, device=logits.device)
-    best, spread = [], []
-    for start in range(0, len(logits), _LOGIT_ROWS):
-        part = logits[start : start + _LOGIT_ROWS]
+    totals, best, spread = [], [], []
+    for part in logits.split(_LOGIT_ROWS):
         part = part if part.dtype == torch.float64 else part.float()
         best.append(part.argmax(-1))
-        total = part.logsumexp(-1, keepdim=True)
-        own = ((at >= start) & (at < start + _LOGIT_ROWS)).nonzero()[:, 0]
-        place = at[own] - start
-        log_probs[own] = (part[place, tokens[own]] - total[place, 0]).double()
+        totals.append(part.logsumexp(-1))
         if moments:
-            part = (part - total).clamp(min=-1e4)  # 0 x log 0 is 0
+            part = (part - totals[-1][:, None]).clamp(min=-1e4)  # 0 x log 0 is 0
             p = part.exp()
             mean = (p * part).sum(-1, keepdim=True)
-            deviation = (p * (part - mean).square()).sum(-1, keepdim=True).sqrt()
-            spread.append(torch.cat([mean, deviation], 1))
-    pairs = [(float(mean), float(deviation)) for mean, deviation in torch.cat(spread).tolist()] if spread else []
-    return Told(log_probs.tolist(), torch.cat(best).tolist(), pairs)
+            deviation = (p * (part - mean).square()).sum(-1).sqrt()
+            spread.append(torch.stack([mean[:, 0], deviation]))
+    total, likeliest = torch.cat(totals), torch.cat(best).tolist()
+    at, tokens = (torch.tensor(list(chain(*lists)), device=logits.device) for lists in (rows, targets))
+    log_probs = iter((logits[at, tokens].to(total.dtype) - total[at]).tolist())
+    both = torch.cat(spread, 1).tolist() if moments else []
+    scores = []
+    for own, answer in zip(rows, targets, strict=True):
+        greedy = [likeliest[row] == token for row, token in zip(own, answer, strict=True)]
+        scores.append(TokenScores(list(islice(log_probs, len(own))), greedy, *([v[row] for row in own] for v in both)))
+    return scores, likeliest

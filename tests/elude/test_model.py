@@ -197,6 +197,20 @@ def test_an_architecture_that_cannot_pack_goes_the_stock_way_with_one_line(token
     assert [sum(s.log_probs) for s in scores] == pytest.approx([v for v, _ in theirs], abs=1e-4)
 
 
+def test_an_encoder_decoder_goes_the_stock_way(tokenizer: Any) -> None:
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(
+        "t5", vocab_size=len(tokenizer), d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, eos_token_id=1,
+        pad_token_id=2, decoder_start_token_id=2,
+    )  # fmt: skip
+    fast, stock = both(transformers.AutoModelForSeq2SeqLM.from_config(config).eval(), tokenizer)
+    assert not hasattr(fast.rank, "serves")  # so that elude_mia does not ask for token log-probabilities
+    requests = asked("loglikelihood", QUESTIONS[:6])
+    assert fast.loglikelihood(requests, disable_tqdm=True) == stock.loglikelihood(requests, disable_tqdm=True)
+    requests = asked("generate_until", [(c, {"until": [], "max_gen_toks": 5}) for c in CONTEXTS])
+    assert fast.generate_until(requests, disable_tqdm=True) == stock.generate_until(requests, disable_tqdm=True)
+
+
 def test_a_mask_that_is_ignored_is_noticed(tokenizer: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(EludeLM, "_mask", lambda self, sees: None)
     assert not both(make(tokenizer), tokenizer)[0]._packs
@@ -315,6 +329,13 @@ def folder(tokenizer: Any, tmp_path_factory: Any) -> str:
     )
     chatty.save_pretrained(place)
     return str(place)
+
+
+def test_torch_built_for_an_accelerator_that_is_not_there(folder: str, monkeypatch: Any) -> None:
+    if torch.accelerator.is_available():
+        pytest.skip("this machine has one")
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda"))
+    assert EludeLM(folder).device.type == "cpu"
 
 
 def scored(folder: str, model: str, task: str, **metadata: Any) -> dict[str, Any]:
