@@ -84,18 +84,23 @@ class Ours:
         reference_seconds: of the one pass over the forget set before training, for each record.
     """
 
-    def __init__(self, base: Path, data: Path, method: str, batch_size: int) -> None:
+    def __init__(self, base: Path, data: Path, method: str, batch_size: int, **settings: Any) -> None:
+        import torch
         from accelerate import Accelerator
 
         from optout_train import loop
         from optout_train.checkpoint import RunFolder
         from optout_train.config import build_config
 
-        given = {"model": str(base), "dataset": str(data), "method": method, "target": ("Ada Example",)}
-        given |= {"batch_size": batch_size, "validate": False, "epochs": EPOCHS}  # type: ignore[dict-item]
+        given: dict[str, Any] = {"model": str(base), "dataset": str(data), "method": method, "target": ("Ada Example",)}
+        given |= {"batch_size": batch_size, "validate": False, "epochs": EPOCHS, **settings}
         loop._quiet()
         self.run = loop._Run(
-            build_config(given), ["Ada Example"], Accelerator(cpu=True), RunFolder(base / "unused"), lambda line: None
+            build_config(given),
+            ["Ada Example"],
+            Accelerator(cpu=not torch.accelerator.is_available()),
+            RunFolder(base / "unused"),
+            lambda line: None,
         )
         self.plan = [indices for epoch in self.run.plan for indices in epoch]
         _, seconds = timed(self.run._reference)
@@ -222,25 +227,28 @@ def speed(work: Path, batch: int, rounds: int, slices: int) -> Iterator[dict[str
         }  # fmt: skip
 
 
+def peak_anonymous(command: list[str]) -> float:
+    """Peak anonymous memory of a command in MiB, seen from outside every 5 ms."""
+    process, peak = subprocess.Popen(command, stdout=subprocess.DEVNULL), 0.0
+    while process.poll() is None:
+        try:
+            found = re.search(r"RssAnon:\s+(\d+)", Path(f"/proc/{process.pid}/status").read_text())
+        except OSError:
+            break
+        peak = max(peak, int(found[1]) / 1024 if found else 0.0)
+        time.sleep(0.005)
+    if process.wait():
+        raise SystemExit(f"{' '.join(command)} stopped with exit code {process.returncode}")
+    return peak
+
+
 def memory(work: Path, batch: int) -> Iterator[dict[str, Any]]:
-    """Peak anonymous memory in MiB of two steps, seen from outside every 5 ms."""
+    """Peak anonymous memory in MiB of two steps."""
     if not (work / "base").exists():
         make_base(work / "base")
     make_data(work / "memory", batch, SHORT)
-    peaks = {}
-    for method in ("ga+rt", "opt-out"):
-        command = [sys.executable, __file__, "--memory", str(work / "base"), str(work / "memory"), method, str(batch)]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        peaks[method] = 0.0
-        while process.poll() is None:
-            try:
-                found = re.search(r"RssAnon:\s+(\d+)", Path(f"/proc/{process.pid}/status").read_text())
-            except OSError:
-                break
-            peaks[method] = max(peaks[method], int(found[1]) / 1024 if found else 0.0)
-            time.sleep(0.005)
-        if process.wait():
-            raise SystemExit(f"{method} at batch {batch} stopped with exit code {process.returncode}")
+    command = [sys.executable, __file__, "--memory", str(work / "base"), str(work / "memory")]
+    peaks = {method: peak_anonymous([*command, method, str(batch)]) for method in ("ga+rt", "opt-out")}
     yield {"batch": batch, **peaks, "ratio": peaks["opt-out"] / peaks["ga+rt"]}
 
 

@@ -64,7 +64,9 @@ class TrainConfig:
     max_grad_norm: float = _f(1.0, "Clip the gradient of the whole objective to this norm (0: never).")
     validate: bool = _f(True, "Measure probability and truth ratio after each epoch.")
     patience: int = _f(
-        1, "Stop after this many epochs with a lower validation score than the epoch before, keep the best (0: never)."
+        1,
+        "Stop after this many epochs in a row with a validation score below the epoch before's, or with less than half of "
+        "the retain quality before training; keep the best epoch (0: never).",
     )
     seed: int = _f(0, "Seed of data order, refusals and directions.")
     dtype: str = _f(

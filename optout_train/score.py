@@ -61,7 +61,7 @@ def evaluate(arguments: dict[str, str], manifest: Manifest, batch_size: int) -> 
             model_args=arguments,
             tasks=[TASK],
             batch_size=batch_size,
-            device=str(torch.accelerator.current_accelerator() or "cpu"),
+            device=str(torch.accelerator.current_accelerator()) if torch.accelerator.is_available() else "cpu",
             metadata={"target": list(manifest.targets), "dataset": manifest.dataset},
             log_samples=False,
         )
