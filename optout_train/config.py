@@ -65,8 +65,8 @@ class TrainConfig:
     validate: bool = _f(True, "Measure probability and truth ratio after each epoch.")
     patience: int = _f(
         1,
-        "Stop after this many epochs in a row with a validation score below the epoch before's, or with less than half of "
-        "the retain quality before training; keep the best epoch (0: never).",
+        "Stop after this many epochs in a row with a validation score below the epoch before's, or with less than half "
+        "of the retain quality before training; keep the best epoch (0: never).",
     )
     seed: int = _f(0, "Seed of data order, refusals and directions.")
     dtype: str = _f(
