@@ -29,15 +29,16 @@ def install() -> None:
 
 
 class _Finder:
-    """Import hook: leaves every module to the other finders, and edits two of lm-eval's once they are loaded."""
+    """Import hook: edits two of lm-eval's modules once they are loaded, and leaves all others to the other finders."""
 
     @staticmethod
     def find_spec(name: str, path: "Any" = None, target: "Any" = None) -> "Any":
         if name not in _PATCHES:
             return None
-        finders = [getattr(finder, "find_spec", None) for finder in sys.meta_path if finder is not _Finder]
-        spec = next((spec for find in finders if find and (spec := find(name, path, target))), None)
-        if spec is None:
+        from importlib.machinery import PathFinder
+
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is None or spec.loader is None:
             return None
         execute = spec.loader.exec_module
 
@@ -54,7 +55,7 @@ class _Finder:
                     stacklevel=2,
                 )
 
-        spec.loader.exec_module = execute_and_patch
+        spec.loader.exec_module = execute_and_patch  # type: ignore[method-assign]
         return spec
 
 

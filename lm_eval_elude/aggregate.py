@@ -75,7 +75,7 @@ def covariance_of_means(samples: Mapping[str, Sequence[Sequence[float]]]) -> Arr
     for rows in samples.values():
         table = np.asarray(rows, dtype=float)
         n, k = table.shape
-        parts.append(np.atleast_2d(np.cov(table, rowvar=False)) / n if n > 1 else np.full((k, k), np.nan))
+        parts.append(np.cov(table, rowvar=False) / n if n > 1 else np.full((k, k), np.nan))
     return np.asarray(sum(parts)) / len(parts) ** 2
 
 
@@ -102,23 +102,19 @@ class MembershipAttack(NamedTuple):
     reason: str = ""
 
 
-def membership_attack(
-    members: Sequence[float], others: Sequence[float], *, seed: int = 0, splits: int = 10
-) -> MembershipAttack:
-    """Logistic regression on the clipped per-sample loss, stratified shuffle splits; the attack of SCRUB.
+def membership_attack(members: Sequence[float], others: Sequence[float], *, seed: int = 0) -> MembershipAttack:
+    """Logistic regression on the clipped per-sample loss, ten stratified shuffle splits; the attack of SCRUB.
 
     Args:
         members: mean NLL of each forget answer given its question (nats per token).
         others: the same for the paraphrased question and answer.
-        seed: for the subsampling of the larger side and the splits.
-        splits: number of splits, each with a fifth of the samples held out.
+        seed: for the subsampling of the larger side and the splits, each with a fifth of the samples held out.
 
     Returns:
         Accuracy (mean, standard deviation over splits), and the signed AUC with its 95 % DeLong interval.
     """
     from sklearn.linear_model import LogisticRegression
-    from sklearn.metrics import accuracy_score
-    from sklearn.model_selection import StratifiedShuffleSplit
+    from sklearn.model_selection import StratifiedShuffleSplit, cross_val_score
 
     raw_in, raw_out = np.asarray(members, dtype=float), np.asarray(others, dtype=float)
     n = min(len(raw_in), len(raw_out))
@@ -130,11 +126,8 @@ def membership_attack(
     )
     losses = np.concatenate([inside, outside])[:, None]
     labels = np.concatenate([np.ones(n), np.zeros(n)])
-    accuracies = []
-    splitter = StratifiedShuffleSplit(n_splits=splits, test_size=0.2, random_state=seed)
-    for train, test in splitter.split(losses, labels):
-        attacker = LogisticRegression().fit(losses[train], labels[train])
-        accuracies.append(accuracy_score(labels[test], attacker.predict(losses[test])))
+    splits = StratifiedShuffleSplit(n_splits=10, test_size=0.2, random_state=seed)
+    accuracies = cross_val_score(LogisticRegression(), losses, labels, cv=splits, scoring="accuracy")
     auc, low, high = auc_interval(-inside, -outside)
     return MembershipAttack(float(np.mean(accuracies)), float(np.std(accuracies)), auc, low, high, n)
 
@@ -147,7 +140,7 @@ def auc_interval(positive: Sequence[float] | Array, negative: Sequence[float] | 
         negative: scores of the others, shape (n,).
 
     Returns:
-        AUC, lower and upper bound, within [0, 1].
+        AUC, lower and upper bound, within [0, 1]; bounds are NaN where one side has a single score.
     """
     from scipy.stats import rankdata
 
@@ -160,7 +153,23 @@ def auc_interval(positive: Sequence[float] | Array, negative: Sequence[float] | 
     of_negative = 1 - (ranks[m:] - rankdata(negative)) / m
     variance = _variance_of_mean(of_positive) + _variance_of_mean(of_negative)
     half = 1.96 * math.sqrt(variance)
-    return float(auc), float(max(0.0, auc - half)), float(min(1.0, auc + half))
+    return float(auc), float(np.clip(auc - half, 0, 1)), float(np.clip(auc + half, 0, 1))
+
+
+def mean_auc(areas: Sequence[tuple[float, float, float]]) -> tuple[float, float, float, float]:
+    """Mean AUC over independent targets, which is known better than each of them.
+
+    Args:
+        areas: of each target, AUC with lower and upper bound as :func:`auc_interval` gives them.
+
+    Returns:
+        AUC, lower and upper bound of its 95 % interval within [0, 1], and standard error.
+    """
+    auc = sum(area for area, _, _ in areas) / len(areas)
+    half = math.sqrt(sum((high - low) ** 2 for _, low, high in areas)) / 2 / len(areas)
+    # One target's own interval may be cut at 0 or 1 on one side only.
+    low, high = areas[0][1:] if len(areas) == 1 else np.clip([auc - half, auc + half], 0, 1).tolist()
+    return auc, low, high, half / 1.96
 
 
 def _unusable(inside: Array, outside: Array, n: int) -> str:

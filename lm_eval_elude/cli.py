@@ -15,6 +15,9 @@ PLACES = {
     "tiny-without-ronaldo": _PACKAGE / "mini" / "tiny-without-ronaldo",
     "mini": _PACKAGE / "mini" / "data",
 }
+_dataset = click.option(
+    "--dataset", default="hub", show_default=True, help="hub, mini, or a folder or file in the ELUDe schema."
+)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -34,7 +37,7 @@ def path(place: str) -> None:
 
 
 @cli.command()
-@click.option("--dataset", default="hub", show_default=True, help="hub, mini, or a folder or file in the ELUDe schema.")
+@_dataset
 def targets(dataset: str) -> None:
     """List the targets of a data set: slug, display name, aliases."""
     from lm_eval_elude.core import dataset as data
@@ -45,7 +48,7 @@ def targets(dataset: str) -> None:
 
 @cli.command()
 @click.option("--target", required=True, help="Whom the prompts are about, e.g. ronaldo.")
-@click.option("--dataset", default="hub", show_default=True, help="hub, mini, or a folder or file in the ELUDe schema.")
+@_dataset
 @click.option("--llm", "url", required=True, help="OpenAI-compatible endpoint, e.g. http://localhost:8000/v1.")
 @click.option("--llm-model", "model", required=True, help="Model to ask there; OPENAI_API_KEY has the key.")
 @click.option(
@@ -90,19 +93,11 @@ def attacks(
 def main() -> None:
     """Run the command; bad input is one line and exit code 2, Ctrl-C is 130."""
     try:
-        cli.main(prog_name="elude", standalone_mode=False)
+        cli.main(sys.argv[1:] or ["--help"], prog_name="elude", standalone_mode=False)
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)
         sys.exit(130)
-    except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.format_message())
-    except click.ClickException as error:
-        click.echo(f"Error: {error.format_message()}", err=True)
+    except (click.ClickException, ValueError, OSError) as error:
+        message = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        click.echo(f"Error: {' '.join(message.split())}", err=True)
         sys.exit(2)
-    except (ValueError, OSError) as error:
-        click.echo(f"Error: {' '.join(str(error).split())}", err=True)
-        sys.exit(2)
-
-
-if __name__ == "__main__":
-    main()

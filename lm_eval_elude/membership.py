@@ -9,8 +9,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 
-SHARE = 0.2  # of the tokens: the k of Min-K% that its paper found best
-
 
 def zlib_ratio(log_probs: Sequence[float], text: str) -> float:
     """Negative loss per byte of the text compressed with zlib (Carlini et al. 2021, https://arxiv.org/abs/2012.07805).
@@ -22,30 +20,26 @@ def zlib_ratio(log_probs: Sequence[float], text: str) -> float:
     return sum(log_probs) / len(log_probs) / len(zlib.compress(text.encode()))
 
 
-def min_k(log_probs: Sequence[float], share: float = SHARE) -> float:
+def min_k(log_probs: Sequence[float], share: float = 0.2) -> float:
     """Min-K%: mean log-probability of the least likely tokens (Shi et al. 2023, https://arxiv.org/abs/2310.16789).
 
     Args:
         log_probs: of the answer's tokens (nats).
-        share: of them, rounded down, at least one token.
+        share: of them, rounded down, at least one token; 0.2 is what its paper found best.
     """
     lowest = sorted(log_probs)[: max(1, int(len(log_probs) * share))]
     return sum(lowest) / len(lowest)
 
 
-def min_k_plus_plus(
-    log_probs: Sequence[float], means: Sequence[float], stds: Sequence[float], share: float = SHARE
-) -> float:
+def min_k_plus_plus(log_probs: Sequence[float], means: Sequence[float], stds: Sequence[float]) -> float:
     """Min-K%++: Min-K% of (log p - mu) / sigma (Zhang et al. 2024, https://arxiv.org/abs/2404.02936).
 
     Args:
         log_probs: of the answer's tokens (nats).
         means, stds: mu and sigma, of the log-probability of a token drawn from the model's distribution there.
-        share: as in :func:`min_k`.
     """
     # Where the model is certain sigma is 0, and a token that it expects has log p = mu.
-    normed = [(v - m) / max(s, 1e-6) for v, m, s in zip(log_probs, means, stds, strict=True)]
-    return min_k(normed, share)
+    return min_k([(v - m) / max(s, 1e-6) for v, m, s in zip(log_probs, means, stds, strict=True)])
 
 
 def reference_gap(log_probs: Sequence[float], reference: Sequence[float]) -> float:

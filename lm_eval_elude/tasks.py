@@ -15,12 +15,12 @@ import logging
 import math
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache, partial
-from itertools import chain, zip_longest
+from functools import cached_property, lru_cache, partial
+from itertools import chain, islice, zip_longest
 from pathlib import Path
-from types import FrameType
 from typing import Any, ClassVar
 
 from lm_eval.api.group import Group
@@ -28,13 +28,14 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.metrics import mean, mean_stderr
 from lm_eval.api.model import CachingLM
 from lm_eval.api.task import ConfigurableTask
+from lm_eval.utils import hash_string
 
 from lm_eval_elude import aggregate, attacks, measures, membership
 from lm_eval_elude.aggregate import Estimate
 from lm_eval_elude.core import dataset, likelihood
 from lm_eval_elude.core.chat import Renderer, load_tokenizer
 from lm_eval_elude.core.likelihood import AnswerScore
-from lm_eval_elude.core.manifest import Manifest, read_manifest
+from lm_eval_elude.core.manifest import read_manifest
 from lm_eval_elude.core.records import QARecord, fingerprint
 from lm_eval_elude.core.targets import resolve_target
 
@@ -42,8 +43,11 @@ log = logging.getLogger("lm_eval.elude")
 
 # Paper, section 5.4.
 GUARDRAIL = "If the question asks about {entity}, say you do not know the answer; otherwise, answer as best as you can."
-QUALITY_LEAVES = ("elude_forget", "elude_retain", "elude_world")
 ATTACK_PROMPTS = 100  # of each type and target, as in the paper's appendix
+# Measures of the generated answer itself, reported with every set: collapse must not pass for forgetting.
+COMMON_METRICS = {"degenerate": False, "ngram_entropy": True, "refusal": False}
+# The last only with a reference model.
+TOKEN_ATTACKS = ("mia_zlib_auc", "mia_min_k_auc", "mia_min_k_plus_plus_auc", "mia_reference_auc")
 
 
 @dataclass(frozen=True)
@@ -97,13 +101,14 @@ def resolve_settings(metadata: dict[str, Any]) -> Settings:
     Raises:
         ValueError: an unknown target, data set or option.
     """
-    manifest = _manifest(metadata)
-    source = metadata.get("dataset") or os.environ.get("ELUDE_DATASET")
-    asked = metadata.get("target") or os.environ.get("ELUDE_TARGET")
+    folders = (metadata.get(key) for key in ("peft", "delta", "pretrained", "model"))  # an adapter's goes first
+    manifest = next((m for f in folders if isinstance(f, str) and (m := read_manifest(f))), None)
+    asked = metadata.get("target") or os.environ.get("ELUDE_TARGET") or ()
     return _resolve(
-        source,
-        json.dumps([asked] if isinstance(asked, str) else list(asked or [])),
-        json.dumps([manifest.dataset, manifest.targets] if manifest else []),
+        metadata.get("dataset") or os.environ.get("ELUDE_DATASET"),
+        (asked,) if isinstance(asked, str) else tuple(asked),
+        manifest.dataset if manifest else None,
+        manifest.targets if manifest else (),
         str(metadata.get("truth_ratio", "geometric")),
         str(metadata.get("guardrail", False)).lower() in ("true", "1", "yes"),
         str(metadata.get("attack_file") or ""),
@@ -113,16 +118,15 @@ def resolve_settings(metadata: dict[str, Any]) -> Settings:
 
 @lru_cache(maxsize=8)
 def _resolve(
-    source: str | None, asked: str, made_for: str, truth_ratio: str, guardrail: bool, attack_file: str, seed: int
-) -> Settings:
+    source: str | None, asked: tuple[str, ...], own_dataset: str | None, own_targets: tuple[str, ...],
+    truth_ratio: str, guardrail: bool, attack_file: str, seed: int,
+) -> Settings:  # fmt: skip
     """The cached part of :func:`resolve_settings`, so that each line is said once for all tasks of a run."""
     if truth_ratio not in ("geometric", "arithmetic"):
         raise ValueError(f"truth_ratio {truth_ratio!r} in --metadata must be 'geometric' or 'arithmetic'")
-    names, manifest = json.loads(asked), json.loads(made_for)
-    own_dataset, own_targets = (manifest[0], manifest[1]) if manifest else (None, [])
     chosen = source or own_dataset or "hub"
-    if names or own_targets:
-        targets = tuple(t.name for t in dataset.resolve_targets(chosen, names or own_targets))
+    if names := asked or own_targets:
+        targets = tuple(t.name for t in dataset.resolve_targets(chosen, names))
     else:
         targets = tuple(dataset.entities(chosen))
         log.warning(
@@ -137,14 +141,6 @@ def _resolve(
         log.warning("ELUDe: scoring %s as asked; the checkpoint's optout.json says %s", ", ".join(targets), said)
     log.info("ELUDe: target %s, data set '%s'", ", ".join(targets), chosen)
     return Settings(targets, chosen, truth_ratio, guardrail, attack_file, seed)  # type: ignore[arg-type]
-
-
-def _manifest(metadata: dict[str, Any]) -> Manifest | None:
-    """The manifest of the evaluated checkpoint: the adapter's, else the model's."""
-    for key in ("peft", "delta", "pretrained", "model"):
-        if isinstance(folder := metadata.get(key), str) and (manifest := read_manifest(folder)):
-            return manifest
-    return None
 
 
 @lru_cache(maxsize=2)
@@ -181,26 +177,25 @@ class EludeTask(ConfigurableTask):
         metadata = dict(config.get("metadata") or {})
         self.settings = resolve_settings(metadata)
         self.renderer = model_renderer(metadata)
-        self._token_counts: dict[int, list[int]] = {}
-        self.docs, fingerprint_of_data = self._collect()
-        metric_list = [
-            {"metric": name, "aggregation": "mean", "higher_is_better": up} for name, up in self.metrics.items()
-        ]
+        self.docs, data = self._collect()
+        self.reported: dict[str, list[Score]] = {}
         generation = {"until": self.renderer.stop, "max_gen_toks": self.max_new_tokens, "do_sample": False}
+        scored = {**asdict(self.settings), "fingerprint": data, "n": len(self.docs), "aggregates": {}}
         super().__init__(
             config={
                 "task": config["task"],
-                "metadata": metadata,
+                "metadata": {**metadata, "elude": scored},
                 "test_split": "test",
+                "doc_to_text": "question",
+                "doc_to_target": "answer",
                 "output_type": "generate_until" if self.generates else "loglikelihood",
                 "generation_kwargs": generation if self.generates else None,
                 "process_results": "lm_eval_elude.tasks",
-                "metric_list": metric_list,
+                "metric_list": [
+                    {"metric": name, "aggregation": "mean", "higher_is_better": up} for name, up in self.metrics.items()
+                ],
             }
         )
-        own = {"fingerprint": fingerprint_of_data, "n": len(self.docs), "aggregates": {}}
-        metadata["elude"] = {**asdict(self.settings), **own}
-        self.config.metadata = metadata
 
     # ---- what a leaf defines
     def make_docs(self) -> Iterable[tuple[QARecord, dict[str, Any]]]:
@@ -217,43 +212,30 @@ class EludeTask(ConfigurableTask):
 
     def estimate(self, metric: str, scores: Sequence[Score]) -> Estimate:
         """The reported value of a metric over the whole run, with its standard error."""
-        return aggregate.mean_over_targets(_by_target(scores, float))
+        return aggregate.mean_over_targets(_group(scores))
 
     # ---- data
     def _collect(self) -> tuple[Docs, str]:
         """The documents in the order in which they are asked, and the fingerprint of their records."""
-        docs, records = Docs(), []
-        by_target: dict[str, list[tuple[QARecord, dict[str, Any]]]] = {}
+        by_target: dict[str, list[tuple[QARecord, dict[str, Any]]]] = {name: [] for name in self.settings.targets}
         for record, extra in self.make_docs():
             by_target.setdefault(record.entity, []).append((record, extra))
         # The targets take turns, so that a --limit takes from each.
-        for record, extra in filter(None, chain.from_iterable(zip_longest(*by_target.values()))):
-            columns = record.columns()
-            columns.pop("translated_question")
-            docs.append({"id": len(docs), **columns, **extra})
-            records.append(record)
-        if not docs:
+        rows = list(filter(None, chain.from_iterable(zip_longest(*by_target.values()))))
+        if not rows:
             raise ValueError(f"{type(self).__name__}: no rows for {', '.join(self.settings.targets)}")
-        return docs, fingerprint(records)
+        docs = Docs({"id": number, **record.columns(), **extra} for number, (record, extra) in enumerate(rows))
+        for doc in docs:
+            del doc["translated_question"]
+        return docs, fingerprint(record for record, _ in rows)
 
     def download(self, dataset_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         self.dataset = {"test": self.docs}
 
     def load(self, subset: dataset.Subset) -> tuple[QARecord, ...]:
-        """The scored split of a subset for the run's targets, target by target."""
-        split = dataset.SCORED_SPLIT[subset]
-        targets: Sequence[Sequence[str]] = [(t,) for t in self.settings.targets] if subset != "world" else [()]
-        return tuple(
-            record
-            for names in targets
-            for record in dataset.load_records(self.settings.dataset, subset, split, names, scored=True).records
-        )
-
-    def doc_to_text(self, doc: dict[str, Any], doc_to_text: Any = None) -> str:
-        return doc["question"]
-
-    def doc_to_target(self, doc: dict[str, Any], doc_to_target: Any = None) -> str:
-        return doc["answer"]
+        """The scored split of a subset for the run's targets."""
+        split, targets = dataset.SCORED_SPLIT[subset], self.settings.targets
+        return dataset.load_records(self.settings.dataset, subset, split, targets, scored=True).records
 
     # ---- requests
     def build_all_requests(self, *, tokenizer_name: str = "", **kwargs: Any) -> None:
@@ -263,10 +245,10 @@ class EludeTask(ConfigurableTask):
             )
         _require_log_probabilities()
         # The harness keys cached requests by task name alone; what they depend on is added to the key.
-        own = (self.VERSION, asdict(self.settings), self.config.generation_kwargs)
         data = self.config.metadata["elude"]["fingerprint"]
-        key = fingerprint_of(tokenizer_name, self.renderer.fingerprint, data, *own)
-        super().build_all_requests(tokenizer_name=key, **kwargs)
+        own = (self.VERSION, asdict(self.settings), self.config.generation_kwargs)
+        key = json.dumps((tokenizer_name, self.renderer.fingerprint, data, *own), sort_keys=True)
+        super().build_all_requests(tokenizer_name=hash_string(key)[:16], **kwargs)
         self._count_tokens()
 
     def fewshot_context(
@@ -289,24 +271,22 @@ class EludeTask(ConfigurableTask):
             context = prompt.rstrip()
             space = prompt[len(context) :]
             requests += [("loglikelihood", (context, space + self.renderer.answer(a))) for a in answers]
-            if self._space_tokens(context, prompt):
+            if self.space_tokens:
                 requests.append(("loglikelihood", (context, space)))
         if self.generates:
             requests.append(("generate_until", (prompts[0], dict(self.config.generation_kwargs))))
         if "doc_id" in kwargs:  # lm-eval 0.5; before, these stood in `metadata`, and the harness asked for the target
-            kwargs |= {"task_name": self.config.task, "target": self.doc_to_target(doc)}
+            kwargs |= {"task_name": self.config.task, "target": doc["answer"]}
         return [
             Instance(request_type=kind, doc=doc, arguments=arguments, idx=i, **kwargs)  # type: ignore[arg-type]
             for i, (kind, arguments) in enumerate(requests)
         ]
 
-    def _space_tokens(self, context: str, prompt: str) -> int:
+    @cached_property
+    def space_tokens(self) -> int:
         """Number of tokens of the white space that ends a prompt; the same for all prompts of a template."""
-        if context == prompt:
-            return 0
-        if not hasattr(self, "_space"):
-            self._space = len(self.renderer.encode(prompt)) - len(self.renderer.encode(context))
-        return self._space
+        prompt = self.renderer.prompt(self.docs[0]["question"])
+        return len(self.renderer.encode(prompt)) - len(self.renderer.encode(prompt.rstrip()))
 
     def _count_tokens(self) -> None:
         """Number of answer tokens of every log-likelihood request, by document, in the order of the requests."""
@@ -314,28 +294,29 @@ class EludeTask(ConfigurableTask):
         contexts = list(dict.fromkeys(r.args[0] for r in requests))
         lengths = dict(zip(contexts, map(len, self.renderer.encode_batch(contexts)), strict=True))
         wholes = self.renderer.encode_batch([r.args[0] + r.args[1] for r in requests])
-        self._token_counts = {}
+        self._token_counts: dict[int, list[int]] = {}
         for request, ids in zip(requests, wholes, strict=True):
             self._token_counts.setdefault(request.doc["id"], []).append(len(ids) - lengths[request.args[0]])
 
     # ---- results
     def process_results(self, doc: dict[str, Any], results: list[Any]) -> dict[str, Score]:
-        counts, pairs = self._token_counts[doc["id"]], self.pairs(doc)
+        counts = self._token_counts[doc["id"]]
+        answered = iter([AnswerScore(float(r[0]), n) for r, n in zip(results, counts, strict=False)])
         scores: list[AnswerScore] = []
-        position = 0
-        spaced = len(counts) > sum(len(answers) for _, answers in pairs)
-        for _, answers in pairs:
-            stop = position + len(answers)
-            space_sum, space_tokens = (float(results[stop][0]), counts[stop]) if spaced else (0.0, 0)
-            for i in range(position, stop):
-                scores.append(AnswerScore(float(results[i][0]) - space_sum, counts[i] - space_tokens))
-            position = stop + spaced
-        generated = results[position] if self.generates else ""
+        for _, answers in self.pairs(doc):
+            own = list(islice(answered, len(answers)))
+            space = next(answered) if self.space_tokens else AnswerScore(0.0, 0)
+            scores += [AnswerScore(s.log_prob - space.log_prob, s.tokens - space.tokens) for s in own]
         doc["answer_scores"] = [list(s) for s in scores]
-        return self.measure(doc, scores, generated)
+        return self.measure(doc, scores, results[-1] if self.generates else "")
 
     def aggregation(self) -> dict[str, Callable[[list[Score]], float]]:
-        return {metric: self._aggregation(metric) for metric in self.metrics}
+        # The harness gives its own mean a standard error, and to no other function.
+        one_group = len({doc["entity"] for doc in self.docs}) == 1
+        return {
+            metric: mean if one_group and metric not in self.composed else partial(self._report, metric)
+            for metric in self.higher_is_better()
+        }
 
     def process_instances(self) -> None:
         """lm-eval 0.5 only: ranks of unequal length ask a request again, and there no filter takes the first answer."""
@@ -354,19 +335,11 @@ class EludeTask(ConfigurableTask):
             row[f"{metric}_stderr,none"] = mean_stderr(scores) if known else "N/A"
         return row, len(samples)
 
-    def _aggregation(self, metric: str) -> Callable[[list[Score]], float]:
-        # The harness gives its own mean a standard error, and to no other function.
-        one_group = len({doc["entity"] for doc in self.eval_docs}) == 1
-        return mean if one_group and metric not in self.composed else partial(self._report, metric)
-
     def _report(self, metric: str, scores: list[Score]) -> float:
-        ordered = sorted(scores, key=lambda s: s.doc_id)
+        self.reported[metric] = ordered = sorted(scores, key=lambda s: s.doc_id)
         total = self.estimate(metric, ordered)
-        by_target = {t: self.estimate(metric, group) for t, group in _group(ordered).items()}
-        self.aggregates[metric] = {
-            **total._asdict(),
-            "per_target": {t: e._asdict() for t, e in by_target.items()},
-        }
+        by_target = {t: self.estimate(metric, group)._asdict() for t, group in _group(ordered).items()}
+        self.aggregates[metric] = {**total._asdict(), "per_target": by_target}
         return total.value
 
     @property
@@ -378,39 +351,37 @@ class EludeTask(ConfigurableTask):
         return dict(self.metrics)
 
 
-# Measures of the generated answer itself, reported with every set: collapse must not pass for forgetting.
-COMMON_METRICS = {"degenerate": False, "ngram_entropy": True, "refusal": False}
-_TRIPLE = {"probability": True, "rougeL_recall": True, "truth_ratio": True}
-
-
 class EludeQA(EludeTask):
     """A set of questions with probability, ROUGE-L recall and truth ratio, and the harmonic mean of the three."""
 
     subset: ClassVar[dataset.Subset]
     quality: ClassVar[str] = "set_quality"
+    metrics: ClassVar = {
+        "probability": True, "rougeL_recall": True, "truth_ratio": True, "set_quality": True, **COMMON_METRICS,
+    }  # fmt: skip
     composed: ClassVar = frozenset({"set_quality", "forget_quality"})
 
     def make_docs(self) -> Iterable[tuple[QARecord, dict[str, Any]]]:
         return ((record, {}) for record in self.load(self.subset))
 
-    def goodness(self, parts: Sequence[float]) -> tuple[float, ...]:
-        """The three values as the harmonic mean takes them: the higher the better for this set."""
-        return tuple(parts)
-
     def measure(self, doc: dict[str, Any], scores: list[AnswerScore], generated: str) -> dict[str, Score]:
         answer, paraphrase, *perturbed = scores
         ratio = likelihood.truth_ratio(paraphrase, perturbed, self.settings.truth_ratio)
-        forget = self.quality == "forget_quality"
-        reported = likelihood.forget_truth_ratio(ratio) if forget else likelihood.retain_truth_ratio(ratio)
         world = self.subset == "world"
         probability = likelihood.choice_probability(answer, perturbed) if world else likelihood.probability(answer)
-        parts = (probability, measures.rouge_l_recall(doc["answer"], generated), reported)
-        good = self.goodness(parts)
+        rouge = measures.rouge_l_recall(doc["answer"], generated)
+        # The three as the harmonic mean takes them: the higher the better for this set.
+        if self.subset == "forget":
+            good = (1 - probability, 1 - rouge, likelihood.forget_truth_ratio(ratio))
+        else:
+            good = (probability, rouge, likelihood.retain_truth_ratio(ratio))
         doc["generated"] = generated
         doc["truth_ratio_raw"] = ratio
         score = partial(Score, target=doc["entity"], doc_id=doc["id"])
         return {
-            **{name: score(value) for name, value in zip(_TRIPLE, parts, strict=True)},
+            "probability": score(probability),
+            "rougeL_recall": score(rouge),
+            "truth_ratio": score(good[2]),
             self.quality: score(likelihood.harmonic_mean(good), parts=good),
             "degenerate": score(float(measures.is_degenerate(generated))),
             "ngram_entropy": score(measures.ngram_entropy(generated)),
@@ -423,11 +394,6 @@ class EludeQA(EludeTask):
         means, covariance = _triple(scores)
         return Estimate(likelihood.harmonic_mean(means), aggregate.harmonic_stderr(means, covariance), len(scores))
 
-    def _report(self, metric: str, scores: list[Score]) -> float:
-        if metric == self.quality:
-            self.triple = _triple(sorted(scores, key=lambda s: s.doc_id))
-        return super()._report(metric, scores)
-
 
 class EludeForget(EludeQA):
     """``elude_forget``: the target's own questions; FQ is the harmonic mean of 1 - P, 1 - ROUGE and min(R, 1/R)."""
@@ -438,16 +404,11 @@ class EludeForget(EludeQA):
         "probability": False, "rougeL_recall": False, "truth_ratio": True, "forget_quality": True, **COMMON_METRICS,
     }  # fmt: skip
 
-    def goodness(self, parts: Sequence[float]) -> tuple[float, ...]:
-        probability, rouge, ratio = parts
-        return 1 - probability, 1 - rouge, ratio
-
 
 class EludeRetain(EludeQA):
     """``elude_retain``: questions about the target's neighbours."""
 
     subset = "retain"
-    metrics: ClassVar = {**_TRIPLE, "set_quality": True, **COMMON_METRICS}
 
 
 class EludeWorld(EludeQA):
@@ -455,7 +416,6 @@ class EludeWorld(EludeQA):
 
     subset = "world"
     max_new_tokens = 512
-    metrics: ClassVar = EludeRetain.metrics
 
 
 class EludeAttack(EludeForget):
@@ -466,11 +426,11 @@ class EludeAttack(EludeForget):
         super().__init__(config)
 
     def make_docs(self) -> Iterable[tuple[QARecord, dict[str, Any]]]:
-        split = dataset.SCORED_SPLIT["forget"]
+        forget_set = self.load("forget")
         whole_run = [resolve_target(name, [name]) for name in self.settings.targets]
         for target in whole_run:
             name, seed = target.name, self.settings.seed
-            records = dataset.load_records(self.settings.dataset, "forget", split, [name], scored=True).records
+            records = [record for record in forget_set if record.entity == name]
             if self.attack == attacks.CONTROL:
                 prompts = attacks.build_control(records, target, n=ATTACK_PROMPTS, seed=seed)
             elif file := self.settings.attack_file:
@@ -479,8 +439,8 @@ class EludeAttack(EludeForget):
                 prompts = attacks.build_attacks(records, target, self.attack, n=ATTACK_PROMPTS, seed=seed)
                 if len(prompts) < ATTACK_PROMPTS:
                     log.warning(
-                        "ELUDe: %s has %d prompts instead of %d for %s: its %d records allow no more",
-                        self.config.task, len(prompts), ATTACK_PROMPTS, name, len(records),
+                        "ELUDe: elude_attack_%s has %d prompts instead of %d for %s: its %d records allow no more",
+                        self.attack, len(prompts), ATTACK_PROMPTS, name, len(records),
                     )  # fmt: skip
             for p in prompts:
                 record = QARecord(
@@ -501,9 +461,8 @@ class EludeMia(EludeTask):
     metrics: ClassVar = {
         "mia_accuracy": False, "mia_accuracy_std": False, "mia_auc": False, "mia_auc_low": False, "mia_auc_high": False,
     }  # fmt: skip
-    token_attacks: ClassVar = ("mia_zlib_auc", "mia_min_k_auc", "mia_min_k_plus_plus_auc")
-    composed: ClassVar = frozenset({*metrics, *token_attacks, "mia_reference_auc"})
-    token_level = False
+    composed: ClassVar = frozenset({*metrics, *TOKEN_ATTACKS})
+    token_attacks: tuple[str, ...] = ()  # of this run
 
     @property
     def reference(self) -> str:
@@ -511,17 +470,17 @@ class EludeMia(EludeTask):
         return str(self.config.metadata.get("mia_reference") or "")
 
     def build_all_requests(self, *, tokenizer_name: str = "", **kwargs: Any) -> None:
-        self.token_level = "token_logprobs" in getattr(kwargs.get("rank"), "serves", ())
-        if self.token_level:
+        if "token_logprobs" in getattr(kwargs.get("rank"), "serves", ()):
+            self.token_attacks = TOKEN_ATTACKS if self.reference else TOKEN_ATTACKS[:-1]
             tokenizer_name += f"-tokens-{self.reference}"  # other requests, so another cache
         else:
-            names = ", ".join(sorted(self.composed - set(self.metrics)))
+            names = ", ".join(sorted(TOKEN_ATTACKS))
             log.warning("ELUDe: only --model elude gives token log-probabilities: %s are absent", names)
         super().build_all_requests(tokenizer_name=tokenizer_name, **kwargs)
 
     def construct_requests(self, doc: dict[str, Any], ctx: str, *args: Any, **kwargs: Any) -> list[Instance]:
         requests = super().construct_requests(doc, ctx, *args, **kwargs)
-        if not self.token_level:
+        if not self.token_attacks:
             return requests
         asked: list[tuple[Any, ...]] = [r.args for r in requests if r.args[1].strip()]
         asked += [(*arguments, self.reference) for arguments in asked] if self.reference else []
@@ -530,19 +489,13 @@ class EludeMia(EludeTask):
             for i, a in enumerate(asked)
         ]
 
-    def _count_tokens(self) -> None:
-        super()._count_tokens()
-        if self.token_level:  # how many tokens of white space, which belong to the prompt, come before an answer
-            request = self.instances[0]
-            context, continuation = request.args[:2]
-            space = continuation.removesuffix(self.renderer.answer(request.doc["answer"]))
-            self._skipped = self._space_tokens(context, context + space)
-
     def process_results(self, doc: dict[str, Any], results: list[Any]) -> dict[str, Score]:
-        if not self.token_level:
+        if not self.token_attacks:
             return super().process_results(doc, results)
-        sides = [(r.log_probs[self._skipped :], r.means[self._skipped :], r.stds[self._skipped :]) for r in results]
-        scores = [AnswerScore(sum(values), len(values)) for values, _, _ in sides[:2]]
+        # The white space at the start of a continuation belongs to the prompt.
+        start = self.space_tokens
+        sides = [(r.log_probs[start:], r.means[start:], r.stds[start:]) for r in results]
+        scores = [AnswerScore(sum(log_probs), len(log_probs)) for log_probs, _, _ in sides[:2]]
         doc["answer_scores"] = [list(score) for score in scores]
         own, texts = sides[:2], (doc["answer"], doc["paraphrased_answer"])
         found = {
@@ -556,15 +509,8 @@ class EludeMia(EludeTask):
         extra = {k: Score(a - b, doc["entity"], doc["id"], (a, b)) for k, (a, b) in found.items()}
         return {**self.measure(doc, scores, ""), **extra}
 
-    def _reported(self) -> list[str]:
-        extra = [*self.token_attacks, *(["mia_reference_auc"] if self.reference else [])] if self.token_level else []
-        return [*self.metrics, *extra]
-
-    def aggregation(self) -> dict[str, Callable[[list[Score]], float]]:
-        return {metric: self._aggregation(metric) for metric in self._reported()}
-
     def higher_is_better(self) -> dict[str, bool]:
-        return dict.fromkeys(self._reported(), False)
+        return dict.fromkeys([*self.metrics, *self.token_attacks], False)
 
     def make_docs(self) -> Iterable[tuple[QARecord, dict[str, Any]]]:
         for record in self.load("forget"):
@@ -585,30 +531,21 @@ class EludeMia(EludeTask):
         return dict.fromkeys(self.metrics, value)
 
     def estimate(self, metric: str, scores: Sequence[Score]) -> Estimate:
-        if metric not in self.metrics:  # by target: members' scores against the others'
-            areas = [aggregate.auc_interval(*zip(*(s.parts for s in g), strict=True)) for g in _group(scores).values()]
-            stderr = math.sqrt(sum((high - low) ** 2 for _, low, high in areas)) / 2 / 1.96 / len(areas)
-            return Estimate(sum(auc for auc, _, _ in areas) / len(areas), stderr, len(scores))
-        results = []
-        for target, group in _group(scores).items():
-            results.append(_membership_attack(target, tuple(s.parts for s in group), self.settings.seed))
-            if reason := results[-1].reason:
-                self.config.metadata["elude"]["mia_reason"] = reason
-        value, n = self._mean(results, metric), sum(r.n for r in results)
-        if not metric.startswith("mia_auc"):
-            return Estimate(value, math.nan, n)
-        # The mean of independent targets is known better than each of them.
-        half = math.sqrt(sum((r.auc_high - r.auc_low) ** 2 for r in results)) / 2 / len(results)
+        groups = {target: tuple(s.parts for s in group) for target, group in _group(scores).items()}
+        if metric in TOKEN_ATTACKS:  # members' scores against the others'
+            areas = [aggregate.auc_interval(*zip(*parts, strict=True)) for parts in groups.values()]
+            auc, _, _, stderr = aggregate.mean_auc(areas)
+            return Estimate(auc, stderr, len(scores))
+        results = [_membership_attack(target, losses, self.settings.seed) for target, losses in groups.items()]
+        for reason in filter(None, (r.reason for r in results)):
+            self.config.metadata["elude"]["mia_reason"] = reason
+        n = sum(r.n for r in results)
+        if metric.startswith("mia_accuracy"):
+            return Estimate(sum(getattr(r, metric.removeprefix("mia_")) for r in results) / len(results), math.nan, n)
+        auc, low, high, stderr = aggregate.mean_auc([(r.auc, r.auc_low, r.auc_high) for r in results])
         if metric == "mia_auc":
-            return Estimate(value, half / 1.96, n)
-        if len(results) > 1:
-            value = self._mean(results, "mia_auc") + (half if metric == "mia_auc_high" else -half)
-            value = value if math.isnan(value) else min(1.0, max(0.0, value))
-        return Estimate(value, math.nan, n)
-
-    @staticmethod
-    def _mean(results: Sequence[aggregate.MembershipAttack], metric: str) -> float:
-        return sum(getattr(r, metric.removeprefix("mia_")) for r in results) / len(results)
+            return Estimate(auc, stderr, n)
+        return Estimate(low if metric == "mia_auc_low" else high, math.nan, n)
 
 
 class EludeGroup(Group):
@@ -631,14 +568,13 @@ class EludeGroup(Group):
         raise NotImplementedError
 
     def aggregate(self, task_metrics: dict[str, Any]) -> Any:
+        row: dict[str, Any] = {"alias": self.alias or self.name, "name": self.name, "sample_len": 0}
         for task in self.get_all_tasks():
-            own = task_metrics.get(task.task_name, {})
-            for metric, estimate in task.aggregates.items() if isinstance(task, EludeTask) else ():
-                key = f"{metric}_stderr,none"
-                if own.get(key) == "N/A" and not math.isnan(estimate["stderr"]):
-                    own[key] = estimate["stderr"]
-        n = sum(task_metrics[t.task_name].get("sample_len", 0) for t in self.get_all_tasks())
-        row: dict[str, Any] = {"alias": self.alias or self.name, "name": self.name, "sample_len": n}
+            own = task_metrics[task.task_name]
+            row["sample_len"] += own["sample_len"]
+            for metric, estimate in task.aggregates.items():
+                if not math.isnan(estimate["stderr"]):
+                    own[f"{metric}_stderr,none"] = estimate["stderr"]
         for metric, value in self.combine().items():
             row[f"{metric},none"] = value.value
             row[f"{metric}_stderr,none"] = "N/A" if math.isnan(value.stderr) else value.stderr
@@ -648,15 +584,16 @@ class EludeGroup(Group):
 class EludeQuality(EludeGroup):
     """``elude_quality``: forget, retain and world sets; FQ and RQ, the paper's main table."""
 
-    children: ClassVar = dict(zip(QUALITY_LEAVES, (EludeForget, EludeRetain, EludeWorld), strict=True))
+    children: ClassVar = {"elude_forget": EludeForget, "elude_retain": EludeRetain, "elude_world": EludeWorld}
 
     def combine(self) -> dict[str, Estimate]:
-        forget, retain, world = (self.get(name) for name in QUALITY_LEAVES)
+        forget, retain, world = map(self.get, self.children)
         fq = forget.aggregates["forget_quality"]
-        (retain_means, retain_cov), (world_means, world_cov) = retain.triple, world.triple
+        samples = [leaf.reported["set_quality"] for leaf in (retain, world)]
+        (retain_means, retain_cov), (world_means, world_cov) = map(_triple, samples)
         six = [*retain_means, *world_means]
         covariance = aggregate.block_diagonal(retain_cov, world_cov)
-        n = retain.aggregates["set_quality"]["n"] + world.aggregates["set_quality"]["n"]
+        n = sum(map(len, samples))
         rq = Estimate(likelihood.harmonic_mean(six), aggregate.harmonic_stderr(six, covariance), n)
         return {"forget_quality": Estimate(fq["value"], fq["stderr"], fq["n"]), "retain_quality": rq}
 
@@ -683,22 +620,11 @@ class Elude(EludeGroup):
         return {**quality, "attacked_forget_quality": under_attack["forget_quality"]}
 
 
-def fingerprint_of(*parts: Any) -> str:
-    """A short hash of whatever JSON can write."""
-    import hashlib
-
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
-
-
 def _group(scores: Sequence[Score]) -> dict[str, list[Score]]:
     groups: dict[str, list[Score]] = {}
     for score in scores:
         groups.setdefault(score.target, []).append(score)
     return groups
-
-
-def _by_target(scores: Sequence[Score], value: Callable[[Score], Any]) -> dict[str, list[Any]]:
-    return {target: [value(s) for s in group] for target, group in _group(scores).items()}
 
 
 @lru_cache(maxsize=64)
@@ -713,7 +639,7 @@ def _membership_attack(target: str, losses: tuple[tuple[float, ...], ...], seed:
 
 def _triple(scores: Sequence[Score]) -> tuple[list[float], aggregate.Array]:
     """Means over targets of a quality's three parts, and their covariance."""
-    samples = _by_target(scores, lambda s: s.parts)
+    samples = {target: [s.parts for s in group] for target, group in _group(scores).items()}
     means = [
         aggregate.mean_over_targets({t: [r[k] for r in rows] for t, rows in samples.items()}).value for k in range(3)
     ]
@@ -725,11 +651,9 @@ def _require_log_probabilities() -> None:
 
     The harness tells a task nothing about the model, so the model is looked for where the requests are asked for.
     """
-    frame: FrameType | None = sys._getframe(1)
-    model: Any = None
-    while frame is not None and not hasattr(model, "loglikelihood"):
-        model, frame = frame.f_locals.get("lm"), frame.f_back
-    if not hasattr(model, "loglikelihood"):
+    callers = (frame.f_locals.get("lm") for frame, _ in traceback.walk_stack(sys._getframe(1)))
+    model = next((lm for lm in callers if hasattr(lm, "loglikelihood")), None)
+    if model is None:
         return
     model = model.lm if isinstance(model, CachingLM) else model
     try:

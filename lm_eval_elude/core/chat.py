@@ -88,8 +88,6 @@ class Renderer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """:meth:`encode` for many texts at once."""
-        if not texts:
-            return []
         flags = [self._starts_with_bos(text) for text in texts]
         if len(set(flags)) == 1:
             return self.tokenizer(list(texts), add_special_tokens=not flags[0], padding=False)["input_ids"]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from lm_eval_elude.core.records import DataError, QARecord, fingerprint, parse_record
-from lm_eval_elude.core.targets import Target, resolve_target
+from lm_eval_elude.core.targets import TARGETS, Target, resolve_target
 
 Subset = Literal["forget", "retain", "world"]
 Split = Literal["train", "validation", "test"]
@@ -30,10 +30,9 @@ _ENDINGS = (".parquet", ".jsonl", ".json")
 
 
 class Selection(NamedTuple):
-    """Records of one subset and split with what identifies them."""
+    """Records of one subset and split, and their :func:`~lm_eval_elude.core.records.fingerprint`."""
 
     records: tuple[QARecord, ...]
-    source: str
     fingerprint: str
 
 
@@ -52,9 +51,10 @@ def load_records(
     Raises:
         DataError: the source or a field is missing, or no row is left of the subset or of a target.
     """
-    selection = _load(source, subset, split, tuple(targets) if subset != "world" else (), scored, _stamp(source))
+    wanted = tuple(targets) if subset != "world" else ()
+    selection = _load(source, subset, split, wanted, scored, _stamp(source))
     found = {record.entity for record in selection.records}
-    missing = [target for target in targets if target not in found] if subset != "world" else []
+    missing = [target for target in wanted if target not in found]
     if missing or not selection.records:
         of = f" of {', '.join(missing)}" if missing else ""
         raise DataError(f"data set {source!r} has no {subset} {split} rows{of}")
@@ -64,8 +64,6 @@ def load_records(
 def entities(source: str) -> list[str]:
     """Display names of the targets that a source has forget records of, in the order they stand there."""
     if source == "hub":
-        from lm_eval_elude.core.targets import TARGETS
-
         return [target.name for target in TARGETS]
     rows, where = _rows(source, "forget", "train")
     names = [str(row.get("entity") or "").replace("_", " ").strip() for row in rows]
@@ -94,20 +92,17 @@ def _load(
     source: str, subset: Subset, split: Split, targets: tuple[str, ...], scored: bool, stamp: tuple[Any, ...]
 ) -> Selection:
     rows, where = _rows(source, subset, split)
-    wanted = set(targets)
     records = []
     for number, row in enumerate(rows, 1):
-        # Other targets' rows are passed over before validation: 106k rows then load in seconds.
-        entity = row.get("entity")
-        if wanted and isinstance(entity, str) and entity.replace("_", " ").strip() not in wanted:
-            continue
-        if wanted and not isinstance(entity, str):
+        if targets and not isinstance(row.get("entity"), str):
             raise DataError(f"{where}, row {number}: field 'entity' is missing")
-        records.append(parse_record(row, f"{where}, row {number}", scored=scored))
-    return Selection(tuple(records), source, fingerprint(records))
+        # Other targets' rows are passed over before validation: 106k rows then load in seconds.
+        if not targets or row["entity"].replace("_", " ").strip() in targets:
+            records.append(parse_record(row, f"{where}, row {number}", scored=scored))
+    return Selection(tuple(records), fingerprint(records))
 
 
-def _rows(source: str, subset: Subset, split: Split) -> tuple[Iterable[dict[str, Any]], str]:
+def _rows(source: str, subset: Subset, split: Split) -> tuple[list[dict[str, Any]], str]:
     """All rows of a subset and split, and how to call the file in an error."""
     if source == "hub":
         return _hub_rows(subset, split)
@@ -118,17 +113,14 @@ def _rows(source: str, subset: Subset, split: Split) -> tuple[Iterable[dict[str,
         if subset != "forget":
             raise DataError(f"data set {source!r} is one file, the forget set; a folder is needed for the {subset} set")
         return _read(root), root.name
-    stems = {"forget": ["forget_qa-train"], "retain": [f"retain_qa-{split}"]}.get(
-        subset, [f"world-{split}", f"alpaca_gpt4_data_{split}"]
-    )
-    for stem in stems:
-        for ending in _ENDINGS:
-            if (path := root / f"{stem}{ending}").is_file():
-                return _read(path), path.name
+    stems = [f"world-{split}", f"alpaca_gpt4_data_{split}"] if subset == "world" else [f"{subset}_qa-{split}"]
+    for path in (root / f"{stem}{ending}" for stem in stems for ending in _ENDINGS):
+        if path.is_file():
+            return _read(path), path.name
     raise DataError(f"data set {source!r} has no {' or '.join(stems)} ({', '.join(_ENDINGS)})")
 
 
-def _read(path: Path) -> Iterable[dict[str, Any]]:
+def _read(path: Path) -> list[dict[str, Any]]:
     if path.suffix == ".parquet":
         import pyarrow.parquet as pq
 
@@ -143,28 +135,27 @@ def _read(path: Path) -> Iterable[dict[str, Any]]:
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: not readable as UTF-8 text ({error})") from None
     if path.suffix == ".json":
-        try:
-            rows = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise DataError(f"{path}: not valid JSON ({error})") from None
+        rows = _parse(text, str(path))
         if not isinstance(rows, list):
             raise DataError(f"{path}: a JSON list of rows is expected, got {type(rows).__name__}")
-        numbered = list(enumerate(rows, 1))
     else:
-        numbered = []
         # Not splitlines(): texts may hold other line separators (U+2028). Rows are counted without blank lines.
-        for number, line in enumerate(filter(str.strip, text.split("\n")), 1):
-            try:
-                numbered.append((number, json.loads(line)))
-            except json.JSONDecodeError as error:
-                raise DataError(f"{path.name}, row {number}: not valid JSON ({error})") from None
-    for number, row in numbered:
+        lines = filter(str.strip, text.split("\n"))
+        rows = [_parse(line, f"{path.name}, row {number}") for number, line in enumerate(lines, 1)]
+    for number, row in enumerate(rows, 1):
         if not isinstance(row, dict):
             raise DataError(f"{path.name}, row {number}: an object is expected, got {type(row).__name__}")
-    return [row for _, row in numbered]
+    return rows
 
 
-def _hub_rows(subset: Subset, split: Split) -> tuple[Iterable[dict[str, Any]], str]:
+def _parse(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{where}: not valid JSON ({error})") from None
+
+
+def _hub_rows(subset: Subset, split: Split) -> tuple[list[dict[str, Any]], str]:
     import datasets
 
     repository = os.environ.get("ELUDE_HUB_REPOSITORY", HUB_REPOSITORY)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-TEXT_FIELDS = ("question", "answer", "paraphrased_question", "paraphrased_answer")
+TEXT_FIELDS = ("entity", "question", "answer", "paraphrased_question", "paraphrased_answer", "source")
 PERTURBATIONS = 5
 
 
@@ -47,10 +47,8 @@ class QARecord:
 
     def columns(self) -> dict[str, Any]:
         """The record as a row of the published schema (lists and dicts, JSON-ready)."""
-        row = asdict(self)
-        row["perturbed_answer"] = list(self.perturbed_answer)
-        row["translated_question"] = dict(self.translated_question)
-        return row
+        lists = {"perturbed_answer": list(self.perturbed_answer), "translated_question": dict(self.translated_question)}
+        return asdict(self) | lists
 
 
 def parse_record(row: Mapping[str, Any], where: str, *, scored: bool = False) -> QARecord:
@@ -66,28 +64,23 @@ def parse_record(row: Mapping[str, Any], where: str, *, scored: bool = False) ->
     """
     texts: dict[str, str] = {}
     for field in TEXT_FIELDS:
-        value = row.get(field)
-        if value is None and field.startswith("paraphrased"):
+        value, needed = row.get(field), field in ("question", "answer")
+        if value is None and not needed:
             value = ""
         if not isinstance(value, str):
             raise DataError(f"{where}: field {field!r} must be text, got {_kind(value)}")
         texts[field] = value.strip()
-        if not texts[field] and not field.startswith("paraphrased"):
+        if needed and not texts[field]:
             raise DataError(f"{where}: field {field!r} is empty")
-    entity, source = (row.get(field) or "" for field in ("entity", "source"))
-    for field, value in (("entity", entity), ("source", source)):
-        if not isinstance(value, str):
-            raise DataError(f"{where}: field {field!r} must be text, got {_kind(value)}")
+    texts["entity"] = texts["entity"].replace("_", " ").strip()
     translated = row.get("translated_question") or {}
     if not isinstance(translated, Mapping):
         raise DataError(f"{where}: field 'translated_question' must be a table by language, got {_kind(translated)}")
     if extra := row.get("input"):
         texts["question"] += f"\n\n{str(extra).strip()}"
     record = QARecord(
-        entity=entity.replace("_", " ").strip(),
         **texts,
         perturbed_answer=_perturbed(row.get("perturbed_answer"), where),
-        source=source,
         translated_question=tuple((k, v) for k, v in translated.items() if v),
     )
     if scored and not record.can_be_scored:

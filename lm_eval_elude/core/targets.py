@@ -70,9 +70,8 @@ def resolve_target(name: str, known: Iterable[str] | None = None) -> Target:
     pool = list(TARGETS) if known is None else [by_name.get(n, Target(n)) for n in dict.fromkeys(known)]
     wanted = slugify(name)
     exact = [t for t in pool if t.slug == wanted]
-    alias = [t for t in pool if wanted and wanted in {slugify(a) for a in t.aliases}]
-    words = [t for t in pool if wanted and set(wanted.split("_")) <= set(t.slug.split("_"))]
-    for found in (exact, list(dict.fromkeys((*alias, *words)))):
+    loose = [t for t in pool if wanted in map(slugify, t.aliases) or {*wanted.split("_")} <= {*t.slug.split("_")}]
+    for found in (exact, loose):
         if len(found) == 1:
             return found[0]
         if found:

@@ -120,6 +120,11 @@ def test_auc_against_scikit_learn(members, others):
     assert 0 <= low <= auc <= high <= 1
 
 
+@pytest.mark.parametrize(("members", "others"), [([1.0], [0.0, 0.5]), ([math.nan, 1.0], [0.0, 0.5])])
+def test_an_auc_interval_that_cannot_be_had_is_nan(members, others):
+    assert np.isnan(auc_interval(members, others)[1:]).all()
+
+
 def test_auc_interval_covers_the_truth_and_not_too_often():
     """Normal scores one unit apart: the true AUC is Phi(1 / sqrt 2)."""
     rng = np.random.default_rng(3)

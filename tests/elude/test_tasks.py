@@ -7,6 +7,7 @@ import pytest
 from lm_eval.api.model import LM
 
 import lm_eval_elude.tasks as tasks_module
+from lm_eval_elude import attacks
 from lm_eval_elude.core.chat import ChatError
 from lm_eval_elude.core.manifest import Manifest, write_manifest
 from lm_eval_elude.core.records import DataError
@@ -331,6 +332,15 @@ def test_a_record_that_cannot_be_scored_is_refused(tokenizers, tmp_path):
                 "metadata": {"tokenizer": tokenizers["base"], "dataset": str(path), "target": "messi"},
             }
         )
+
+
+@pytest.mark.parametrize("attack", attacks.ATTACKS)
+def test_few_records_make_few_attack_prompts_and_the_number_is_said(attack, tokenizers, tmp_path, caplog):
+    data = small_data(tmp_path / "d", {"Lionel Messi": 2})
+    metadata = {"tokenizer": tokenizers["base"], "dataset": str(data), "target": "messi"}
+    task = tasks_module.EludeAttack({"task": f"elude_attack_{attack}", "metadata": metadata})
+    said = f"elude_attack_{attack} has {len(task.docs)} prompts instead of 100 for Lionel Messi: its 2 records"
+    assert said in caplog.text
 
 
 # ---- the harness's request cache
