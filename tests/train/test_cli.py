@@ -13,6 +13,7 @@ import pytest
 
 from lm_eval_elude.core.manifest import read_manifest
 from optout_train import cli
+from optout_train.checkpoint import RunFolder
 from optout_train.config import METHODS, TrainConfig, flag
 
 
@@ -189,6 +190,32 @@ def test_two_processes_give_the_losses_of_one(run, arguments, tmp_path, monkeypa
     code, _, err = run(*words, *arguments(two, "--micro-batch-size", "1", *extra), module=module)
     assert code == 0, err
     assert read_manifest(two).settings["shard"] == (extra == ["--shard"] or kind == "FSDP")
+    same_run(one, two)
+
+
+def test_a_run_cut_off_in_one_process_is_resumed_by_two_sharded_ones(run, arguments, tmp_path, monkeypatch):
+    one, two = tmp_path / "one", tmp_path / "two"
+    monkeypatch.setattr(sys, "argv", ["optout-train", *arguments(one)])
+    cli.main()
+    words = arguments(two, "--micro-batch-size", "1", "--shard")
+    save = RunFolder.save
+
+    def save_and_stop(*given):
+        save(*given)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit, match="130"):
+        patch.setattr(RunFolder, "save", save_and_stop)
+        patch.setattr(sys, "argv", ["optout-train", *words])
+        cli.main()
+    module, *launch = launcher("torchrun", tmp_path)
+    code, _, err = run(*launch, *words, "--resume", module=module)
+    assert code == 0 and "resuming after step 3 of 6" in err.splitlines(), err
+    same_run(one, two)
+
+
+def same_run(one: Path, two: Path) -> None:
+    """Both folders have the same losses, measures and weights, as far as another order of sums lets them."""
     logs = [[json.loads(line) for line in (p / "train_log.jsonl").read_text().splitlines()] for p in (one, two)]
     assert len(logs[0]) == len(logs[1])
     for ours, theirs in zip(*logs, strict=True):
