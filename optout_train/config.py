@@ -118,8 +118,8 @@ class TrainConfig:
             raise ConfigError("--patience needs the validation: give --patience 0 with --no-validate")
         if self.merge and not self.lora:
             raise ConfigError("--merge needs --lora")
-        if self.lora and self.shard:
-            raise ConfigError("--lora with --shard is not supported: an adapter trains replicated")
+        if self.merge and self.shard:
+            raise ConfigError("--merge with --shard is not supported: save the adapter, and merge it in one process")
 
     @property
     def bundled(self) -> bool:

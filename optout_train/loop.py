@@ -159,7 +159,7 @@ class _Run:
             self.say(f"{initial.kept} initial parameters are kept in memory: the base's files hold them otherwise")
         self.scorer: nn.Module = AnswerScorer(model).train()
         if config.compile:
-            getattr(model, "get_base_model", lambda: model)().get_decoder().compile(dynamic=True)
+            self._base_model().get_decoder().compile(dynamic=True)
         self._distribute()
         self.transport = Transport(model, initial or _no_parameter, config.distance, config.directions, config.seed)
         self.optimizer = make_optimizer(config, [p for p in model.parameters() if p.requires_grad])
@@ -327,6 +327,10 @@ class _Run:
 
     # Before the loop
 
+    def _base_model(self) -> Any:
+        """The transformers model, inside the adapter's wrapper if there is one."""
+        return self.model.get_base_model() if self.config.lora else self.model
+
     def _distribute(self) -> None:
         if self.processes == 1:
             return
@@ -337,7 +341,7 @@ class _Run:
         from torch.distributed.fsdp import fully_shard
 
         mesh = init_device_mesh(self.device.type, (self.processes,))
-        for module in self.model.get_decoder().layers:
+        for module in self._base_model().get_decoder().layers:
             fully_shard(module, mesh=mesh)
         fully_shard(self.scorer, mesh=mesh)
 
@@ -408,9 +412,12 @@ class _Run:
             state["epochs"].append({"kept": state["best"]})
             self._log({"kept": state["best"]})
         self.accelerator.wait_for_everyone()
-        # A tied weight is named once: the second name would be saved as a second copy.
-        twice = dict(self.model.named_parameters(remove_duplicate=False)).keys() - dict(self.model.named_parameters())
-        state_dict = {name: tensor for name, tensor in self.model.state_dict().items() if name not in twice}
+        if self.config.lora:
+            state_dict = trained_weights(self.model)
+        else:  # a tied weight is named once: the second name would be saved as a second copy
+            names = dict(self.model.named_parameters())
+            twice = dict(self.model.named_parameters(remove_duplicate=False)).keys() - names
+            state_dict = {name: tensor for name, tensor in self.model.state_dict().items() if name not in twice}
         weights = whole_tensors(state_dict, self.main)
         if self.main:
             self.folder.finish(lambda folder: self._write(folder, weights, state))
@@ -420,10 +427,7 @@ class _Run:
         if config.merge:
             model = model.merge_and_unload()
             weights = model.state_dict()
-        if config.lora and not config.merge:
-            model.save_pretrained(folder)
-        else:
-            model.save_pretrained(folder, state_dict=weights)
+        model.save_pretrained(folder, state_dict=weights)
         self.tokenizer.save_pretrained(folder)
         (folder / LOG).write_bytes((self.folder.partial / LOG).read_bytes())
         manifest = Manifest(

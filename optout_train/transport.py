@@ -169,9 +169,7 @@ class Transport:
             gradient = (on_projected.T @ directions).reshape(whole.shape)
         else:
             value, gradient = ELEMENTWISE[self.distance](whole, initial)
-        grad, start = _local(parameter.grad)
-        own = gradient[start : start + len(grad)] if gradient.dim() else gradient
-        grad.add_(own.to(grad.dtype), alpha=weight)
+        _add(parameter, gradient, weight)
         return value
 
     def _rows(self, parameter: nn.Parameter, initial: Tensor, weight: float, directions: Tensor) -> Tensor:
@@ -197,24 +195,25 @@ class Transport:
         return value
 
     def _low_rank(self, adapted: LowRank, weight: float, generator: torch.Generator) -> Tensor:
-        initial, down, up, scale = adapted
-        for parameter in (down, up):
+        scale = adapted.scale
+        for parameter in (adapted.down, adapted.up):
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        assert down.grad is not None and up.grad is not None
+        # Shards are made whole, one module at a time.
+        initial, down, up = _whole(adapted.initial), _whole(adapted.down).float(), _whole(adapted.up).float()
         if self.distance != "wasserstein":
             start = initial.float()
-            value, gradient = ELEMENTWISE[self.distance](start + scale * (up.float() @ down.float()), start)
-            up.grad.add_((gradient @ down.float().T).to(up.dtype), alpha=weight * scale)
-            down.grad.add_((up.float().T @ gradient).to(down.dtype), alpha=weight * scale)
+            value, gradient = ELEMENTWISE[self.distance](start + scale * (up @ down), start)
+            _add(adapted.up, gradient @ down.T, weight * scale)
+            _add(adapted.down, up.T @ gradient, weight * scale)
             return value
         # The change is never merged: (W0 + s B A) U = W0 U + s B (A U), and the gradient too is a product of thin ones.
         directions = unit_directions(self.count, initial.shape[1], generator)
         reference = project(initial, directions)
         through_down = project(down, directions)
-        value, on_projected = sliced_wasserstein(reference + scale * (through_down @ up.float().T), reference)
-        up.grad.add_((on_projected.T @ through_down).to(up.dtype), alpha=weight * scale)
-        down.grad.add_(((on_projected @ up.float()).T @ directions).to(down.dtype), alpha=weight * scale)
+        value, on_projected = sliced_wasserstein(reference + scale * (through_down @ up.T), reference)
+        _add(adapted.up, on_projected.T @ through_down, weight * scale)
+        _add(adapted.down, (on_projected @ up).T @ directions, weight * scale)
         return value
 
 
@@ -239,6 +238,13 @@ def _local(tensor: Tensor | None) -> tuple[Tensor, int]:
 
     _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
     return tensor.to_local().detach(), offset[0]
+
+
+def _add(parameter: nn.Parameter, gradient: Tensor, weight: float) -> None:
+    """Add ``weight`` times a whole parameter's gradient to this process's part of ``.grad``."""
+    grad, start = _local(parameter.grad)
+    own = gradient[start : start + len(grad)] if gradient.dim() else gradient
+    grad.add_(own.to(grad.dtype), alpha=weight)
 
 
 def _gather_columns(projected: Tensor, parameter: nn.Parameter) -> Tensor:

@@ -69,7 +69,7 @@ def test_negative_or_non_finite_numbers_are_refused_by_the_flags_name(name, valu
         ({"npo_form": "batch-mean", "micro_batch_size": 2}, "--npo-form batch-mean"),
         ({"validate": False}, "--patience needs"),
         ({"merge": True}, "--merge needs --lora"),
-        ({"lora": True, "shard": True}, "--lora with --shard"),
+        ({"lora": True, "merge": True, "shard": True}, "--merge with --shard"),
     ],
 )
 def test_settings_that_exclude_each_other(values, message):
