@@ -35,7 +35,7 @@ def make_model(folder: Path, shape: dict[str, int]) -> int:
 
     make_base(folder, fraction=4)
     config = AutoConfig.from_pretrained(folder)
-    config.update({**shape, "head_dim": None})
+    config.update(shape)
     config.head_dim = config.hidden_size // config.num_attention_heads
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     with device or torch.device("cpu"):

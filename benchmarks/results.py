@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lm_eval_elude.aggregate import forget_quality, retain_quality
+from optout_train.validation import COLLAPSE
 
 TARGETS = ("cristiano_ronaldo", "lionel_messi", "taylor_swift", "stephen_hawking", "michael_jordan")
 MAIN = ("ga", "dpo", "npo", "idk", "ga+rt", "dpo+rt", "npo+rt", "idk+rt", "opt-out")
@@ -31,8 +32,6 @@ COLUMNS = (
     ("degen. retain", "elude_retain", "degenerate"), ("degen. world", "elude_world", "degenerate"),
 )  # fmt: skip
 TRIPLE = ("probability", "rougeL_recall", "truth_ratio")
-# A row is called collapsed where unlearning cost half of what was to be kept.
-COLLAPSED = 0.5
 
 
 class Run(NamedTuple):
@@ -137,7 +136,7 @@ def table(rows: list[str], work: Path, seeds: int, targets: tuple[str, ...]) -> 
             spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
             cells.append(f"{statistics.mean(values):.1f}{spread}")
         kept = statistics.mean(s["elude_quality/retain_quality"] for s in by_seed)
-        mark = "collapsed" if original and kept < COLLAPSED * statistics.mean(original) else ""
+        mark = "collapsed" if original and kept < COLLAPSE * statistics.mean(original) else ""
         lines.append(f"| {row} | {len(of_row)} | " + " | ".join(cells) + f" | {mark} |")
     return lines
 

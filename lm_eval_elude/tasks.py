@@ -365,23 +365,18 @@ class EludeQA(EludeTask):
         return ((record, {}) for record in self.load(self.subset))
 
     def measure(self, doc: dict[str, Any], scores: list[AnswerScore], generated: str) -> dict[str, Score]:
-        answer, paraphrase, *perturbed = scores
-        ratio = likelihood.truth_ratio(paraphrase, perturbed, self.settings.truth_ratio)
-        world = self.subset == "world"
-        probability = likelihood.choice_probability(answer, perturbed) if world else likelihood.probability(answer)
+        probability, ratio, truth_ratio = likelihood.measured(self.subset, scores, self.settings.truth_ratio)
         rouge = measures.rouge_l_recall(doc["answer"], generated)
         # The three as the harmonic mean takes them: the higher the better for this set.
-        if self.subset == "forget":
-            good = (1 - probability, 1 - rouge, likelihood.forget_truth_ratio(ratio))
-        else:
-            good = (probability, rouge, likelihood.retain_truth_ratio(ratio))
+        forget = self.subset == "forget"
+        good = (1 - probability, 1 - rouge, truth_ratio) if forget else (probability, rouge, truth_ratio)
         doc["generated"] = generated
         doc["truth_ratio_raw"] = ratio
         score = partial(Score, target=doc["entity"], doc_id=doc["id"])
         return {
             "probability": score(probability),
             "rougeL_recall": score(rouge),
-            "truth_ratio": score(good[2]),
+            "truth_ratio": score(truth_ratio),
             self.quality: score(likelihood.harmonic_mean(good), parts=good),
             "degenerate": score(float(measures.is_degenerate(generated))),
             "ngram_entropy": score(measures.ngram_entropy(generated)),

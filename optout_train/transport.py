@@ -139,8 +139,6 @@ class Transport:
         """
         total = torch.zeros(())
         for index, (name, parameter) in enumerate(self.full.items()):
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
             value = self._full(name, parameter, weight, self._generator(step, index, parameter.device))
             total = total.to(value.device) + value
         for index, adapted in enumerate(self.low_rank.values()):
@@ -175,7 +173,7 @@ class Transport:
     def _rows(self, parameter: nn.Parameter, initial: Tensor, weight: float, directions: Tensor) -> Tensor:
         width = parameter.shape[-1]
         local, start = _local(parameter)
-        grad, _ = _local(parameter.grad)
+        grad, _ = _gradient(parameter)
         if parameter.dim() > 2 and isinstance(parameter, DTensor):  # rows of a slice along the first axis
             start *= parameter[0].numel() // width
         rows, initial = local.reshape(-1, width), initial.reshape(-1, width)
@@ -196,9 +194,6 @@ class Transport:
 
     def _low_rank(self, adapted: LowRank, weight: float, generator: torch.Generator) -> Tensor:
         scale = adapted.scale
-        for parameter in (adapted.down, adapted.up):
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
         # Shards are made whole, one module at a time.
         initial, down, up = _whole(adapted.initial), _whole(adapted.down).float(), _whole(adapted.up).float()
         if self.distance != "wasserstein":
@@ -229,9 +224,8 @@ def _whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
 
 
-def _local(tensor: Tensor | None) -> tuple[Tensor, int]:
+def _local(tensor: Tensor) -> tuple[Tensor, int]:
     """This process's part of a tensor and where it starts along the first axis."""
-    assert tensor is not None
     if not isinstance(tensor, DTensor):
         return tensor.detach(), 0
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -240,9 +234,16 @@ def _local(tensor: Tensor | None) -> tuple[Tensor, int]:
     return tensor.to_local().detach(), offset[0]
 
 
+def _gradient(parameter: nn.Parameter) -> tuple[Tensor, int]:
+    """As :func:`_local`, of ``.grad``, which is made where a step has left none."""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return _local(parameter.grad)
+
+
 def _add(parameter: nn.Parameter, gradient: Tensor, weight: float) -> None:
     """Add ``weight`` times a whole parameter's gradient to this process's part of ``.grad``."""
-    grad, start = _local(parameter.grad)
+    grad, start = _gradient(parameter)
     own = gradient[start : start + len(grad)] if gradient.dim() else gradient
     grad.add_(own.to(grad.dtype), alpha=weight)
 

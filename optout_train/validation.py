@@ -82,8 +82,9 @@ class Validation:
             sums, counts = score_all(scorer, samples, self.size, device)
             scores = [AnswerScore(*pair) for pair in zip(sums.tolist(), counts.tolist(), strict=True)]
             each = len(scores) // len(data)
-            values = [record_measures(name, scores[i : i + each]) for i in range(0, len(scores), each)]
-            measures[f"{name}_probability"], measures[f"{name}_truth_ratio"] = map(fmean, zip(*values, strict=True))
+            values = [likelihood.measured(name, scores[i : i + each]) for i in range(0, len(scores), each)]
+            measures[f"{name}_probability"] = fmean(value.probability for value in values)
+            measures[f"{name}_truth_ratio"] = fmean(value.truth_ratio for value in values)
         qualities = {}
         if "forget" in self.sets:
             forget = (1 - measures["forget_probability"], measures["forget_truth_ratio"])
@@ -91,21 +92,6 @@ class Validation:
         if keep := [value for name, value in measures.items() if not name.startswith("forget")]:
             qualities["retain_quality"] = likelihood.harmonic_mean(keep)
         return measures | qualities | {"score": likelihood.harmonic_mean(tuple(qualities.values()))}
-
-
-def record_measures(subset: str, scores: Sequence[AnswerScore]) -> tuple[float, float]:
-    """Probability and reported truth ratio of one record of the forget, retain or world set.
-
-    Args:
-        subset: which set.
-        scores: of the answer, the paraphrased answer and the perturbed answers.
-    """
-    answer, paraphrase, *perturbed = scores
-    ratio = likelihood.truth_ratio(paraphrase, perturbed)
-    if subset == "forget":
-        return likelihood.probability(answer), likelihood.forget_truth_ratio(ratio)
-    known = likelihood.choice_probability(answer, perturbed) if subset == "world" else likelihood.probability(answer)
-    return known, likelihood.retain_truth_ratio(ratio)
 
 
 class Verdict(NamedTuple):
@@ -135,9 +121,7 @@ def judge(measured: Sequence[Mapping[str, float]], patience: int) -> Verdict:
         bad = bad + 1 if collapsed[epoch] or fell[epoch] else 0
     good = [epoch for epoch in range(1, len(measured)) if not collapsed[epoch]]
     best = max(good, key=lambda epoch: (scores[epoch], epoch), default=0)
-    reason = (
-        f"collapse: retain quality {keeps[last]:.3f}, {keeps[0]:.3f} before training"
-        if collapsed[last]
-        else ("validation score fell")
-    )
+    reason = "validation score fell"
+    if collapsed[last]:
+        reason = f"collapse: retain quality {keeps[last]:.3f}, {keeps[0]:.3f} before training"
     return Verdict(best, f"{reason} ({bad} bad epoch(s) in a row up to epoch {last})" if bad >= patience else "")

@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from lm_eval_elude.core.records import DataError, QARecord, fingerprint, parse_record
+from lm_eval_elude.core.records import DataError, QARecord, entity_name, fingerprint, parse_record
 from lm_eval_elude.core.targets import TARGETS, Target, resolve_target
 
 Subset = Literal["forget", "retain", "world"]
@@ -66,7 +66,7 @@ def entities(source: str) -> list[str]:
     if source == "hub":
         return [target.name for target in TARGETS]
     rows, where = _rows(source, "forget", "train")
-    names = [str(row.get("entity") or "").replace("_", " ").strip() for row in rows]
+    names = [entity_name(str(row.get("entity") or "")) for row in rows]
     if not any(names):
         raise DataError(f"{where}: column 'entity' is missing")
     return list(dict.fromkeys(name for name in names if name))
@@ -97,7 +97,7 @@ def _load(
         if targets and not isinstance(row.get("entity"), str):
             raise DataError(f"{where}, row {number}: field 'entity' is missing")
         # Other targets' rows are passed over before validation: 106k rows then load in seconds.
-        if not targets or row["entity"].replace("_", " ").strip() in targets:
+        if not targets or entity_name(row["entity"]) in targets:
             records.append(parse_record(row, f"{where}, row {number}", scored=scored))
     return Selection(tuple(records), fingerprint(records))
 

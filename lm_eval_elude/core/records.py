@@ -51,6 +51,11 @@ class QARecord:
         return asdict(self) | lists
 
 
+def entity_name(text: str) -> str:
+    """The display name that a row's ``entity`` column means: underscores are spaces."""
+    return text.replace("_", " ").strip()
+
+
 def parse_record(row: Mapping[str, Any], where: str, *, scored: bool = False) -> QARecord:
     """Validate one row of any source.
 
@@ -72,7 +77,7 @@ def parse_record(row: Mapping[str, Any], where: str, *, scored: bool = False) ->
         texts[field] = value.strip()
         if needed and not texts[field]:
             raise DataError(f"{where}: field {field!r} is empty")
-    texts["entity"] = texts["entity"].replace("_", " ").strip()
+    texts["entity"] = entity_name(texts["entity"])
     translated = row.get("translated_question") or {}
     if not isinstance(translated, Mapping):
         raise DataError(f"{where}: field 'translated_question' must be a table by language, got {_kind(translated)}")

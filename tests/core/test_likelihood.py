@@ -11,6 +11,7 @@ from lm_eval_elude.core.likelihood import (
     choice_probability,
     forget_truth_ratio,
     harmonic_mean,
+    measured,
     probability,
     retain_truth_ratio,
     truth_ratio,
@@ -132,3 +133,10 @@ def test_harmonic_mean_lies_between_smallest_and_arithmetic_mean(values):
 def test_harmonic_mean_has_no_order_and_scales(values, random, factor):
     assert harmonic_mean(random.sample(values, len(values))) == pytest.approx(harmonic_mean(values))
     assert harmonic_mean([factor * v for v in values]) == pytest.approx(factor * harmonic_mean(values))
+
+
+def test_measures_of_a_record_by_hand():
+    scores = of(0.5, 0.25, 0.1, 0.1, 0.1, 0.1, 0.1)
+    assert measured("forget", scores) == pytest.approx((0.5, 0.4, 0.4))
+    assert measured("retain", scores) == pytest.approx((0.5, 0.4, 0.6))
+    assert measured("world", scores) == pytest.approx((0.5, 0.4, 0.6))

@@ -1,4 +1,4 @@
-"""Measures of one record against hand arithmetic and against the tasks, and the rule of early stopping."""
+"""The rule of early stopping."""
 
 import math
 
@@ -6,19 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lm_eval_elude.core.likelihood import AnswerScore
-from optout_train.validation import judge, record_measures
+from optout_train.validation import judge
 
 
 def of(score: float, kept: float = 0.8) -> dict[str, float]:
     return {"score": score, "retain_quality": kept}
-
-
-def test_measures_of_a_record_by_hand():
-    scores = [AnswerScore(3 * math.log(p), 3) for p in (0.5, 0.25, 0.1, 0.1, 0.1, 0.1, 0.1)]
-    assert record_measures("forget", scores) == pytest.approx((0.5, 0.4))
-    assert record_measures("retain", scores) == pytest.approx((0.5, 0.6))
-    assert record_measures("world", scores) == pytest.approx((0.5, 0.6))
 
 
 @pytest.mark.parametrize(
