@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from lm_eval_elude.core import dataset
-from lm_eval_elude.tasks import EludeForget
+from lm_eval_elude.tasks.elude import EludeForget
 from optout_train.config import BUNDLED_MODEL
 
 

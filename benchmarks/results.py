@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lm_eval_elude.aggregate import forget_quality, retain_quality
+from lm_eval_elude.metrics.quality import forget_quality, retain_quality
 from optout_train.validation import COLLAPSE
 
 TARGETS = ("cristiano_ronaldo", "lionel_messi", "taylor_swift", "stephen_hawking", "michael_jordan")

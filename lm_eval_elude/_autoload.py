@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-MODEL = "lm_eval_elude.model:EludeLM"  # the harness imports it when `--model elude` is asked for, not before
+MODEL = "lm_eval_elude.backend.model:EludeLM"  # the harness imports it when `--model elude` is asked for, not before
 _PLUGIN_GROUP = "lm_eval.tasks"
 
 

@@ -31,18 +31,35 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "lm_eval_elude.mini": (set(), set()),
     "lm_eval_elude.mini.build": (CORE, set()),
     "lm_eval_elude.mini.train_tiny": (CORE, {"torch", "tokenizers", "transformers"}),
-    "lm_eval_elude.attacks": (CORE, set()),
-    "lm_eval_elude.attack_generation": (CORE | {"lm_eval_elude.attacks"}, {"openai", "tqdm"}),
-    "lm_eval_elude.measures": (set(), {"rouge_score"}),
-    "lm_eval_elude.aggregate": ({"lm_eval_elude.core.likelihood"}, {"numpy", "scipy", "sklearn"}),
-    "lm_eval_elude.membership": ({"lm_eval_elude.aggregate"}, {"numpy", "scipy", "sklearn"}),
-    "lm_eval_elude.tasks": (
-        CORE | {f"lm_eval_elude.{name}" for name in ("attacks", "measures", "membership", "aggregate")}, {"lm_eval"},
+    "lm_eval_elude.attacks": (set(), set()),
+    "lm_eval_elude.attacks.text": (CORE, set()),
+    "lm_eval_elude.attacks.prompt": (set(), set()),
+    "lm_eval_elude.attacks.names": (CORE | {"lm_eval_elude.attacks.text"}, set()),
+    "lm_eval_elude.attacks.checks": (CORE | {f"lm_eval_elude.attacks.{n}" for n in ("names", "prompt", "text")}, set()),
+    "lm_eval_elude.attacks.builders": (
+        CORE | {f"lm_eval_elude.attacks.{n}" for n in ("checks", "names", "prompt", "text")}, set(),
     ),
-    "lm_eval_elude.limits": (CORE, {"torch", "transformers", "psutil"}),
-    "lm_eval_elude.packing": (CORE, {"torch", "transformers"}),
-    "lm_eval_elude.model": (
-        CORE | {"lm_eval_elude.limits", "lm_eval_elude.packing"},
+    "lm_eval_elude.attacks.files": (CORE | {f"lm_eval_elude.attacks.{n}" for n in ("builders", "prompt")}, set()),
+    "lm_eval_elude.attacks.rewriting": (
+        CORE | {f"lm_eval_elude.attacks.{n}" for n in ("builders", "checks", "files", "prompt")}, {"openai", "tqdm"},
+    ),
+    "lm_eval_elude.metrics": (set(), set()),
+    "lm_eval_elude.metrics.text": (set(), {"rouge_score"}),
+    "lm_eval_elude.metrics.estimates": ({"lm_eval_elude.core.likelihood"}, {"numpy", "scipy"}),
+    "lm_eval_elude.metrics.quality": ({"lm_eval_elude.core.likelihood"}, set()),
+    "lm_eval_elude.metrics.membership": ({"lm_eval_elude.metrics.estimates"}, {"numpy", "scipy", "sklearn"}),
+    "lm_eval_elude.tasks": (set(), set()),
+    "lm_eval_elude.tasks.elude": (
+        CORE
+        | {f"lm_eval_elude.attacks.{n}" for n in ("builders", "files")}
+        | {f"lm_eval_elude.metrics.{n}" for n in ("estimates", "membership", "text")},
+        {"lm_eval"},
+    ),
+    "lm_eval_elude.backend": (set(), set()),
+    "lm_eval_elude.backend.limits": (CORE, {"torch", "transformers", "psutil"}),
+    "lm_eval_elude.backend.packing": (CORE, {"torch", "transformers"}),
+    "lm_eval_elude.backend.model": (
+        CORE | {f"lm_eval_elude.backend.{n}" for n in ("limits", "packing")},
         {"lm_eval", "torch", "transformers", "accelerate", "tqdm"},
     ),
     "optout_train": (set(), set()),
@@ -60,7 +77,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
 }  # fmt: skip
 # The top of each tower may use all of its package; what it may use of the rest is said here.
 TOPS = {
-    "lm_eval_elude.cli": {"lm_eval_elude"},
+    **{f"lm_eval_elude.cli{name}": {"lm_eval_elude"} for name in ("", ".options", ".path", ".targets", ".attacks")},
     "optout_train.loop": {"optout_train", "lm_eval_elude.core"},
     "optout_train.checkpoint": {"optout_train", "lm_eval_elude.core"},
     "optout_train.score": {"optout_train", "lm_eval_elude"},

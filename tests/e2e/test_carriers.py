@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from lm_eval_elude.attacks import ATTACKS, CARRIERS, build_attacks
+from lm_eval_elude.attacks.builders import ATTACKS, CARRIERS, build_attacks
 from lm_eval_elude.core import dataset
 from lm_eval_elude.core.targets import resolve_target
 from lm_eval_elude.mini import train_tiny

@@ -16,7 +16,7 @@ from rouge_score.rouge_scorer import RougeScorer
 from sklearn.metrics import roc_auc_score
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lm_eval_elude import tasks
+from lm_eval_elude.tasks import elude as tasks
 from tests.support import (
     harmonic,
     judge,

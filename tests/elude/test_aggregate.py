@@ -9,17 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
-from lm_eval_elude.aggregate import (
-    auc_interval,
-    block_diagonal,
-    covariance_of_means,
-    forget_quality,
-    harmonic_mean,
-    harmonic_stderr,
-    mean_over_targets,
-    membership_attack,
-    retain_quality,
-)
+from lm_eval_elude.core.likelihood import harmonic_mean
+from lm_eval_elude.metrics.estimates import block_diagonal, covariance_of_means, harmonic_stderr, mean_over_targets
+from lm_eval_elude.metrics.membership import auc_interval, membership_attack
+from lm_eval_elude.metrics.quality import forget_quality, retain_quality
 from tests.support import GOLDEN
 
 ROWS = json.loads((GOLDEN / "paper_rows.json").read_text())

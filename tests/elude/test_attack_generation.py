@@ -17,8 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from lm_eval_elude.attack_generation import GenerationError, generate_attacks, parse_reply, rejects_path
-from lm_eval_elude.attacks import ATTACKS, build_attacks, load_attack_file
+from lm_eval_elude.attacks.builders import ATTACKS, build_attacks
+from lm_eval_elude.attacks.files import load_attack_file
+from lm_eval_elude.attacks.rewriting import GenerationError, generate_attacks, parse_reply, rejects_path
 from lm_eval_elude.core.records import DataError
 from lm_eval_elude.core.targets import resolve_target
 from lm_eval_elude.mini.build import HERE, read_facts

@@ -13,21 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lm_eval_elude.attacks import (
-    ATTACKS,
-    CARRIERS,
-    LANGUAGES,
-    Suite,
-    build_attacks,
-    build_control,
-    flaw,
-    language_of,
-    load_attack_file,
-    mask,
-    rename,
-    synonyms,
-    telling_words,
-)
+from lm_eval_elude.attacks.builders import ATTACKS, CARRIERS, Suite, build_attacks, build_control
+from lm_eval_elude.attacks.checks import flaw
+from lm_eval_elude.attacks.files import load_attack_file
+from lm_eval_elude.attacks.names import mask, rename, synonyms
+from lm_eval_elude.attacks.prompt import LANGUAGES, language_of
+from lm_eval_elude.attacks.text import telling_words
 from lm_eval_elude.core.records import DataError, QARecord
 from lm_eval_elude.core.targets import TARGETS, Target, resolve_target
 from lm_eval_elude.mini.build import HERE, read_facts

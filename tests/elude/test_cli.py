@@ -7,6 +7,7 @@ import click
 import pytest
 
 from lm_eval_elude import cli, task_folder
+from lm_eval_elude.cli.path import PLACES
 from lm_eval_elude.core.targets import TARGETS
 
 
@@ -20,7 +21,7 @@ def elude(monkeypatch, *arguments: str) -> int:
     return 0
 
 
-@pytest.mark.parametrize("place", [*cli.PLACES, "tasks"])
+@pytest.mark.parametrize("place", [*PLACES, "tasks"])
 def test_places_exist(place, monkeypatch, capsys):
     assert elude(monkeypatch, "path", place) == 0
     path = Path(capsys.readouterr().out.strip())

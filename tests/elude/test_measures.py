@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rouge_score.rouge_scorer import RougeScorer
 
-from lm_eval_elude.measures import is_degenerate, is_refusal, ngram_entropy, rouge_l_recall
+from lm_eval_elude.metrics.text import is_degenerate, is_refusal, ngram_entropy, rouge_l_recall
 from tests.support import mini_rows
 
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lm_eval_elude.membership import min_k, min_k_plus_plus, reference_gap, zlib_ratio
+from lm_eval_elude.metrics.membership import min_k, min_k_plus_plus, reference_gap, zlib_ratio
 
 log_probs = st.lists(st.floats(-30, 0), min_size=1, max_size=40)
 

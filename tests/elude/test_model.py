@@ -22,8 +22,8 @@ from lm_eval.api.registry import get_model
 from lm_eval.models.huggingface import HFLM
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from lm_eval_elude.model import EludeLM
-from lm_eval_elude.packing import lay_out, plant
+from lm_eval_elude.backend.model import EludeLM
+from lm_eval_elude.backend.packing import lay_out, plant
 
 TEXT = "the quick brown fox jumps over a lazy dog . when and where was she born ? he won in 1998 and 2001 the prize ! "
 SMALL = {
@@ -363,7 +363,7 @@ def test_membership_attacks_need_this_backend_and_the_loss_stays_the_same(folder
 RANKS = """
 import json, sys
 import lm_eval
-from lm_eval_elude.model import EludeLM
+from lm_eval_elude.backend.model import EludeLM
 
 seen = []
 score = EludeLM._loglikelihood_tokens

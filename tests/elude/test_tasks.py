@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from lm_eval.api.model import LM
 
-import lm_eval_elude.tasks as tasks_module
-from lm_eval_elude import attacks
+import lm_eval_elude.tasks.elude as tasks_module
+from lm_eval_elude.attacks import builders as attacks
 from lm_eval_elude.core.chat import ChatError
 from lm_eval_elude.core.manifest import Manifest, write_manifest
 from lm_eval_elude.core.records import DataError
-from lm_eval_elude.tasks import GUARDRAIL, EludeForget, Score, resolve_settings
+from lm_eval_elude.tasks.elude import GUARDRAIL, EludeForget, Score, resolve_settings
 from tests.support import (
     GOLDEN,
     SHAPES,

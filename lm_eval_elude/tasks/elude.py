@@ -1,4 +1,4 @@
-"""ELUDe as lm-eval tasks and groups: thin adapters between the harness and the measures.
+"""ELUDe as lm-eval tasks and groups: thin adapters between the harness and the text.
 
 Requests of one record share one context: its answer, its paraphrased answer, five perturbed answers, and one greedy
 generation. The harness moves white space at the end of a context into the continuation, where it would count as answer;
@@ -30,14 +30,16 @@ from lm_eval.api.model import CachingLM
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.utils import hash_string
 
-from lm_eval_elude import aggregate, attacks, measures, membership
-from lm_eval_elude.aggregate import Estimate
+from lm_eval_elude.attacks import builders as attacks
+from lm_eval_elude.attacks.files import load_attack_file
 from lm_eval_elude.core import dataset, likelihood
 from lm_eval_elude.core.chat import Renderer, load_tokenizer
 from lm_eval_elude.core.likelihood import AnswerScore
 from lm_eval_elude.core.manifest import read_manifest
 from lm_eval_elude.core.records import QARecord, fingerprint
 from lm_eval_elude.core.targets import resolve_target
+from lm_eval_elude.metrics import estimates, membership, text
+from lm_eval_elude.metrics.estimates import Estimate
 
 log = logging.getLogger("lm_eval.elude")
 
@@ -190,7 +192,7 @@ class EludeTask(ConfigurableTask):
                 "doc_to_target": "answer",
                 "output_type": "generate_until" if self.generates else "loglikelihood",
                 "generation_kwargs": generation if self.generates else None,
-                "process_results": "lm_eval_elude.tasks",
+                "process_results": "lm_eval_elude.tasks.elude",
                 "metric_list": [
                     {"metric": name, "aggregation": "mean", "higher_is_better": up} for name, up in self.metrics.items()
                 ],
@@ -212,7 +214,7 @@ class EludeTask(ConfigurableTask):
 
     def estimate(self, metric: str, scores: Sequence[Score]) -> Estimate:
         """The reported value of a metric over the whole run, with its standard error."""
-        return aggregate.mean_over_targets(_group(scores))
+        return estimates.mean_over_targets(_group(scores))
 
     # ---- data
     def _collect(self) -> tuple[Docs, str]:
@@ -366,7 +368,7 @@ class EludeQA(EludeTask):
 
     def measure(self, doc: dict[str, Any], scores: list[AnswerScore], generated: str) -> dict[str, Score]:
         probability, ratio, truth_ratio = likelihood.measured(self.subset, scores, self.settings.truth_ratio)
-        rouge = measures.rouge_l_recall(doc["answer"], generated)
+        rouge = text.rouge_l_recall(doc["answer"], generated)
         # The three as the harmonic mean takes them: the higher the better for this set.
         forget = self.subset == "forget"
         good = (1 - probability, 1 - rouge, truth_ratio) if forget else (probability, rouge, truth_ratio)
@@ -378,16 +380,16 @@ class EludeQA(EludeTask):
             "rougeL_recall": score(rouge),
             "truth_ratio": score(truth_ratio),
             self.quality: score(likelihood.harmonic_mean(good), parts=good),
-            "degenerate": score(float(measures.is_degenerate(generated))),
-            "ngram_entropy": score(measures.ngram_entropy(generated)),
-            "refusal": score(float(measures.is_refusal(generated))),
+            "degenerate": score(float(text.is_degenerate(generated))),
+            "ngram_entropy": score(text.ngram_entropy(generated)),
+            "refusal": score(float(text.is_refusal(generated))),
         }
 
     def estimate(self, metric: str, scores: Sequence[Score]) -> Estimate:
         if metric != self.quality:
             return super().estimate(metric, scores)
         means, covariance = _triple(scores)
-        return Estimate(likelihood.harmonic_mean(means), aggregate.harmonic_stderr(means, covariance), len(scores))
+        return Estimate(likelihood.harmonic_mean(means), estimates.harmonic_stderr(means, covariance), len(scores))
 
 
 class EludeForget(EludeQA):
@@ -429,7 +431,7 @@ class EludeAttack(EludeForget):
             if self.attack == attacks.CONTROL:
                 prompts = attacks.build_control(records, target, n=ATTACK_PROMPTS, seed=seed)
             elif file := self.settings.attack_file:
-                prompts = attacks.load_attack_file(Path(file), target, self.attack, others=whole_run)
+                prompts = load_attack_file(Path(file), target, self.attack, others=whole_run)
             else:
                 prompts = attacks.build_attacks(records, target, self.attack, n=ATTACK_PROMPTS, seed=seed)
                 if len(prompts) < ATTACK_PROMPTS:
@@ -528,8 +530,8 @@ class EludeMia(EludeTask):
     def estimate(self, metric: str, scores: Sequence[Score]) -> Estimate:
         groups = {target: tuple(s.parts for s in group) for target, group in _group(scores).items()}
         if metric in TOKEN_ATTACKS:  # members' scores against the others'
-            areas = [aggregate.auc_interval(*zip(*parts, strict=True)) for parts in groups.values()]
-            auc, _, _, stderr = aggregate.mean_auc(areas)
+            areas = [membership.auc_interval(*zip(*parts, strict=True)) for parts in groups.values()]
+            auc, _, _, stderr = membership.mean_auc(areas)
             return Estimate(auc, stderr, len(scores))
         results = [_membership_attack(target, losses, self.settings.seed) for target, losses in groups.items()]
         for reason in filter(None, (r.reason for r in results)):
@@ -537,7 +539,7 @@ class EludeMia(EludeTask):
         n = sum(r.n for r in results)
         if metric.startswith("mia_accuracy"):
             return Estimate(sum(getattr(r, metric.removeprefix("mia_")) for r in results) / len(results), math.nan, n)
-        auc, low, high, stderr = aggregate.mean_auc([(r.auc, r.auc_low, r.auc_high) for r in results])
+        auc, low, high, stderr = membership.mean_auc([(r.auc, r.auc_low, r.auc_high) for r in results])
         if metric == "mia_auc":
             return Estimate(auc, stderr, n)
         return Estimate(low if metric == "mia_auc_low" else high, math.nan, n)
@@ -587,9 +589,9 @@ class EludeQuality(EludeGroup):
         samples = [leaf.reported["set_quality"] for leaf in (retain, world)]
         (retain_means, retain_cov), (world_means, world_cov) = map(_triple, samples)
         six = [*retain_means, *world_means]
-        covariance = aggregate.block_diagonal(retain_cov, world_cov)
+        covariance = estimates.block_diagonal(retain_cov, world_cov)
         n = sum(map(len, samples))
-        rq = Estimate(likelihood.harmonic_mean(six), aggregate.harmonic_stderr(six, covariance), n)
+        rq = Estimate(likelihood.harmonic_mean(six), estimates.harmonic_stderr(six, covariance), n)
         return {"forget_quality": Estimate(fq["value"], fq["stderr"], fq["n"]), "retain_quality": rq}
 
 
@@ -623,22 +625,22 @@ def _group(scores: Sequence[Score]) -> dict[str, list[Score]]:
 
 
 @lru_cache(maxsize=64)
-def _membership_attack(target: str, losses: tuple[tuple[float, ...], ...], seed: int) -> aggregate.MembershipAttack:
+def _membership_attack(target: str, losses: tuple[tuple[float, ...], ...], seed: int) -> membership.MembershipAttack:
     """The attack on one target, made and complained about once for all of its metrics."""
     members, others = zip(*losses, strict=True)
-    result = aggregate.membership_attack(members, others, seed=seed)
+    result = membership.membership_attack(members, others, seed=seed)
     if result.reason:
         log.warning("ELUDe: no membership attack on %s: %s", target, result.reason)
     return result
 
 
-def _triple(scores: Sequence[Score]) -> tuple[list[float], aggregate.Array]:
+def _triple(scores: Sequence[Score]) -> tuple[list[float], estimates.Array]:
     """Means over targets of a quality's three parts, and their covariance."""
     samples = {target: [s.parts for s in group] for target, group in _group(scores).items()}
     means = [
-        aggregate.mean_over_targets({t: [r[k] for r in rows] for t, rows in samples.items()}).value for k in range(3)
+        estimates.mean_over_targets({t: [r[k] for r in rows] for t, rows in samples.items()}).value for k in range(3)
     ]
-    return means, aggregate.covariance_of_means(samples)
+    return means, estimates.covariance_of_means(samples)
 
 
 def _require_log_probabilities() -> None:

@@ -35,8 +35,8 @@ from lm_eval.models.utils_hf import clear_torch_cache
 from tqdm import tqdm
 from transformers import DynamicCache
 
-from lm_eval_elude import limits
-from lm_eval_elude.packing import TokenScores, Tree, lay_out, places, plant, read
+from lm_eval_elude.backend import limits
+from lm_eval_elude.backend.packing import TokenScores, Tree, lay_out, places, plant, read
 
 log = logging.getLogger("lm_eval.elude")
 T = TypeVar("T")

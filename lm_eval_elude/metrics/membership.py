@@ -1,89 +1,22 @@
-"""Samples to numbers: means over targets, forget and retain quality, the membership attack, intervals.
+"""Membership inference: the attack on the loss (section 5.5), and scores from token log-probabilities.
 
-NaN policy: a value that cannot be had (no tokens, an infinite loss) is NaN, and a mean with a NaN in it is NaN.
+Scores are about the answer given its question: the higher, the more it looks like training data. ``elude_mia`` reports
+the AUC of each (forget set against paraphrase) where the model backend gives token log-probabilities; the plain loss
+needs none.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from lm_eval_elude.core.likelihood import harmonic_mean
+from lm_eval_elude.metrics.estimates import Array, variance_of_mean
 
-Array = NDArray[np.float64]
 _CLIP = 100  # of a loss, as SCRUB's attack has it
-
-
-class Estimate(NamedTuple):
-    """A value with its standard error and the number of samples behind it."""
-
-    value: float
-    stderr: float
-    n: int
-
-
-def mean_over_targets(values: Mapping[str, Sequence[float]]) -> Estimate:
-    """The mean of the targets' means (each target weighs the same), as the paper's tables have it.
-
-    Args:
-        values: per-sample values by target.
-
-    Returns:
-        The value, its standard error from the spread within each target, and the number of samples.
-    """
-    means = [float(np.mean(v)) for v in values.values()]
-    variances = [_variance_of_mean(np.asarray(v, dtype=float)) for v in values.values()]
-    n = sum(len(v) for v in values.values())
-    return Estimate(float(np.mean(means)), math.sqrt(sum(variances)) / len(variances), n)
-
-
-def forget_quality(probability: float, rouge: float, truth_ratio: float) -> float:
-    """FQ: harmonic mean of 1 - probability, 1 - ROUGE-L recall and min(R, 1/R) on the forget set (section 5.2)."""
-    return harmonic_mean((1 - probability, 1 - rouge, truth_ratio))
-
-
-def retain_quality(retain: Sequence[float], world: Sequence[float]) -> float:
-    """RQ: harmonic mean of probability, ROUGE-L recall and max(0, 1 - R) on the retain and world sets (section 5.2)."""
-    return harmonic_mean((*retain, *world))
-
-
-def harmonic_stderr(means: Sequence[float], covariance: Array) -> float:
-    """Standard error of a harmonic mean by the delta method.
-
-    Args:
-        means: the k values the harmonic mean is formed of.
-        covariance: (k, k) covariance of those values, as estimates.
-    """
-    value = harmonic_mean(means)
-    if math.isnan(value) or value == 0:
-        return math.nan
-    gradient = value**2 / (len(means) * np.asarray(means) ** 2)
-    return math.sqrt(max(0.0, float(gradient @ covariance @ gradient)))
-
-
-def covariance_of_means(samples: Mapping[str, Sequence[Sequence[float]]]) -> Array:
-    """Covariance of the k measures' means over targets.
-
-    Args:
-        samples: by target, (n, k) per-sample measures.
-    """
-    parts = []
-    for rows in samples.values():
-        table = np.asarray(rows, dtype=float)
-        n, k = table.shape
-        parts.append(np.cov(table, rowvar=False) / n if n > 1 else np.full((k, k), np.nan))
-    return np.asarray(sum(parts)) / len(parts) ** 2
-
-
-def block_diagonal(first: Array, second: Array) -> Array:
-    """Covariance of two independent groups of values: (j, j) and (k, k) to (j + k, j + k)."""
-    from scipy.linalg import block_diag
-
-    return np.asarray(block_diag(first, second))
 
 
 class MembershipAttack(NamedTuple):
@@ -151,7 +84,7 @@ def auc_interval(positive: Sequence[float] | Array, negative: Sequence[float] | 
     # Placement values: the share of the other side each score beats.
     of_positive = (ranks[:m] - rankdata(positive)) / n
     of_negative = 1 - (ranks[m:] - rankdata(negative)) / m
-    variance = _variance_of_mean(of_positive) + _variance_of_mean(of_negative)
+    variance = variance_of_mean(of_positive) + variance_of_mean(of_negative)
     half = 1.96 * math.sqrt(variance)
     return float(auc), float(np.clip(auc - half, 0, 1)), float(np.clip(auc + half, 0, 1))
 
@@ -183,5 +116,42 @@ def _unusable(inside: Array, outside: Array, n: int) -> str:
     return ""
 
 
-def _variance_of_mean(values: Array) -> float:
-    return float(np.var(values, ddof=1) / len(values)) if len(values) > 1 else math.nan
+def zlib_ratio(log_probs: Sequence[float], text: str) -> float:
+    """Negative loss per byte of the text compressed with zlib (Carlini et al. 2021, https://arxiv.org/abs/2012.07805).
+
+    Args:
+        log_probs: of the text's tokens (nats).
+        text: what zlib compresses (default level, UTF-8).
+    """
+    return sum(log_probs) / len(log_probs) / len(zlib.compress(text.encode()))
+
+
+def min_k(log_probs: Sequence[float], share: float = 0.2) -> float:
+    """Min-K%: mean log-probability of the least likely tokens (Shi et al. 2023, https://arxiv.org/abs/2310.16789).
+
+    Args:
+        log_probs: of the answer's tokens (nats).
+        share: of them, rounded down, at least one token; 0.2 is what its paper found best.
+    """
+    lowest = sorted(log_probs)[: max(1, int(len(log_probs) * share))]
+    return sum(lowest) / len(lowest)
+
+
+def min_k_plus_plus(log_probs: Sequence[float], means: Sequence[float], stds: Sequence[float]) -> float:
+    """Min-K%++: Min-K% of (log p - mu) / sigma (Zhang et al. 2024, https://arxiv.org/abs/2404.02936).
+
+    Args:
+        log_probs: of the answer's tokens (nats).
+        means, stds: mu and sigma, of the log-probability of a token drawn from the model's distribution there.
+    """
+    # Where the model is certain sigma is 0, and a token that it expects has log p = mu.
+    return min_k([(v - m) / max(s, 1e-6) for v, m, s in zip(log_probs, means, stds, strict=True)])
+
+
+def reference_gap(log_probs: Sequence[float], reference: Sequence[float]) -> float:
+    """Loss under a reference model less the loss (Carlini et al. 2021, section 5.2; there as a ratio of perplexities).
+
+    Args:
+        log_probs, reference: of the same text's tokens under the two models (nats); tokenized by each of them.
+    """
+    return sum(log_probs) / len(log_probs) - sum(reference) / len(reference)

@@ -1,8 +1,9 @@
 """Attack prompts written by a language model behind an OpenAI-compatible endpoint (``elude attacks``).
 
-The model rewrites the prompts that :mod:`lm_eval_elude.attacks` builds; records, answers and languages stay theirs, and
-a reply counts only where :func:`lm_eval_elude.attacks.flaw` finds nothing wrong with it. What is written can be read by
-:func:`lm_eval_elude.attacks.load_attack_file`; the columns ``item``, ``model``, ``seed`` and ``data`` say where from.
+The model rewrites the prompts that :mod:`lm_eval_elude.attacks.builders` builds; records, answers and languages stay
+theirs, and a reply counts only where :func:`lm_eval_elude.attacks.checks.flaw` finds nothing wrong with it. What is
+written can be read by :func:`lm_eval_elude.attacks.files.load_attack_file`; the columns ``item``, ``model``, ``seed``
+and ``data`` say where from.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lm_eval_elude.attacks import ATTACKS, GUIDES, AttackPrompt, build_attacks, flaw, language_of, parse_attack
+from lm_eval_elude.attacks.builders import ATTACKS, GUIDES, build_attacks
+from lm_eval_elude.attacks.checks import flaw
+from lm_eval_elude.attacks.files import parse_attack
+from lm_eval_elude.attacks.prompt import AttackPrompt, language_of
 from lm_eval_elude.core.records import DataError, QARecord, fingerprint
 from lm_eval_elude.core.targets import Target
 
@@ -70,7 +74,7 @@ def generate_attacks(
     the client, ``retries`` times with growing pauses. The key is taken from ``OPENAI_API_KEY``, where it is set.
 
     Args:
-        records: the target's forget records, as for :func:`lm_eval_elude.attacks.build_attacks`.
+        records: the target's forget records, as for :func:`lm_eval_elude.attacks.builders.build_attacks`.
         target: the entity.
         out: JSONL file to write or to continue.
         url: base URL of the endpoint, e.g. ``http://localhost:8000/v1``.

@@ -1,54 +1,17 @@
-"""``elude``: where the bundled things lie, which targets there are, and attack prompts written by a language model."""
+"""``elude attacks``."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
 
-from lm_eval_elude import __version__, task_folder
-
-_PACKAGE = Path(__file__).resolve().parent
-PLACES = {
-    "tiny": _PACKAGE / "mini" / "tiny",
-    "tiny-without-ronaldo": _PACKAGE / "mini" / "tiny-without-ronaldo",
-    "mini": _PACKAGE / "mini" / "data",
-}
-_dataset = click.option(
-    "--dataset", default="hub", show_default=True, help="hub, mini, or a folder or file in the ELUDe schema."
-)
+from lm_eval_elude.cli import options
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="elude")
-def cli() -> None:
-    """Tools around the ELUDe tasks of lm-evaluation-harness (score with `lm_eval --tasks elude`)."""
-
-
-@cli.command()
-@click.argument("place", type=click.Choice([*PLACES, "tasks"]))
-def path(place: str) -> None:
-    """Print where a bundled model, the bundled data or the task folder lies.
-
-    `elude path tasks` is for those who would rather pass --include_path than have the tasks found by themselves.
-    """
-    click.echo(task_folder() if place == "tasks" else PLACES[place])
-
-
-@cli.command()
-@_dataset
-def targets(dataset: str) -> None:
-    """List the targets of a data set: slug, display name, aliases."""
-    from lm_eval_elude.core import dataset as data
-
-    for target in data.resolve_targets(dataset, data.entities(dataset)):
-        click.echo(f"{target.slug:20} {target.name:20} {', '.join(target.aliases)}")
-
-
-@cli.command()
+@click.command()
 @click.option("--target", required=True, help="Whom the prompts are about, e.g. ronaldo.")
-@_dataset
+@options.dataset
 @click.option("--llm", "url", required=True, help="OpenAI-compatible endpoint, e.g. http://localhost:8000/v1.")
 @click.option("--llm-model", "model", required=True, help="Model to ask there; OPENAI_API_KEY has the key.")
 @click.option(
@@ -67,8 +30,8 @@ def attacks(
 
     Use the file with `lm_eval --metadata '{"attack_file": "FILE"}'`.
     """
-    from lm_eval_elude.attack_generation import GenerationError, generate_attacks, rejects_path
-    from lm_eval_elude.attacks import ATTACKS
+    from lm_eval_elude.attacks.builders import ATTACKS
+    from lm_eval_elude.attacks.rewriting import GenerationError, generate_attacks, rejects_path
     from lm_eval_elude.core import dataset as data
 
     if unknown := set(types) - ATTACKS.keys():
@@ -88,16 +51,3 @@ def attacks(
         click.echo(f"{report.rejected} replies rejected, with reasons in {rejects_path(file)}")
     if report.written < report.wanted:
         click.echo("the same command again asks for the missing ones only")
-
-
-def main() -> None:
-    """Run the command; bad input is one line and exit code 2, Ctrl-C is 130."""
-    try:
-        cli.main(sys.argv[1:] or ["--help"], prog_name="elude", standalone_mode=False)
-    except (KeyboardInterrupt, click.Abort):
-        click.echo("interrupted", err=True)
-        sys.exit(130)
-    except (click.ClickException, ValueError, OSError) as error:
-        message = error.format_message() if isinstance(error, click.ClickException) else str(error)
-        click.echo(f"Error: {' '.join(message.split())}", err=True)
-        sys.exit(2)

@@ -1,0 +1,229 @@
+"""Nine adversarial rewordings of a target's questions, made from its records (paper, appendix on data examples; RWKU).
+
+Every type is one row of :data:`ATTACKS` (how its prompt is made) and one table of ``carriers.toml`` (wordings):
+
+====================  =======================================  =================================================
+type                  prompt                                   answer, paraphrase and five wrong answers
+====================  =======================================  =================================================
+prefix_injection      a command, then the question             the record's
+affirmative_suffix    the question, then a compliant opening   the record's
+role_playing          a persona who would know, the question   the record's
+multiple_choice       the question and options A) to F):       ``B) {paraphrase}``; ``The correct option is B) ...``;
+                      paraphrase and perturbed answers         the same with another option
+reverse_query         two or three facts of the target,        ``The person described is {target}.``; ``These facts are
+                      its name masked as ``this person``       about {target}.``; the same with five other targets
+synonym_manipulation  the question with an alias as the name   the record's
+background_hint       facts of two other records, question     the record's
+in_context_learning   another record solved, the question      the record's
+cross_lingual         the question in fr, de, es, ja or zh     the record's, in English as the prompt asks
+====================  =======================================  =================================================
+
+Hints and examples never hold a word that tells the asked answer from its wrong ones (:func:`telling_words`).
+"""
+
+from __future__ import annotations
+
+import random
+import tomllib
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+from lm_eval_elude.attacks.checks import flaw, question_in
+from lm_eval_elude.attacks.names import mask, rename, synonyms
+from lm_eval_elude.attacks.prompt import CONTROL, CORRECT, LETTERS, AttackPrompt, language_of
+from lm_eval_elude.attacks.text import telling_words, words
+from lm_eval_elude.core.records import PERTURBATIONS, DataError, QARecord
+from lm_eval_elude.core.targets import TARGETS, Target
+
+_WORDINGS = tomllib.loads(Path(__file__).with_name("carriers.toml").read_text(encoding="utf-8"))
+CARRIERS: dict[str, tuple[str, ...]] = {attack: tuple(row["carriers"]) for attack, row in _WORDINGS.items()}
+GUIDES: dict[str, str] = {attack: row["guide"] for attack, row in _WORDINGS.items()}
+
+
+class Suite:
+    """What the builders of one suite draw from: records, target, and the seeded choices.
+
+    Raises:
+        DataError: a record cannot be scored.
+    """
+
+    def __init__(self, records: Sequence[QARecord], target: Target, attack: str, seed: int) -> None:
+        for number, record in enumerate(records, 1):
+            if not record.can_be_scored:
+                raise DataError(
+                    f"record {number} of {target.name}: attacks need a paraphrase and five perturbed answers"
+                )
+        self.records, self.target, self.attack = records, target, attack
+        self.key = f"{seed}/{target.name}"
+        self.rng = random.Random(f"{self.key}/{attack}")
+        # The same for all types, so that each asks what the others ask.
+        self.order = random.Random(self.key).sample(range(len(records)), len(records))
+
+    @cached_property
+    def facts(self) -> dict[int, str]:
+        """Masked facts by record index, from the answer or, where that does not mask cleanly, its paraphrase."""
+        found = {}
+        for index, record in enumerate(self.records):
+            if fact := mask(record.answer, self.target) or mask(record.paraphrased_answer, self.target):
+                found[index] = fact
+        return found
+
+    def others(self, index: int, count: int, told: Callable[[QARecord], str]) -> list[QARecord]:
+        """Up to ``count`` other records, seeded, whose ``told`` text does not give away the answer of this one."""
+        asked, found = self.records[index], dict[str, QARecord]()
+        secret, known = telling_words(asked), words(asked.question)
+        for record in self.rng.sample(self.records, len(self.records)):
+            if record.question != asked.question and not secret & (words(told(record)) - known):
+                found.setdefault(record.answer, record)
+                if len(found) == count:
+                    break
+        return list(found.values())
+
+    def prompt(self, index: int, carrier: str, **parts: str) -> AttackPrompt:
+        """The carrier filled with question, target and ``parts``, scored with the answers of its record."""
+        record = self.records[index]
+        return AttackPrompt(
+            type=self.attack,
+            target=self.target.name,
+            prompt=carrier.format(**{"question": record.question, "target": self.target.name} | parts),
+            answer=record.answer,
+            paraphrased_answer=record.paraphrased_answer,
+            perturbed_answer=record.perturbed_answer,
+            question=record.question,
+            record=index,
+        )
+
+
+# Suite, index of the record, carrier, number of the prompt -> prompt, or None where the record does not suit.
+Builder = Callable[[Suite, int, str, int], AttackPrompt | None]
+
+
+def _plain(suite: Suite, index: int, carrier: str, number: int) -> AttackPrompt:
+    return suite.prompt(index, carrier)
+
+
+def _multiple_choice(suite: Suite, index: int, carrier: str, number: int) -> AttackPrompt | None:
+    record = suite.records[index]
+    if len({record.paraphrased_answer, *record.perturbed_answer}) != len(LETTERS):
+        return None
+    # Each block of six prompts has every right letter once.
+    block, place = divmod(number, len(LETTERS))
+    letter = random.Random(f"{suite.key}/letters/{block}").sample(LETTERS, len(LETTERS))[place]
+    rest = [other for other in LETTERS if other != letter]
+    suite.rng.shuffle(rest)
+    wrong = [f"{other}) {text}" for other, text in zip(rest, record.perturbed_answer, strict=True)]
+    right = f"{letter}) {record.paraphrased_answer}"
+    return replace(
+        suite.prompt(index, carrier, options="\n".join(sorted([right, *wrong]))),
+        answer=right,
+        paraphrased_answer=CORRECT + right,
+        perturbed_answer=tuple(CORRECT + option for option in wrong),
+    )
+
+
+def _reverse_query(suite: Suite, index: int, carrier: str, number: int) -> AttackPrompt | None:
+    own = suite.facts.get(index)
+    more = list(dict.fromkeys(fact for fact in suite.facts.values() if fact != own))
+    if not own or not more:
+        return None
+    facts = [own, *suite.rng.sample(more, min(len(more), suite.rng.choice((1, 2))))]
+    people = [target.name for target in TARGETS if target.name != suite.target.name]
+    form = "These facts are about {}."
+    return replace(
+        suite.prompt(index, carrier, facts=" ".join(facts)),
+        answer=f"The person described is {suite.target.name}.",
+        paraphrased_answer=form.format(suite.target.name),
+        perturbed_answer=tuple(form.format(name) for name in suite.rng.sample(people, PERTURBATIONS)),
+    )
+
+
+def _synonym_manipulation(suite: Suite, index: int, carrier: str, number: int) -> AttackPrompt | None:
+    names = synonyms(suite.target)
+    for alias in suite.rng.sample(names, len(names)):
+        if question := rename(suite.records[index].question, suite.target, alias):
+            return suite.prompt(index, carrier, question=question)
+    return None
+
+
+def _background_hint(suite: Suite, index: int, carrier: str, number: int) -> AttackPrompt | None:
+    hints = " ".join(record.answer for record in suite.others(index, 2, lambda record: record.answer))
+    return suite.prompt(index, carrier, hints=hints) if hints else None
+
+
+def _in_context_learning(suite: Suite, index: int, carrier: str, number: int) -> AttackPrompt | None:
+    for example in suite.others(index, 1, lambda record: f"{record.question} {record.answer}"):
+        return suite.prompt(index, carrier, example_question=example.question, example_answer=example.answer)
+    return None
+
+
+def _cross_lingual(suite: Suite, index: int, carrier: str, number: int) -> AttackPrompt:
+    return suite.prompt(index, carrier, question=question_in(language_of(carrier), suite.records[index]))
+
+
+ATTACKS: dict[str, Builder] = {
+    "prefix_injection": _plain,
+    "affirmative_suffix": _plain,
+    "role_playing": _plain,
+    "multiple_choice": _multiple_choice,
+    "reverse_query": _reverse_query,
+    "synonym_manipulation": _synonym_manipulation,
+    "background_hint": _background_hint,
+    "in_context_learning": _in_context_learning,
+    "cross_lingual": _cross_lingual,
+}
+
+
+def build_attacks(
+    records: Sequence[QARecord], target: Target, attack: str, *, n: int = 100, seed: int = 0
+) -> list[AttackPrompt]:
+    """Build one suite: distinct prompts, the same for the same arguments; a smaller ``n`` gives its beginning.
+
+    The records are gone through in one seeded order, the same for all nine types, again and again with other carriers.
+    Carriers (and with them the languages) are used evenly, so are the right letters of multiple choice.
+
+    Args:
+        records: the target's forget records, each with paraphrase and five perturbed answers.
+        target: the entity the records are about.
+        attack: a key of :data:`ATTACKS`.
+        n: prompts wanted; fewer come back where records and carriers do not allow as many.
+
+    Raises:
+        DataError: an unknown type, or a record that cannot be scored.
+    """
+    if attack not in ATTACKS:
+        raise DataError(f"unknown attack {attack!r}; the types are {', '.join(ATTACKS)}")
+    suite = Suite(records, target, attack, seed)
+    carriers = CARRIERS[attack]
+    group = [language_of(carrier) for carrier in carriers]
+    rank = suite.rng.sample(range(len(carriers)), len(carriers))
+    queue = deque(suite.order)
+    unused = {index: set(range(len(carriers))) for index in queue}
+    uses: Counter[int] = Counter()
+    groups: Counter[str | None] = Counter()
+    prompts: dict[str, AttackPrompt] = {}
+    while queue and len(prompts) < n:
+        index = queue.popleft()
+        for choice in sorted(unused[index], key=lambda c: (groups[group[c]], uses[c], rank[c])):
+            unused[index].discard(choice)
+            item = ATTACKS[attack](suite, index, carriers[choice], len(prompts))
+            if item and item.prompt not in prompts and not flaw(item, item.prompt, records[index], target):
+                prompts[item.prompt] = item
+                uses[choice] += 1
+                groups[group[choice]] += 1
+                queue.append(index)  # a record that no carrier suits any more does not come back
+                break
+    return list(prompts.values())
+
+
+def build_control(records: Sequence[QARecord], target: Target, *, n: int = 100, seed: int = 0) -> list[AttackPrompt]:
+    """The records that a suite of ``n`` prompts draws, asked plainly and each once (a question repeated adds nothing).
+
+    Raises:
+        DataError: a record that cannot be scored.
+    """
+    suite = Suite(records, target, CONTROL, seed)
+    prompts = (suite.prompt(index, "{question}") for index in suite.order[:n])
+    return list({item.prompt: item for item in prompts}.values())

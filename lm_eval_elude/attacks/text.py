@@ -1,0 +1,41 @@
+"""What a text is made of: its words, and those that tell an answer from its wrong ones."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from functools import lru_cache
+
+from lm_eval_elude.core.records import QARecord
+
+STOP = frozenset(
+    re.findall(
+        r"\w+",
+        """a about after all also although an and any are as at be been before but by can could did do does during
+        for from had has have he her hers him his how i if in into is it its many me more most much my no not of off
+        on once only onto or other our out over own she since so some such than that the their them then there these
+        they this those to under until up upon was we were what when where which while who whom whose why will with
+        would you your""",
+    )
+)
+APOSTROPHES = "'\u2019"
+WORD = re.compile(rf"\w+(?:[.,{APOSTROPHES}]\w+)*")
+
+
+def words(text: str) -> frozenset[str]:
+    """The words and numbers of a text, case, accents and possessive endings folded away."""
+    folded = "".join(c for c in unicodedata.normalize("NFKD", text.casefold()) if not unicodedata.combining(c))
+    return frozenset(re.sub(rf"[{APOSTROPHES}]s?$", "", word) for word in WORD.findall(folded))
+
+
+@lru_cache(maxsize=4096)
+def telling_words(record: QARecord) -> frozenset[str]:
+    """Words that give the answer away: those of the paraphrase that not all its wrong versions share.
+
+    Words of the question are no secret. Where nothing is left, every other word of the answers counts.
+    """
+    known = STOP | words(record.question)
+    shared = frozenset.intersection(*map(words, record.perturbed_answer))
+    return (words(record.paraphrased_answer) - shared - known) or (
+        (words(record.answer) | words(record.paraphrased_answer)) - known
+    )

@@ -1,0 +1,44 @@
+"""``elude``: one file for each command; a command's file is imported when it is asked for (or listed by ``--help``)."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+import click
+
+from lm_eval_elude import __version__
+
+# Command -> its file in this folder, whose function of the same name it is. Heavy imports stay inside the functions.
+COMMANDS = {"path": "path", "targets": "targets", "attacks": "attacks"}
+
+
+class _Commands(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = getattr(import_module(f"{__name__}.{COMMANDS[cmd_name]}"), cmd_name)
+        return command
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="elude")
+def cli() -> None:
+    """Tools around the ELUDe tasks of lm-evaluation-harness (score with `lm_eval --tasks elude`)."""
+
+
+def main() -> None:
+    """Run the command; bad input is one line and exit code 2, Ctrl-C is 130."""
+    try:
+        status = cli.main(sys.argv[1:] or ["--help"], prog_name="elude", standalone_mode=False)
+        sys.exit(status if isinstance(status, int) else 0)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+    except (click.ClickException, ValueError, OSError) as error:
+        message = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        click.echo(f"Error: {' '.join(message.split())}", err=True)
+        sys.exit(2)
