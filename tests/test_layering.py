@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("lm_eval_elude", "optout_train")
 CORE = {
     f"lm_eval_elude.core.{name}"
-    for name in ("targets", "records", "dataset", "chat", "likelihood", "logprobs", "manifest")
+    for name in ("targets", "records", "jsonio", "dataset", "chat", "likelihood", "logprobs", "manifest")
 }
 
 # Module -> our modules it may import, and the libraries beside the standard one.
@@ -21,6 +21,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "lm_eval_elude.core": (set(), set()),
     "lm_eval_elude.core.targets": (set(), set()),
     "lm_eval_elude.core.records": (set(), set()),
+    "lm_eval_elude.core.jsonio": ({"lm_eval_elude.core.records"}, set()),
     "lm_eval_elude.core.dataset": (
         {"lm_eval_elude.core.records", "lm_eval_elude.core.targets"}, {"datasets", "pyarrow"},
     ),

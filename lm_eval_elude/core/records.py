@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -73,14 +74,14 @@ def parse_record(row: Mapping[str, Any], where: str, *, scored: bool = False) ->
         if value is None and not needed:
             value = ""
         if not isinstance(value, str):
-            raise DataError(f"{where}: field {field!r} must be text, got {_kind(value)}")
+            raise DataError(f"{where}: field {field!r} must be text, got {given(value)}")
         texts[field] = value.strip()
         if needed and not texts[field]:
             raise DataError(f"{where}: field {field!r} is empty")
     texts["entity"] = entity_name(texts["entity"])
     translated = row.get("translated_question") or {}
     if not isinstance(translated, Mapping):
-        raise DataError(f"{where}: field 'translated_question' must be a table by language, got {_kind(translated)}")
+        raise DataError(f"{where}: field 'translated_question' must be a table by language, got {given(translated)}")
     if extra := row.get("input"):
         texts["question"] += f"\n\n{str(extra).strip()}"
     record = QARecord(
@@ -107,7 +108,7 @@ def _perturbed(value: Any, where: str) -> tuple[str, ...]:
         return ()
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise DataError(
-            f"{where}: field 'perturbed_answer' must be a list of {PERTURBATIONS} texts, got {_kind(value)}"
+            f"{where}: field 'perturbed_answer' must be a list of {PERTURBATIONS} texts, got {given(value)}"
         )
     answers = tuple(value)
     if len(answers) not in (0, PERTURBATIONS):
@@ -118,5 +119,7 @@ def _perturbed(value: Any, where: str) -> tuple[str, ...]:
     return tuple(a.strip() for a in answers)
 
 
-def _kind(value: Any) -> str:
-    return "nothing" if value is None else type(value).__name__
+def given(value: Any) -> str:
+    """How an error calls a value of the wrong kind: its type, and itself where it is short."""
+    shown = " ".join(reprlib.repr(value).split())
+    return "nothing" if value is None else f"{type(value).__name__} {shown}"

@@ -178,7 +178,7 @@ def broken(tmp_path, change: dict, drop: str = ""):
     ("change", "drop", "message"),
     [
         ({"answer": ""}, "", r"^mine\.jsonl, row 2: field 'answer' is empty$"),
-        ({"question": 3}, "", r"^mine\.jsonl, row 2: field 'question' must be text, got int$"),
+        ({"question": 3}, "", r"^mine\.jsonl, row 2: field 'question' must be text, got int 3$"),
         ({"entity": None}, "", r"^mine\.jsonl, row 2: field 'entity' is missing$"),
         ({}, "answer", r"^mine\.jsonl, row 1: field 'answer' must be text, got nothing$"),
         ({}, "perturbed_answer", r"^mine\.jsonl, row 1: field 'perturbed_answer' is missing"),

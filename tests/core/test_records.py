@@ -44,17 +44,17 @@ def test_alpaca_input_joins_the_question_and_the_world_set_has_no_entity():
     ("change", "message"),
     [
         ({"question": None}, "field 'question' must be text, got nothing"),
-        ({"question": 7}, "field 'question' must be text, got int"),
+        ({"question": 7}, "field 'question' must be text, got int 7"),
         ({"answer": "  "}, "field 'answer' is empty"),
-        ({"entity": 5}, "field 'entity' must be text, got int"),
-        ({"source": 5}, "field 'source' must be text, got int"),
-        ({"paraphrased_answer": ["a"]}, "field 'paraphrased_answer' must be text, got list"),
+        ({"entity": 5}, "field 'entity' must be text, got int 5"),
+        ({"source": 5}, "field 'source' must be text, got int 5"),
+        ({"paraphrased_answer": ["a"]}, "field 'paraphrased_answer' must be text, got list ['a']"),
         ({"paraphrased_answer": ""}, "field 'paraphrased_answer' is missing, and the truth ratio needs it"),
         ({"perturbed_answer": None}, "field 'perturbed_answer' is missing, and the truth ratio needs it"),
-        ({"perturbed_answer": "abcde"}, "field 'perturbed_answer' must be a list of 5 texts, got str"),
+        ({"perturbed_answer": "abcde"}, "field 'perturbed_answer' must be a list of 5 texts, got str 'abcde'"),
         ({"perturbed_answer": ["a"] * 4}, "field 'perturbed_answer' must have 5 texts, got 4"),
         ({"perturbed_answer": ["a"] * 4 + [" "]}, "field 'perturbed_answer' has an empty or non-text entry"),
-        ({"translated_question": "Où ?"}, "field 'translated_question' must be a table by language, got str"),
+        ({"translated_question": "Où ?"}, "field 'translated_question' must be a table by language, got str 'Où ?'"),
     ],
 )  # fmt: skip
 def test_errors_name_file_row_and_field(change, message):
