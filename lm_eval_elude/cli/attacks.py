@@ -31,7 +31,7 @@ def attacks(
     Use the file with `lm_eval --metadata '{"attack_file": "FILE"}'`.
     """
     from lm_eval_elude.attacks.builders import ATTACKS
-    from lm_eval_elude.attacks.rewriting import GenerationError, generate_attacks, rejects_path
+    from lm_eval_elude.attacks.rewriting import generate_attacks, rejects_path
     from lm_eval_elude.core import dataset as data
 
     if unknown := set(types) - ATTACKS.keys():
@@ -39,13 +39,10 @@ def attacks(
     (whom,) = data.resolve_targets(dataset, [target])
     records = data.load_records(dataset, "forget", "train", [whom.name], scored=True).records
     file = out or Path(f"attacks-{whom.slug}.jsonl")
-    try:
-        report = generate_attacks(
-            records, whom, file, url=url, model=model, attacks=types or tuple(ATTACKS), n=count, seed=seed,
-            workers=workers, timeout=timeout,
-        )  # fmt: skip
-    except GenerationError as error:
-        raise click.UsageError(str(error)) from None
+    report = generate_attacks(
+        records, whom, file, url=url, model=model, attacks=types or tuple(ATTACKS), n=count, seed=seed,
+        workers=workers, timeout=timeout,
+    )  # fmt: skip
     click.echo(f"{file}: {report.written} of {report.wanted} prompts ({report.resumed} from before)")
     if report.rejected:
         click.echo(f"{report.rejected} replies rejected, with reasons in {rejects_path(file)}")

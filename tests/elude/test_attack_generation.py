@@ -19,7 +19,7 @@ import pytest
 
 from lm_eval_elude.attacks.builders import ATTACKS, build_attacks
 from lm_eval_elude.attacks.files import load_attack_file
-from lm_eval_elude.attacks.rewriting import GenerationError, generate_attacks, parse_reply, rejects_path
+from lm_eval_elude.attacks.rewriting import EndpointError, generate_attacks, parse_reply, rejects_path
 from lm_eval_elude.core.records import DataError
 from lm_eval_elude.core.targets import resolve_target
 from lm_eval_elude.mini.build import HERE, read_facts
@@ -297,10 +297,10 @@ def test_an_endpoint_that_never_answers_is_one_clear_line(tmp_path):
     def mute(server: Endpoint, task: str, count: int) -> None:
         time.sleep(1.5)
 
-    with endpoint(mute, knocks=True) as (url, _), pytest.raises(GenerationError) as error:
+    with endpoint(mute, knocks=True) as (url, _), pytest.raises(EndpointError) as error:
         generate(url, tmp_path / "a.jsonl", timeout=0.2)
     assert one_line(error).startswith(f"--llm {url}: no answer within 0.2 s (")
-    with pytest.raises(GenerationError) as error:
+    with pytest.raises(EndpointError) as error:
         generate("http://127.0.0.1:9/v1", tmp_path / "a.jsonl")
     assert "is the server running" in one_line(error)
     assert not (tmp_path / "a.jsonl").exists()
@@ -311,7 +311,7 @@ def test_a_refusal_is_said_at_once(tmp_path):
         server.reply(404, '{"error": {"message": "model m does not exist"}}')
 
     with endpoint(refuse, knocks=True) as (url, tasks):
-        with pytest.raises(GenerationError) as error:
+        with pytest.raises(EndpointError) as error:
             generate(url, tmp_path / "a.jsonl")
         assert len(tasks) == 1
     assert "refuses model 'm'" in one_line(error) and "does not exist" in str(error.value)
@@ -322,7 +322,7 @@ def test_an_endpoint_that_dies_on_the_way_stops_the_run_and_keeps_what_is_writte
         good(server, task, count) if count < 6 else server.reply(500, "{}")
 
     out = tmp_path / "a.jsonl"
-    with endpoint(dying) as (url, _), pytest.raises(GenerationError) as error:
+    with endpoint(dying) as (url, _), pytest.raises(EndpointError) as error:
         generate(url, out, n=30, workers=1, retries=0)
     assert f"with 4 of 30 prompts in {out}; the same command goes on from there" in one_line(error)
     assert len(lines(out)) == 4 and all(row["reason"].startswith("no answer") for row in lines(rejects_path(out)))
@@ -336,7 +336,7 @@ def test_a_reply_in_a_code_fence_is_read():
 
 def test_without_the_client_the_message_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "openai", None)
-    with pytest.raises(GenerationError, match=r"pip install 'lm-eval-elude\[llm\]'"):
+    with pytest.raises(EndpointError, match=r"pip install 'lm-eval-elude\[llm\]'"):
         generate("http://127.0.0.1:9/v1", tmp_path / "a.jsonl")
 
 
