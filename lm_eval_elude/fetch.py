@@ -58,7 +58,7 @@ async def fetch(
         FetchError: no try had an answer within the bounds.
     """
     for left in range(retries, -1, -1):
-        wait = min(8.0, 0.5 * 2 ** (retries - left)) * random.uniform(0.75, 1)
+        wait = min(8.0, 0.25 * 2 ** (retries - left)) * random.uniform(0.75, 1)
         try:
             answer = await _once(client, method, url, timeout, limit, arguments)
             if not (left and again(answer)):

@@ -206,9 +206,7 @@ class Client:
                 "check --llm, --llm-model and OPENAI_API_KEY"
             )
 
-    async def until(
-        self, text: str, check: Callable[[str], T], *, system: str = "", attempts: int = 3
-    ) -> Outcome[T]:
+    async def until(self, text: str, check: Callable[[str], T], *, system: str = "", attempts: int = 3) -> Outcome[T]:
         """Ask until a reply passes, at most ``attempts`` times.
 
         Args:

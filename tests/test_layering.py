@@ -42,8 +42,13 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "lm_eval_elude.attacks.files": (CORE | {f"lm_eval_elude.attacks.{n}" for n in ("builders", "prompt")}, set()),
     "lm_eval_elude.attacks.rewriting": (
-        CORE | {f"lm_eval_elude.attacks.{n}" for n in ("builders", "checks", "files", "prompt")}, {"openai", "tqdm"},
+        CORE
+        | {"lm_eval_elude.llm"}
+        | {f"lm_eval_elude.attacks.{n}" for n in ("builders", "checks", "files", "prompt")},
+        {"tqdm"},
     ),
+    "lm_eval_elude.fetch": (set(), {"httpx2"}),
+    "lm_eval_elude.llm": (CORE | {"lm_eval_elude.fetch"}, {"httpx2"}),
     "lm_eval_elude.metrics": (set(), set()),
     "lm_eval_elude.metrics.text": (set(), {"rouge_score"}),
     "lm_eval_elude.metrics.estimates": ({"lm_eval_elude.core.likelihood"}, {"numpy", "scipy"}),

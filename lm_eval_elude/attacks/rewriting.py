@@ -103,7 +103,7 @@ async def _write_all(
     client: Client, drafts: dict[_Key, AttackPrompt], todo: list[_Key], seen: set[str], records: Sequence[QARecord],
     target: Target, out: Path, origin: dict[str, Any], attempts: int,
 ) -> Report:  # fmt: skip
-    """Ask for the items of ``todo`` and write each down when it is finished; ``seen`` are the prompts that are taken."""
+    """Ask for the items of ``todo`` and write each down when it is finished; ``seen`` are the prompts taken."""
     from tqdm import tqdm  # type: ignore[import-untyped]
 
     async def write(key: _Key) -> tuple[_Key, Outcome[AttackPrompt]]:
@@ -145,7 +145,8 @@ async def _write_all(
                     if client.gone:
                         raise EndpointError(
                             f"--llm {client.shown}: stopped answering ({outcome.rejects[-1][1]}) with "
-                            f"{resumed + written} of {len(drafts)} prompts in {out}; the same command goes on from there"
+                            f"{resumed + written} of {len(drafts)} prompts in {out}; "
+                            "the same command goes on from there"
                         )
         finally:
             # Requests still on their way after an error or Ctrl-C must not be tried again.

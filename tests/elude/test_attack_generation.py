@@ -6,37 +6,27 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from lm_eval_elude.attacks.builders import ATTACKS, build_attacks
 from lm_eval_elude.attacks.files import load_attack_file
-from lm_eval_elude.attacks.rewriting import EndpointError, generate_attacks, parse_reply, rejects_path
+from lm_eval_elude.attacks.rewriting import generate_attacks, parse_reply, rejects_path
 from lm_eval_elude.core.records import DataError
 from lm_eval_elude.core.targets import resolve_target
+from lm_eval_elude.llm import EndpointError
 from lm_eval_elude.mini.build import HERE, read_facts
+from tests.endpoints import Endpoint, completion, endpoint
 
 RONALDO = resolve_target("ronaldo")
 RECORDS = [
     replace(record, entity=RONALDO.name)
     for record in read_facts(HERE / "facts" / "forget" / "cristiano_ronaldo.txt").records[:12]
 ]
-# What a scripted endpoint does with a request: handler, user turn, and how many requests there were.
-Act = Callable[["Endpoint", str, int], None]
-
-
-def completion(content: object, finish: str = "stop") -> str:
-    message = {"role": "assistant", "content": content}
-    choice = {"index": 0, "message": message, "finish_reason": finish}
-    return json.dumps({"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]})
 
 
 def draft_of(task: str) -> str:
@@ -45,47 +35,6 @@ def draft_of(task: str) -> str:
 
 def good(endpoint: "Endpoint", task: str, count: int) -> None:
     endpoint.reply(200, completion(json.dumps({"prompt": f"{draft_of(task)} (v{count})"})))
-
-
-class Endpoint(BaseHTTPRequestHandler):
-    """``server.act`` decides; ``server.tasks`` keeps the user turns in the order they came."""
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        task = body["messages"][0]["content"]
-        with self.server.lock:
-            self.server.tasks.append(task)
-            count = len(self.server.tasks)
-        act = good if task == "Reply with the word ready." and not self.server.knocks else self.server.act
-        # The client may be tired of waiting.
-        with suppress(BrokenPipeError, ConnectionResetError):
-            act(self, task, count)
-
-    def reply(self, status: int, body: str, content_type: str = "application/json", **headers: str) -> None:
-        data = body.encode()
-        self.send_response(status)
-        self.send_header("Content-Type", content_type)
-        self.send_header("Content-Length", str(len(data)))
-        for key, value in headers.items():
-            self.send_header(key.replace("_", "-"), value)
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *arguments: object) -> None:
-        pass
-
-
-@contextmanager
-def endpoint(act: Act, knocks: bool = False) -> Iterator[tuple[str, list[str]]]:
-    """A server whose answers ``act`` gives; also those to the first request where ``knocks``."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Endpoint)
-    server.act, server.tasks, server.lock, server.knocks = act, [], threading.Lock(), knocks
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/v1", server.tasks
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def generate(url: str, out: Path, **arguments):
@@ -236,14 +185,13 @@ def test_it_goes_on_where_it_was_killed(tmp_path):
         good(server, task, count)
 
     script = (
-        "import sys; sys.path[:0] = sys.argv[3:]\n"
-        "from pathlib import Path; from tests_generation import generate\n"
+        "import sys; sys.path.insert(0, sys.argv[3])\n"
+        "from pathlib import Path; from tests.elude.test_attack_generation import generate\n"
         "generate(sys.argv[1], Path(sys.argv[2]), n=40, workers=2)\n"
     )
-    (tmp_path / "tests_generation.py").write_text(Path(__file__).read_text(encoding="utf-8"), encoding="utf-8")
     root = str(Path(__file__).resolve().parents[2])
     with endpoint(slow) as (url, tasks):
-        command = [sys.executable, "-c", script, url, str(out), str(tmp_path), root]
+        command = [sys.executable, "-c", script, url, str(out), root]
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         deadline = time.monotonic() + 30
         while (not out.exists() or out.read_bytes().count(b"\n") < 5) and time.monotonic() < deadline:
@@ -330,12 +278,32 @@ def test_an_endpoint_that_dies_on_the_way_stops_the_run_and_keeps_what_is_writte
         assert generate(url, out, n=30) == (30, 30, 4, 0)
 
 
+def test_endless_slow_and_deep_replies_neither_end_the_run_nor_fill_the_disk(tmp_path):
+    def hostile(server: Endpoint, task: str, count: int) -> None:
+        if count % 4 == 0:
+            server.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
+            while True:
+                server.wfile.write(b"x" * 65536)
+        elif count % 4 == 1:
+            server.reply(200, completion("[" * 200_000))
+        elif count % 4 == 2:
+            server.reply(200, completion(json.dumps({"prompt": draft_of(task) + "\ud800"})))
+        else:
+            good(server, task, count)
+
+    out = tmp_path / "a.jsonl"
+    with endpoint(hostile) as (url, _):
+        report = generate(url, out, n=6, attempts=8, workers=1)
+    assert report.written == 6 and report.rejected >= 6
+    assert rejects_path(out).stat().st_size < 10_000 * report.rejected
+
+
 def test_a_reply_in_a_code_fence_is_read():
-    assert parse_reply(completion('Here:\n```json\n{"prompt": " Who? "}\n```')) == ("Who?", "")
+    assert parse_reply('Here:\n```json\n{"prompt": " Who? "}\n```') == "Who?"
 
 
 def test_without_the_client_the_message_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "openai", None)
+    monkeypatch.setitem(sys.modules, "httpx2", None)
     with pytest.raises(EndpointError, match=r"pip install 'lm-eval-elude\[llm\]'"):
         generate("http://127.0.0.1:9/v1", tmp_path / "a.jsonl")
 
