@@ -62,10 +62,11 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         {"lm_eval"},
     ),
     "lm_eval_elude.backend": (set(), set()),
+    "lm_eval_elude.backend.checked": (set(), {"huggingface_hub"}),
     "lm_eval_elude.backend.limits": (CORE, {"torch", "transformers", "psutil"}),
     "lm_eval_elude.backend.packing": (CORE, {"torch", "transformers"}),
     "lm_eval_elude.backend.model": (
-        CORE | {f"lm_eval_elude.backend.{n}" for n in ("limits", "packing")},
+        CORE | {f"lm_eval_elude.backend.{n}" for n in ("checked", "limits", "packing")},
         {"lm_eval", "torch", "transformers", "accelerate", "tqdm"},
     ),
     "optout_train": (set(), set()),

@@ -10,8 +10,9 @@ log-likelihoods showed of a prompt's greedy continuation is its draft: fed with 
 confirms it. A text is the one that stock ``hf`` gives with batch size 1. (In larger batches stock lets a row run on
 after its stop text until all rows have theirs, which shows where that text is a special token.)
 
-At load both are compared with the plain way on this very model; what differs goes the stock way, with a line that says
-so. So do requests beyond a sliding window, sampling, and checkpoints whose generation settings act on greedy decoding.
+At load both are compared with the plain way on this very model (``checked.py``: once for a model and these versions);
+what differs goes the stock way, with a line that says so. So do requests beyond a sliding window, sampling, and
+checkpoints whose generation settings act on greedy decoding.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from lm_eval.models.utils_hf import clear_torch_cache
 from tqdm import tqdm
 from transformers import DynamicCache
 
-from lm_eval_elude.backend import limits
+from lm_eval_elude.backend import checked, limits
 from lm_eval_elude.backend.packing import TokenScores, Tree, lay_out, places, plant, read
 
 log = logging.getLogger("lm_eval.elude")
@@ -89,8 +90,12 @@ class EludeLM(HFLM):
             fitting, self._cache_weight = limits.batch_tokens(config, self.model.dtype, self.device)
             self.batch_tokens = int(batch_tokens) if batch_tokens else fitting
             log.info("ELUDe: up to %d tokens a batch", self.batch_tokens)
-            self._packs = self._agrees("log-likelihoods and generation", self._check_scores)
-            self._decodes = self._packs and self._agrees("generation", self._check_generation)
+            passed = checked.record(self.model, kwargs) if isinstance(pretrained, str) else None
+            known = passed is not None and passed.exists()
+            self._packs = known or self._agrees("log-likelihoods and generation", self._check_scores)
+            self._decodes = known or (self._packs and self._agrees("generation", self._check_generation))
+            if passed and self._decodes:
+                checked.remember(passed)
             self._rank = Rank(self._rank)
 
     # ---- log-likelihoods
@@ -279,7 +284,7 @@ class EludeLM(HFLM):
         total = sum(len(own) for contexts in work.values() for own in contexts.values())
         with self._bar(total, "generate_until", disable_tqdm) as bar:
             for (most, stops), contexts in work.items():
-                for context, text in self._texts(list(contexts), stops, most):
+                for context, text in self._texts(list(contexts), stops, most, bar):
                     for i in contexts[context]:
                         results[i] = text
                         self.cache_hook.add_partial("generate_until", requests[i].args, text)
@@ -288,26 +293,34 @@ class EludeLM(HFLM):
         rest = [i for i, result in enumerate(results) if result is None]
         return _filled(results, rest, super().generate_until([requests[i] for i in rest], disable_tqdm) if rest else [])
 
-    def _texts(self, contexts: Sequence[str], stops: Sequence[str], most: int) -> Iterator[tuple[str, str]]:
+    def _texts(self, contexts: Sequence[str], stops: Sequence[str], most: int, bar: Any) -> Iterator[tuple[str, str]]:
         """Greedy texts of contexts, the longest context first; those beyond the model's window are left out."""
+
+        def show(tokens: int, rows: int) -> None:
+            bar.set_postfix_str(f"token {tokens} of at most {most}, {rows} texts under way", refresh=tokens % 8 == 0)
+
         room = {"left_truncate_len": self.max_length - most, "truncation": self.truncation}
         prompts = [(c, self.tok_batch_encode([c], **room)[0][0].tolist()) for c in contexts]
         short = sorted((p for p in prompts if p[1] and len(p[1]) + most <= self._span), key=lambda p: -len(p[1]))
         for batch, outputs in self._batched(
             short,
             lambda prompt: int((len(prompt[1]) + most) * self._cache_weight) + 1,
-            lambda batch: self._greedy([ids for _, ids in batch], stops, most),
+            lambda batch: self._greedy([ids for _, ids in batch], stops, most, show),
         ):
             for (context, _), ids in zip(batch, outputs, strict=True):
                 yield context, postprocess_generated_text(self.tok_decode(ids), list(stops), None)
 
-    def _greedy(self, prompts: Sequence[list[int]], stops: Sequence[str], most: int) -> list[list[int]]:
+    def _greedy(
+        self, prompts: Sequence[list[int]], stops: Sequence[str], most: int,
+        show: Callable[[int, int], None] = lambda tokens, rows: None,
+    ) -> list[list[int]]:  # fmt: skip
         """Greedy continuations of prompts, each up to the token that ends it.
 
         Args:
             prompts: token ids, none empty.
             stops: texts that end a continuation.
             most: largest number of new tokens.
+            show: told before each further token how many the longest text has, and how many texts go on.
         """
         ending = _Ending(self.tokenizer, stops, self.model.generation_config.eos_token_id)
         drafts = [self._drafts.get(_key(prompt), [])[: most - 1] for prompt in prompts]
@@ -330,6 +343,7 @@ class EludeLM(HFLM):
                 kept = torch.tensor(stay)
                 cache.batch_select_indices(kept)
                 mask, place, rows = mask[kept], place[kept], [rows[k] for k in stay]
+            show(max(len(outputs[row]) for row in rows), len(rows))
             mask = torch.nn.functional.pad(mask, (0, 1), value=1)
             fed = torch.tensor([[outputs[row][-1]] for row in rows], device=self.device)
             logits = self._call(
@@ -400,7 +414,8 @@ class EludeLM(HFLM):
         return max(1, min(self.max_batch_size or 64, self.batch_tokens // min(longest, self.max_length)))
 
     def _bar(self, total: int, kind: str, disable: bool) -> Any:
-        return tqdm(total=total, disable=disable or self.rank != 0 or not total, desc=f"Running {kind} requests")
+        off = disable or self.rank != 0 or not total or None  # None: where there is no terminal
+        return tqdm(total=total, disable=off, desc=f"Running {kind} requests")
 
     # ---- the check at load
     def _agrees(self, what: str, check: Callable[[], str]) -> bool:
@@ -414,19 +429,21 @@ class EludeLM(HFLM):
         return not problem
 
     def _probe(self) -> list[Encoded]:
-        """Two contexts of different length with answers that share openings, of ordinary tokens."""
+        """Two contexts of different length with answers that share openings, of ordinary tokens: a few, and short."""
         size = min(len(self.tokenizer), self.model.get_input_embeddings().num_embeddings)
-        ordinary = sorted(set(range(size)) - set(self.tokenizer.all_special_ids)) or list(range(size))
+        special = set(self.tokenizer.all_special_ids)
+        ordinary = [token for token in range(size) if token not in special] or list(range(size))
         draw = random.Random(0)
-        words = [draw.choices(ordinary, k=max(1, min(6, self._span // 5))) for _ in range(8)]
-        answers = (words[3] + words[4], words[3] + words[5], words[6], words[7][:1])
+        words = [draw.choices(ordinary, k=max(1, min(3, self._span // 5))) for _ in range(7)]
+        answers = (words[3] + words[4], words[3] + words[5], words[6])
         return [(context, answer) for context in (words[0] + words[1], words[2]) for answer in answers]
 
     def _check_scores(self) -> str:
+        probe = self._probe()
         self._packs = True
-        packed = self._score(self._probe())
+        packed = self._score(probe)
         self._packs = False
-        plain = self._score(self._probe())
+        plain = self._score(probe)
         ours, stock = (torch.tensor([v for s in scores for v in s.log_probs]) for scores in (packed, plain))
         error, kind = (ours - stock).abs(), self.mixed_precision_dtype or self.model.dtype
         if kind in (torch.bfloat16, torch.float16):  # the probe's single tokens are as noisy as any batch's
@@ -438,16 +455,16 @@ class EludeLM(HFLM):
     def _check_generation(self) -> str:
         if acting := limits.acting_settings(self.model.generation_config):
             return f"its generation_config sets {', '.join(acting)}"
-        prompts = [context + answer for context, answer in self._probe()[1:6:2]]
-        ours = self._greedy(prompts, (), 4)
-        self._drafts = {_key(p): [*ids[:2], int(ids[:1] == [0]), 0] for p, ids in zip(prompts, ours, strict=True)}
-        drafted = self._greedy(prompts, (), 4)
-        for prompt, *found in zip(prompts, ours, drafted, strict=True):
+        prompts = [context + answer for context, answer in self._probe()[1:4:2]]
+        wanted = []
+        for prompt in prompts:
             ids = torch.tensor([prompt], device=self.device)
             whole = self._model_generate(ids, len(prompt) + 4, [], attention_mask=torch.ones_like(ids), do_sample=False)
-            if any(whole[0, len(prompt) :].tolist() != new for new in found):
-                return "the probe's tokens differ from those of generate()"
-        return ""
+            wanted.append(whole[0, len(prompt) :].tolist())
+        # One prompt has a draft, of which two tokens are right and the third is not; the other has none.
+        self._drafts = {_key(prompts[0]): [*wanted[0][:2], int(wanted[0][2:3] == [0]), 0]}
+        same = self._greedy(prompts, (), 4) == wanted
+        return "" if same else "the probe's tokens differ from those of generate()"
 
 
 class _Ending:

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 PLAIN_PROMPT = "Question: {question}\nAnswer:"
-PLAIN_STOP = "\n\nQuestion:"
+# Base models go on with questions of their own, after a line end, a blank line or a space.
+PLAIN_STOP = "Question:"
 # Templates that print today's date would ask a different question every day (Llama-3.2), and thinking templates
 # put an empty thinking block on one side of the answer boundary only (Qwen3) unless told not to think.
 TEMPLATE_ARGUMENTS = {"date_string": "26 Jul 2024", "enable_thinking": False}
@@ -74,7 +75,7 @@ class Renderer:
 
     @property
     def stop(self) -> list[str]:
-        """Texts that end a generated answer: the end of turn, or the next question of the plain format."""
+        """Texts that end a generated answer: the end of turn, or of the plain format the next question."""
         tail = self._tail.strip()
         if not self.has_template or not tail:
             return [PLAIN_STOP]

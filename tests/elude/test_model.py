@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
 import logging
 import os
@@ -21,9 +22,13 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
 from lm_eval.models.huggingface import HFLM
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tqdm import tqdm
 
+from lm_eval_elude import backend
+from lm_eval_elude.backend import checked
 from lm_eval_elude.backend.model import EludeLM
 from lm_eval_elude.backend.packing import lay_out, plant
+from lm_eval_elude.core.chat import Renderer
 
 TEXT = "the quick brown fox jumps over a lazy dog . when and where was she born ? he won in 1998 and 2001 the prize ! "
 SMALL = {
@@ -155,11 +160,21 @@ def test_trees_spell_their_sequences_and_branches_do_not_see_each_other(sequence
             assert layout.depths[row, path].tolist() == list(range(len(path)))
             for depth, node in enumerate(path):
                 assert layout.sees[row, node].nonzero()[:, 0].tolist() == path[: depth + 1]
-    if width == 64:  # everything shared is worth sharing: one node for each distinct prefix
-        prefixes = {tuple(s[: i + 1]) for s in sequences for i in range(len(s))}
-        assert sum(len(tree.tokens) for tree in trees) == len(prefixes) or len(trees) > 1
+        # A prefix is one node of its tree, however many sequences begin with it.
+        assert len(tree.tokens) == len(
+            {tuple(sequences[m][: i + 1]) for m in tree.members for i in range(len(sequences[m]))}
+        )
     if width == 0:
         assert len(trees) == len(sequences)
+
+
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), min_size=1, max_size=4))
+def test_what_shares_an_opening_becomes_one_tree(sequences: list[list[int]]) -> None:
+    """Where tokens are dear (a wide model) and pairs of tokens are not: as many trees as there are first tokens."""
+    trees = plant(sequences, 1 << 20, 40)
+    assert len(trees) == len({sequence[0] for sequence in sequences})
+    assert sum(len(tree.tokens) for tree in trees) == len({tuple(s[: i + 1]) for s in sequences for i in range(len(s))})
+    assert all(len(tree.tokens) <= 5 or len(tree.members) == 1 for tree in plant(sequences, 1 << 20, 5))
 
 
 def test_bfloat16_is_as_near_as_its_noise(tokenizer: Any) -> None:
@@ -267,6 +282,81 @@ def test_what_the_answers_showed_is_not_decoded_again(tokenizer: Any, monkeypatc
     drafted = len(steps)
     assert fast.generate_until(requests, disable_tqdm=True) == texts and not fast._drafts
     assert drafted < len(steps) - drafted
+
+
+def spelling(tokenizer: Any, prompt: str, text: str) -> Any:
+    """A GPT-2 that says this text after a prompt of that length: its positions name the next token."""
+    model = make(tokenizer, "gpt2", hidden_size=len(tokenizer), num_hidden_layers=1)
+    ids = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
+    first = len(tokenizer.encode(prompt)) - 1
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "c_proj" in name or "wpe" in name:
+                weight.zero_()
+        model.transformer.wte.weight.copy_(torch.eye(len(tokenizer)))
+        for place, token in enumerate(ids, first):
+            model.transformer.wpe.weight[place, token] = 10
+    return model
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [(" Paris\nQuestion: What?", " Paris\n"), (" Paris\n \n Question: What?", " Paris\n \n "),
+     (" A question: which?\n", " A question: which?\n")],
+)  # fmt: skip
+def test_a_base_models_answer_ends_at_its_next_question(text: str, answer: str, tokenizer: Any) -> None:
+    prompt = "Question: where ?\nAnswer:"
+    requests = asked("generate_until", [(prompt, {"until": Renderer(tokenizer).stop, "max_gen_toks": 40})])
+    fast, stock = both(spelling(tokenizer, prompt, text), tokenizer)
+    assert fast._decodes
+    for lm in (fast, stock):
+        assert lm.generate_until(requests, disable_tqdm=True) == [answer]
+
+
+def test_a_long_generation_shows_how_far_it_is(pair: tuple[EludeLM, HFLM], monkeypatch: Any) -> None:
+    shown: list[str] = []
+
+    class Bar(tqdm):  # type: ignore[type-arg]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **{**kwargs, "disable": False, "file": io.StringIO()})
+
+        def display(self, *args: Any, **kwargs: Any) -> bool:
+            shown.append(str(self))
+            return True
+
+    monkeypatch.setattr(backend.model, "tqdm", Bar)
+    pair[0].batch_tokens = 1000
+    pair[0].generate_until(asked("generate_until", [(c, {"until": [], "max_gen_toks": 40}) for c in CONTEXTS]))
+    (within,) = (line for line in shown if "token 32 of at most 40, 3 texts under way" in line)
+    assert "0/3" in within
+
+
+def test_the_check_at_load_is_short_and_runs_once_for_a_model(tokenizer: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(checked.constants, "HF_HOME", str(tmp_path / "home"))
+    tokens: list[int] = []
+    forward = transformers.LlamaForCausalLM.forward
+
+    def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        tokens.append((args[0] if args else kwargs["input_ids"]).numel())
+        return forward(self, *args, **kwargs)
+
+    def load(name: str, passes: bool = True, **changes: Any) -> int:
+        """Forwards that loading a model took."""
+        if not (folder := tmp_path / name).exists():
+            make(tokenizer, **changes).save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+        tokens.clear()
+        assert EludeLM(str(folder), device="cpu")._decodes == passes
+        return len(tokens)
+
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "forward", counted)
+    assert 0 < load("a") <= 14 and sum(tokens) < 200
+    assert load("a") == load("b", initializer_range=0.4) == 0  # b: the same shape
+    assert load("c", num_hidden_layers=2) > 0
+    monkeypatch.setattr(checked, "version", lambda name: "another")
+    assert load("a") > 0 and load("a") == 0
+    monkeypatch.setattr(EludeLM, "_mask", lambda self, sees: None)
+    assert load("d", False, num_hidden_layers=1) > 0 and load("d", False) > 0  # what is not passed leaves no record
 
 
 def test_out_of_memory_halves_the_batch_with_a_line(tokenizer: Any, caplog: Any, monkeypatch: Any) -> None:
