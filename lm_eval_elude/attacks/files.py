@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from lm_eval_elude.attacks.builders import ATTACKS
 from lm_eval_elude.attacks.prompt import AttackPrompt
-from lm_eval_elude.core.records import PERTURBATIONS, DataError
+from lm_eval_elude.core import jsonio
+from lm_eval_elude.core.records import PERTURBATIONS, DataError, given
 from lm_eval_elude.core.targets import Target
 
 
@@ -27,13 +27,9 @@ def load_attack_file(path: Path, target: Target, attack: str, others: Sequence[T
     Raises:
         DataError: the file cannot be read, a row is wrong (file, row and field are named), or no row has that type.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"attack file {str(path)!r} cannot be read ({error})") from None
     prompts = [
         parse_attack(line, f"{path.name}, row {number}", (target, *others))
-        for number, line in enumerate(lines, 1)
+        for number, line in enumerate(jsonio.read_text(path).split("\n"), 1)
         if line.strip()
     ]
     found = [item for item in prompts if item.type == attack and item.target == target.name]
@@ -45,21 +41,20 @@ def load_attack_file(path: Path, target: Target, attack: str, others: Sequence[T
 def parse_attack(line: str, where: str, targets: Sequence[Target]) -> AttackPrompt:
     """Validate one row of an attack file (see :func:`load_attack_file`); ``where`` names it in errors.
 
+    White space at the ends of a text is no part of it, as in a data set.
+
     Raises:
         DataError: not JSON, or a field is missing or wrong.
     """
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise DataError(f"{where}: not valid JSON ({error})") from None
+    row = jsonio.loads(line, where)
     if not isinstance(row, dict):
-        raise DataError(f"{where}: an object is expected, got {type(row).__name__}")
+        raise DataError(f"{where}: an object is expected, got {given(row)}")
     texts = {}
     for field in ("type", "target", "prompt", "answer", "paraphrased_answer"):
         value = row.get(field)
         if not isinstance(value, str) or not value.strip():
-            raise DataError(f"{where}: field {field!r} is missing, empty or not text")
-        texts[field] = value
+            raise DataError(f"{where}: field {field!r} is missing, empty or not text: {given(value)}")
+        texts[field] = value.strip()
     if texts["type"] not in ATTACKS:
         raise DataError(f"{where}: field 'type' is {texts['type']!r}; the types are {', '.join(ATTACKS)}")
     if texts["target"] not in {target.name for target in targets}:
@@ -71,10 +66,13 @@ def parse_attack(line: str, where: str, targets: Sequence[Target]) -> AttackProm
         or len(wrong) != PERTURBATIONS
         or not all(isinstance(text, str) and text.strip() for text in wrong)
     ):
-        raise DataError(f"{where}: field 'perturbed_answer' must be a list of {PERTURBATIONS} texts")
+        raise DataError(
+            f"{where}: field 'perturbed_answer' must be a list of {PERTURBATIONS} texts, got {given(wrong)}"
+        )
     question, record = row.get("question", ""), row.get("record", -1)
     if not isinstance(question, str):
-        raise DataError(f"{where}: field 'question' must be text")
+        raise DataError(f"{where}: field 'question' must be text, got {given(question)}")
     if type(record) is not int:  # a bool is an int too
-        raise DataError(f"{where}: field 'record' must be a whole number")
-    return AttackPrompt(**texts, perturbed_answer=tuple(wrong), question=question, record=record)
+        raise DataError(f"{where}: field 'record' must be a whole number, got {given(record)}")
+    wrong = tuple(text.strip() for text in wrong)
+    return AttackPrompt(**texts, perturbed_answer=wrong, question=question.strip(), record=record)

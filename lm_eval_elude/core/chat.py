@@ -11,8 +11,9 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
+
+from lm_eval_elude.core.records import reason
 
 PLAIN_PROMPT = "Question: {question}\nAnswer:"
 # Base models go on with questions of their own, after a line end, a blank line or a space.
@@ -110,12 +111,10 @@ class Renderer:
         return bool(bos) and text.startswith(bos)
 
     def _apply(self, messages: list[dict[str, str]], **arguments: Any) -> str:
-        from jinja2.exceptions import TemplateError
-
         try:
             return self.tokenizer.apply_chat_template(messages, tokenize=False, **TEMPLATE_ARGUMENTS, **arguments)
-        except TemplateError as error:
-            raise ChatError(f"the model's chat template refuses the conversation: {error}") from None
+        except Exception as error:  # a template is a program of the model's maker
+            raise ChatError(f"the model's chat template refuses the conversation: {reason(error)}") from None
 
     def _probe(self) -> tuple[str, str]:
         """What the template writes before and after an answer, learnt from one conversation."""
@@ -137,13 +136,16 @@ def load_tokenizer(name: str, *, revision: str | None = None, trust_remote_code:
     from transformers import AutoTokenizer
     from transformers.utils import logging
 
-    if os.sep in name and not Path(name).exists() and name.count("/") != 1:
+    if os.sep in name and not os.path.exists(name) and name.count("/") != 1:
         raise ChatError(f"model folder {name!r} does not exist")
+    before = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
         return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except Exception as error:  # a folder's files can be wrong in any way
         raise ChatError(
-            f"no tokenizer for {name!r} ({str(error).strip().splitlines()[0]}); "
+            f"no tokenizer for {name!r} ({reason(error)}); "
             "name one with --model_args tokenizer=... (lm_eval) or give a model folder that has one"
         ) from None
+    finally:
+        logging.set_verbosity(before)

@@ -91,12 +91,12 @@ def read_text(path: Path, *, max_bytes: int = MAX_BYTES) -> str:
         if len(content) > max_bytes:
             raise DataError(f"{path}: longer than {max_bytes:,} bytes")
         return content.decode("utf-8-sig")
+    except DataError:
+        raise
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not readable as UTF-8 text ({error})") from None
     except (OSError, ValueError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"{str(path)!r} cannot be read ({error})") from None
+        raise DataError(f"{str(path)[:200]!r} cannot be read ({getattr(error, 'strerror', '') or error})") from None
 
 
 def build(kind: type[T], value: Any, where: str) -> T:

@@ -6,12 +6,16 @@ import hashlib
 import json
 import os
 import tempfile
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from lm_eval_elude.core import jsonio
+from lm_eval_elude.core.records import DataError
+
 FILE_NAME = "optout.json"
 SCHEMA_VERSION = 1
+_MAX_BYTES = 1 << 26  # of a manifest that is read
 
 
 class ManifestError(ValueError):
@@ -26,7 +30,9 @@ class Manifest:
         targets: display names of the forgotten entities; () for a base model.
         dataset: the source as a user would name it (``hub``, ``mini`` or a path).
         method: preset name, ``none`` for a base model.
-        data_fingerprints: by subset and split, as :func:`lm_eval_elude.core.records.fingerprint` gives them.
+        data: where the data set's rows came from, as :func:`lm_eval_elude.core.dataset.describe` says.
+        data_fingerprints: by subset and split (``forget-train``), as
+            :func:`lm_eval_elude.core.records.fingerprint` gives them.
         settings: every field of the training configuration.
         base_model: ``name`` and SHA-256 of each weight file.
         weights: SHA-256 of each weight file of this checkpoint.
@@ -38,6 +44,7 @@ class Manifest:
     targets: tuple[str, ...]
     dataset: str
     method: str = "none"
+    data: dict[str, str] = field(default_factory=dict)
     data_fingerprints: dict[str, str] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     base_model: dict[str, Any] = field(default_factory=dict)
@@ -56,21 +63,40 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 def read_manifest(folder: str | Path | None) -> Manifest | None:
     """The manifest of a local checkpoint folder, or None where there is none (also for a Hub id).
 
+    A data set or base model that is named by a relative path is looked for from where the checkpoint lies
+    (:func:`resolve_path`).
+
     Raises:
         ManifestError: the file is there but is not a manifest of a known version.
     """
     path = Path(folder or "") / FILE_NAME
-    if not folder or not path.is_file():
+    if not folder or not os.path.isfile(path):
         return None
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-        if fields["schema_version"] != SCHEMA_VERSION:
-            raise ManifestError(f"{path}: schema_version {fields['schema_version']}, expected {SCHEMA_VERSION}")
-        if not isinstance(fields["targets"], list):
-            raise TypeError(f"targets must be a list, got {fields['targets']!r}")
-        return Manifest(**{**fields, "targets": tuple(fields["targets"])})
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise ManifestError(f"{path}: not an Opt-Out manifest ({error})") from None
+        table = jsonio.load(path, nan=True, max_bytes=_MAX_BYTES)
+        if isinstance(table, dict) and table.get("schema_version", SCHEMA_VERSION) != SCHEMA_VERSION:
+            raise ManifestError(f"{path}: schema_version {table['schema_version']!r:.40}, expected {SCHEMA_VERSION}")
+        manifest = jsonio.build(Manifest, table, f"{path}: not an Opt-Out manifest")
+    except DataError as error:
+        raise ManifestError(str(error)) from None
+    model = dict(manifest.base_model)
+    if isinstance(name := model.get("name"), str) and os.sep in name:
+        model["name"] = resolve_path(name, path.parent)
+    return replace(manifest, dataset=resolve_path(manifest.dataset, path.parent), base_model=model)
+
+
+def resolve_path(name: str, folder: Path) -> str:
+    """A path as a checkpoint's manifest names it, from wherever the checkpoint is read and wherever it was moved to.
+
+    A relative path was meant from the folder that training ran in, above the checkpoint most often: the nearest folder
+    at or above the checkpoint that has it is taken. Where none has it (Hub ids, ``hub``, ``mini``) the name stays.
+    """
+    if name in ("", "hub", "mini") or os.path.isabs(name):
+        return name
+    for above in (folder.absolute(), *folder.absolute().parents):
+        if os.path.exists(found := above / name):
+            return name if os.path.exists(name) and os.path.samefile(found, name) else os.path.normpath(found)
+    return name
 
 
 def file_hashes(folder: Path, pattern: str = "*.safetensors") -> dict[str, str]:

@@ -65,29 +65,27 @@ def parse_record(row: Mapping[str, Any], where: str, *, scored: bool = False) ->
         where: how to call the row in an error, e.g. ``forget_qa-train.jsonl, row 3``.
         scored: whether the row must have what a truth ratio needs.
 
+    White space at the ends of a text is no part of it, in training and in scoring alike.
+
     Raises:
-        DataError: a field is missing, of the wrong type or empty.
+        DataError: a field is missing, of the wrong type or empty; nothing is turned into text that is none.
     """
-    texts: dict[str, str] = {}
-    for field in TEXT_FIELDS:
-        value, needed = row.get(field), field in ("question", "answer")
-        if value is None and not needed:
-            value = ""
-        if not isinstance(value, str):
-            raise DataError(f"{where}: field {field!r} must be text, got {given(value)}")
-        texts[field] = value.strip()
-        if needed and not texts[field]:
-            raise DataError(f"{where}: field {field!r} is empty")
+    texts = {field: _text(row, field, where) for field in TEXT_FIELDS}
+    for field in ("question", "answer"):
+        if not texts[field]:
+            lack = "is empty" if row.get(field) is not None else "must be text, got nothing"
+            raise DataError(f"{where}: field {field!r} {lack}")
     texts["entity"] = entity_name(texts["entity"])
-    translated = row.get("translated_question") or {}
+    if extra := _text(row, "input", where):
+        texts["question"] += f"\n\n{extra}"
+    translated = {} if (value := row.get("translated_question")) is None else value
     if not isinstance(translated, Mapping):
         raise DataError(f"{where}: field 'translated_question' must be a table by language, got {given(translated)}")
-    if extra := row.get("input"):
-        texts["question"] += f"\n\n{str(extra).strip()}"
+    languages = [(name, _text(translated, name, f"{where}, field 'translated_question'")) for name in translated]
     record = QARecord(
         **texts,
         perturbed_answer=_perturbed(row.get("perturbed_answer"), where),
-        translated_question=tuple((k, v) for k, v in translated.items() if v),
+        translated_question=tuple((name, text) for name, text in languages if text),
     )
     if scored and not record.can_be_scored:
         lacking = "paraphrased_answer" if not record.paraphrased_answer else "perturbed_answer"
@@ -103,23 +101,35 @@ def fingerprint(records: Iterable[QARecord]) -> str:
     return digest.hexdigest()[:16]
 
 
+def _text(row: Mapping[str, Any], field: str, where: str) -> str:
+    """A column's text without white space at its ends, "" where there is none."""
+    value = row.get(field)
+    if not isinstance(value, str | None):
+        raise DataError(f"{where}: field {field!r} must be text, got {given(value)}")
+    return (value or "").strip()
+
+
 def _perturbed(value: Any, where: str) -> tuple[str, ...]:
     if value is None:
         return ()
-    if isinstance(value, str) or not isinstance(value, Iterable):
+    if not isinstance(value, list | tuple):
         raise DataError(
             f"{where}: field 'perturbed_answer' must be a list of {PERTURBATIONS} texts, got {given(value)}"
         )
-    answers = tuple(value)
-    if len(answers) not in (0, PERTURBATIONS):
-        raise DataError(f"{where}: field 'perturbed_answer' must have {PERTURBATIONS} texts, got {len(answers)}")
-    for answer in answers:
+    if len(value) not in (0, PERTURBATIONS):
+        raise DataError(f"{where}: field 'perturbed_answer' must have {PERTURBATIONS} texts, got {len(value)}")
+    for number, answer in enumerate(value, 1):
         if not isinstance(answer, str) or not answer.strip():
-            raise DataError(f"{where}: field 'perturbed_answer' has an empty or non-text entry")
-    return tuple(a.strip() for a in answers)
+            raise DataError(f"{where}: text {number} of field 'perturbed_answer' is empty or no text: {given(answer)}")
+    return tuple(answer.strip() for answer in value)
 
 
 def given(value: Any) -> str:
     """How an error calls a value of the wrong kind: its type, and itself where it is short."""
     shown = " ".join(reprlib.repr(value).split())
     return "nothing" if value is None else f"{type(value).__name__} {shown}"
+
+
+def reason(error: BaseException) -> str:
+    """What an exception of another library says, in one line of bounded length."""
+    return " ".join(str(error).split())[:300] or type(error).__name__

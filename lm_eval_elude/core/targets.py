@@ -22,9 +22,18 @@ class Target(NamedTuple):
 
 
 def slugify(text: str) -> str:
-    """Fold case, accents and punctuation: ``Beyoncé  Knowles`` -> ``beyonce_knowles``."""
-    folded = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
-    return re.sub(r"[^a-z0-9]+", "_", (folded or text).lower()).strip("_")
+    """Fold case, accents and punctuation: ``Beyoncé  Knowles`` -> ``beyonce_knowles``; other alphabets stay.
+
+    Never "" for a text that is not blank: signs without any letter or digit become their code points.
+    """
+    folded = unicodedata.normalize("NFKD", text)
+    latin = re.sub(r"[^a-z0-9]+", "_", folded.encode("ascii", "ignore").decode().lower()).strip("_")
+    if latin and not any(c.isalpha() and not unicodedata.name(c, "").startswith("LATIN") for c in folded):
+        return latin
+    # Marks are part of a letter in most other alphabets (Devanagari's vowels, the Japanese voicing sign).
+    lower = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+    kept = "".join(c if unicodedata.category(c)[0] in "LNM" else " " for c in lower)
+    return "_".join(kept.split() or [f"u{ord(c):x}" for c in text if not c.isspace()])
 
 
 # Aliases are names the person is widely known by; synonym-manipulation attacks draw on them.
@@ -69,9 +78,10 @@ def resolve_target(name: str, known: Iterable[str] | None = None) -> Target:
     by_name = {target.name: target for target in TARGETS}
     pool = list(TARGETS) if known is None else [by_name.get(n, Target(n)) for n in dict.fromkeys(known)]
     wanted = slugify(name)
+    same = [t for t in pool if t.name == name]
     exact = [t for t in pool if t.slug == wanted]
     loose = [t for t in pool if wanted in map(slugify, t.aliases) or {*wanted.split("_")} <= {*t.slug.split("_")}]
-    for found in (exact, loose):
+    for found in (same, exact, loose):
         if len(found) == 1:
             return found[0]
         if found:

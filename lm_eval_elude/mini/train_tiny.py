@@ -219,7 +219,7 @@ def train(out: Path, without: str | None, epochs: int, seed: int, batch_tokens: 
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
     fingerprints = {
-        f"{subset}/{split}": dataset.load_records("mini", subset, split).fingerprint
+        f"{subset}-{split}": dataset.load_records("mini", subset, split).fingerprint
         for subset, split in dataset.SCORED_SPLIT.items()
     }
     write_manifest(

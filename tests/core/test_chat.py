@@ -123,11 +123,55 @@ def test_the_tokenizer_is_left_as_it_was(tmp_path):
     assert Renderer(load_tokenizer(str(tmp_path))).prompt("Who?") == RENDERERS["llama-3.1"].prompt("Who?")
 
 
+@pytest.mark.parametrize("level", [10, 20, 30, 40])
+def test_loading_a_tokenizer_leaves_transformers_as_loud_as_it_was(tmp_path, level):
+    from transformers.utils import logging
+
+    make_tokenizer("chatml").save_pretrained(tmp_path)
+    before = logging.get_verbosity()
+    logging.set_verbosity(level)
+    try:
+        load_tokenizer(str(tmp_path))
+        assert logging.get_verbosity() == level
+        with pytest.raises(ChatError):
+            load_tokenizer(str(tmp_path / "none"))
+        (tmp_path / "tokenizer.json").write_text("{")
+        with pytest.raises(ChatError):
+            load_tokenizer(str(tmp_path))
+        assert logging.get_verbosity() == level
+    finally:
+        logging.set_verbosity(before)
+
+
+@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", "5", "[" * 100_000, '{"model": 5}', '{"added_tokens": [1]}', "\xff"]
+)
+def test_tokenizer_files_that_are_none_are_one_line(tmp_path, file, content):
+    make_tokenizer("chatml").save_pretrained(tmp_path)
+    (tmp_path / file).write_bytes(content.encode("latin-1"))
+    try:
+        Renderer(load_tokenizer(str(tmp_path)))
+    except ChatError as error:
+        assert "\n" not in str(error) and len(str(error)) < 600
+
+
+@pytest.mark.parametrize("body", ["messages[0]['content'] + 1", "1 / 0", "messages[7].x.y", "none()", "'a' * -1"])
+def test_a_template_that_fails_is_one_line(body):
+    tokenizer = make_tokenizer("chatml")
+    tokenizer.chat_template = "{{ " + body + " }}"
+    with pytest.raises(ChatError) as error:
+        Renderer(tokenizer)
+    assert "\n" not in str(error.value)
+
+
 def test_a_tokenizer_that_cannot_be_found_is_one_line(tmp_path):
     (tmp_path / "empty").mkdir()
     for name, said in [
         (str(tmp_path / "empty"), "no tokenizer for .*tokenizer="),
         (str(tmp_path / "absent"), "does not exist"),
+        ("x" * 5_000, "no tokenizer for"),
+        ("a\0b", "no tokenizer for"),
         ("nobody/nothing", "no tokenizer for 'nobody/nothing'"),
     ]:
         with pytest.raises(ChatError, match=said) as error:

@@ -13,24 +13,6 @@ from lm_eval_elude.core.records import DataError
 from lm_eval_elude.core.targets import TARGETS, UnknownTargetError
 from tests.support import mini_rows, small_data, write_jsonl
 
-# The head of the repository's README.md on the Hub: it maps configurations and splits to files.
-README = """---
-license: cc-by-sa-4.0
-configs:
-- config_name: forget_qa
-  data_files:
-  - split: train
-    path: forget_qa-train.parquet
-- config_name: retain_qa
-  data_files:
-  - split: train
-    path: retain_qa-train.parquet
-  - split: validation
-    path: retain_qa-validation.parquet
-  - split: test
-    path: retain_qa-test.parquet
----
-"""
 COLUMNS = ("question", "answer", "paraphrased_question", "paraphrased_answer", "perturbed_answer")
 
 
@@ -45,8 +27,8 @@ def published(count: int, only: int = 20) -> list[dict]:
 
 
 def hub_layout(folder, forget: int, retain: int):
-    folder.mkdir()
-    (folder / "README.md").write_text(README)
+    folder.mkdir(parents=True)
+    (folder / "README.md").write_text("ELUDe")
     pq.write_table(pa.Table.from_pylist(published(forget)), folder / "forget_qa-train.parquet")
     for split, share in (("train", 8), ("validation", 1), ("test", 1)):
         pq.write_table(pa.Table.from_pylist(published(retain * share // 10)), folder / f"retain_qa-{split}.parquet")
@@ -65,13 +47,10 @@ def hub_layout(folder, forget: int, retain: int):
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    """A local copy of the Hub repository's layout that the hub source reads through ``datasets``."""
+    """A local copy of the Hub repository's layout that stands in for it."""
     folder = hub_layout(tmp_path / "ELUDe", forget=1_000, retain=2_000)
     monkeypatch.setenv("ELUDE_HUB_REPOSITORY", str(folder))
     monkeypatch.setenv("ELUDE_WORLD_URL", str(folder / "alpaca_gpt4_data_{split}.json"))
-    import datasets.config
-
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     return folder
 
 
@@ -98,6 +77,61 @@ def test_a_folder_with_the_same_files_gives_the_same_records(hub):
         assert ours.fingerprint == load_records("hub", subset, split, ["Eminem"], scored=True).fingerprint
 
 
+def test_a_second_folder_that_stands_in_for_the_hub_is_read_itself(hub, tmp_path, monkeypatch):
+    other = hub_layout(tmp_path / "other" / "ELUDe", forget=400, retain=800)
+    assert len(load_records("hub", "forget", "train").records) == 1_000
+    monkeypatch.setenv("ELUDE_HUB_REPOSITORY", str(other))
+    assert len(load_records("hub", "forget", "train").records) == 400
+    pq.write_table(pa.Table.from_pylist(published(40)), other / "forget_qa-train.parquet")
+    assert len(load_records("hub", "forget", "train").records) == 40
+    assert dataset.describe("hub") == {
+        "dataset": "hub", "repository": str(other), "world": str(hub / "alpaca_gpt4_data_{split}.json")
+    }  # fmt: skip
+    with pytest.raises(DataError, match=r"hub@main.*is a folder, which has no revisions"):
+        load_records("hub@main", "forget", "train")
+
+
+@pytest.fixture
+def cached_hub(tmp_path, monkeypatch):
+    """The Hub's cache after two states of the repository were downloaded; ``main`` is at the second."""
+    import huggingface_hub.constants
+
+    monkeypatch.delenv("ELUDE_HUB_REPOSITORY", raising=False)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    dataset._commit.cache_clear()
+    repository = tmp_path / "cache" / "datasets--6rightjade--ELUDe"
+    commits = ["1" * 40, "2" * 40]
+    for number, commit in enumerate(commits, 1):
+        hub_layout(repository / "snapshots" / commit, forget=200 * number, retain=400)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commits[1])
+    (repository / "refs" / "v1").write_text(commits[0])
+    yield commits
+    dataset._commit.cache_clear()
+
+
+def test_the_commit_of_the_hub_is_said_and_can_be_asked_for(cached_hub):
+    first, second = cached_hub
+    for source, commit, rows in (
+        ("hub", second, 400), ("hub@main", second, 400), ("hub@v1", first, 200), (f"hub@{first}", first, 200),
+    ):  # fmt: skip
+        assert dataset.describe(source)["revision"] == commit
+        assert dataset.describe(source)["repository"] == "6rightjade/ELUDe"
+        assert len(load_records(source, "forget", "train").records) == rows
+        assert entities(source) == [t.name for t in TARGETS]
+    assert len(load_records("hub", "retain", "test", ["Eminem"]).records) == 2
+    for source in ("hub@gone", "hub@ /\\", f"hub@{'3' * 40}"):
+        with pytest.raises(DataError, match=r"data set 'hub' cannot be read \(6rightjade/ELUDe, README.md, ") as error:
+            load_records(source, "forget", "train")
+        assert "\n" not in str(error.value)
+
+
+def test_other_sources_describe_themselves(tmp_path):
+    assert dataset.describe("mini") == {"dataset": "mini"}
+    assert dataset.describe(str(tmp_path)) == {"dataset": str(tmp_path)}
+
+
 def test_an_unreachable_hub_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setenv("ELUDE_HUB_REPOSITORY", str(tmp_path / "nowhere"))
     with pytest.raises(DataError, match=r"data set 'hub' cannot be read .*--dataset mini or a folder") as error:
@@ -106,7 +140,10 @@ def test_an_unreachable_hub_is_one_line(tmp_path, monkeypatch):
 
 
 def test_the_world_set_is_pinned_to_a_commit():
-    assert "/995babb" in dataset.HUB_WORLD_URL and dataset.HUB_REPOSITORY == "6rightjade/ELUDe"
+    assert (
+        "/995babb243c1673d1fff96d0a8a32b236e85c450/data/" in dataset.HUB_WORLD_URL
+        and dataset.HUB_REPOSITORY == "6rightjade/ELUDe"
+    )
 
 
 def test_loading_takes_seconds_at_the_published_size(tmp_path):
@@ -138,6 +175,48 @@ def test_every_ending_gives_the_same(tmp_path, ending):
         load_records(str(path), "forget", "train").fingerprint
         == load_records(str(reference), "forget", "train").fingerprint
     )
+
+
+def test_white_space_at_the_ends_is_no_part_of_a_field_in_training_and_in_scoring(tmp_path):
+    def padded(value):
+        if isinstance(value, list):
+            return [padded(text) for text in value]
+        return f"\u3000 \t{value}\n "
+
+    plain = [row | {"input": "b,  a"} for row in published(3, only=1)]
+    wide = [{name: padded(value) for name, value in row.items()} for row in plain]
+    sources = [str(write_jsonl(tmp_path / f"{i}.jsonl", rows)) for i, rows in enumerate((plain, wide))]
+    found = [load_records(s, "forget", "train", scored=scored, strict=scored) for s in sources for scored in (0, 1)]
+    assert len({selection.fingerprint for selection in found}) == 1 and not any(s.odd for s in found)
+    assert found[-1].records[0].question.endswith("(0)\n\nb,  a")  # within a field it stays
+
+
+@pytest.mark.parametrize("ending", [".JSONL", ".Json", ".PARQUET"])
+def test_endings_are_read_in_any_case(tmp_path, ending):
+    write = {".JSONL": write_jsonl, ".Json": lambda path, rows: path.write_text(json.dumps(rows))}.get(
+        ending, lambda path, rows: pq.write_table(pa.Table.from_pylist(rows), path)
+    )
+    write(tmp_path / f"forget_qa-train{ending}", published(6, only=1))
+    assert len(load_records(str(tmp_path), "forget", "train").records) == 6
+    assert len(load_records(str(tmp_path / f"forget_qa-train{ending}"), "forget", "train").records) == 6
+
+
+def test_columns_that_are_not_read_may_hold_anything(tmp_path):
+    table = pa.Table.from_pylist(published(4, only=1))
+    when = pa.array([1, 2, 3, 4], pa.timestamp("us", tz="Nowhere/Atall"))
+    pq.write_table(table.append_column("when", when), tmp_path / "mine.parquet")
+    assert len(load_records(str(tmp_path / "mine.parquet"), "forget", "train").records) == 4
+    with pytest.raises(DataError, match=r"mine\.parquet: not a readable parquet file \(.*Nowhere/Atall"):
+        dataset.read_rows(tmp_path / "mine.parquet")
+
+
+def test_rows_of_any_columns_are_read_by_the_same_readers(tmp_path):
+    rows = [{"author": "Nobody", "score": 1.5, "tags": ["a"]}, {"author": "Noone", "score": 2.5, "tags": []}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    write_jsonl(tmp_path / "a.jsonl", rows)
+    (tmp_path / "a.json").write_text(json.dumps(rows))
+    for name in ("a.parquet", "a.jsonl", "a.json"):
+        assert dataset.read_rows(tmp_path / name) == [(f"{name}, row {n}", row) for n, row in enumerate(rows, 1)]
 
 
 def test_texts_with_other_line_separators_stay_whole(tmp_path):
@@ -179,7 +258,7 @@ def broken(tmp_path, change: dict, drop: str = ""):
     [
         ({"answer": ""}, "", r"^mine\.jsonl, row 2: field 'answer' is empty$"),
         ({"question": 3}, "", r"^mine\.jsonl, row 2: field 'question' must be text, got int 3$"),
-        ({"entity": None}, "", r"^mine\.jsonl, row 2: field 'entity' is missing$"),
+        ({"entity": None}, "", r"^mine\.jsonl, row 2: field 'entity' must be text, got nothing$"),
         ({}, "answer", r"^mine\.jsonl, row 1: field 'answer' must be text, got nothing$"),
         ({}, "perturbed_answer", r"^mine\.jsonl, row 1: field 'perturbed_answer' is missing"),
     ],
@@ -187,6 +266,42 @@ def broken(tmp_path, change: dict, drop: str = ""):
 def test_bad_rows_and_missing_columns_name_file_row_and_field(tmp_path, change, drop, message):
     with pytest.raises(DataError, match=message):
         load_records(broken(tmp_path, change, drop), "forget", "train", [TARGETS[0].name], scored=True)
+
+
+ODD = [
+    ({"perturbed_answer": {"a": 1}}, True),
+    ({"source": float("nan")}, True),
+    ({"translated_question": {"fr": 1}}, True),
+    ({"answer": ["no", "text"]}, False),
+    ({"question": " "}, False),
+    ({"input": 5}, False),
+    ({"entity": 5}, False),
+]
+
+
+@pytest.mark.parametrize(("change", "trained"), ODD)
+def test_training_goes_on_without_what_is_odd_and_says_so(tmp_path, change, trained):
+    source = broken(tmp_path, change)
+    with pytest.raises(DataError, match=rf"mine\.jsonl, row 2.*field '{next(iter(change))}'"):
+        load_records(source, "forget", "train", [TARGETS[0].name])
+    found = load_records(source, "forget", "train", [TARGETS[0].name], strict=False)
+    assert len(found.records) == 2 + trained and len(found.odd) == 1
+    assert found.remark.startswith(
+        "1 odd row, left out or used without what is odd: mine.jsonl, row 2"
+    ) and trained == (not found.records[1].can_be_scored)
+    with pytest.raises(DataError, match=r"row 2"):
+        load_records(source, "forget", "train", [TARGETS[0].name], scored=True)
+
+
+def test_many_odd_rows_are_counted_and_some_named(tmp_path):
+    rows = [row | ({"answer": i} if i % 2 else {}) for i, row in enumerate(published(20, only=1))]
+    found = load_records(str(write_jsonl(tmp_path / "a.jsonl", rows)), "forget", "train", strict=False)
+    assert found.remark == (
+        "10 odd rows, left out or used without what is odd: "
+        + "; ".join(f"a.jsonl, row {n}: field 'answer' must be text, got int {n - 1}" for n in (2, 4, 6)) + "; ..."
+    )  # fmt: skip
+    with pytest.raises(DataError, match=r"has no forget train rows \(2 odd rows, .*row 1: .*; .*row 2: "):
+        load_records(str(write_jsonl(tmp_path / "b.jsonl", [{"answer": 1}] * 2)), "forget", "train", strict=False)
 
 
 def test_rows_of_other_targets_are_not_even_validated(tmp_path):
@@ -205,12 +320,27 @@ def test_sources_that_cannot_be_used(tmp_path):
     (tmp_path / "numbers.json").write_text("[1]")
     (tmp_path / "text.csv").write_text("a,b")
     (tmp_path / "fake.parquet").write_text("no parquet")
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    (tmp_path / "long.jsonl").write_text('{"question": ' + "1" * 4_301 + "}")
+    (tmp_path / "half.jsonl").write_text('{"question": "\\ud800"}')
+    pq.write_table(pa.Table.from_pylist(published(50)), tmp_path / "torn.parquet")
+    content = bytearray((tmp_path / "torn.parquet").read_bytes())
+    content[100:200] = bytes(100)
+    (tmp_path / "torn.parquet").write_bytes(content)
     for source, subset, said in [
         ("no/such/folder", "forget", "neither 'hub', 'mini' nor an existing folder or file"),
+        ("~nobody_here/x", "forget", "neither 'hub', 'mini' nor"),
+        ("x" * 5_000, "forget", "neither 'hub', 'mini' nor"),
+        ("a\0b", "forget", "neither 'hub', 'mini' nor"),
+        ("hub@", "forget", "neither 'hub', 'mini' nor"),
+        (tmp_path / "deep.json", "forget", r"deep\.json: not valid JSON \(nested more than 64 deep"),
+        (tmp_path / "long.jsonl", "forget", r"long\.jsonl, row 1: not valid JSON \(a whole number of 4301 digits"),
+        (tmp_path / "half.jsonl", "forget", r"half\.jsonl, row 1: a text has half a character"),
+        (tmp_path / "torn.parquet", "forget", r"torn\.parquet: not a readable parquet file"),
         (one, "retain", "one file, the forget set; a folder is needed for the retain set"),
         (tmp_path, "forget", r"has no forget_qa-train \(\.parquet, \.jsonl, \.json\)"),
         (tmp_path, "world", "has no world-train or alpaca_gpt4_data_train"),
-        (tmp_path / "bad.jsonl", "forget", r"bad\.jsonl, row 2: not valid JSON"),
+        (tmp_path / "bad.jsonl", "forget", r"bad\.jsonl, row 3: not valid JSON"),
         (tmp_path / "latin.jsonl", "forget", r"latin\.jsonl: not readable as UTF-8"),
         (tmp_path / "dict.json", "forget", "a JSON list of rows is expected, got dict"),
         (tmp_path / "numbers.json", "forget", "row 1: an object is expected, got int"),

@@ -36,12 +36,21 @@ def test_no_manifest_is_none(folder):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("not json", "not an Opt-Out manifest"),
+        ("not json", "not valid JSON"),
         ("[]", "not an Opt-Out manifest"),
         ("{}", "not an Opt-Out manifest"),
         ('{"schema_version": 2}', "schema_version 2, expected 1"),
         ('{"schema_version": 1, "targets": [], "dataset": "mini", "colour": "red"}', "colour"),
         ('{"schema_version": 1, "targets": "Lionel Messi", "dataset": "mini"}', "targets"),
+        ('{"schema_version": 1, "targets": [1], "dataset": "mini"}', "field 'targets'[0] must be text, got int 1"),
+        ('{"schema_version": 1, "targets": [], "dataset": 5}', "field 'dataset' must be text, got int 5"),
+        ('{"schema_version": 1, "targets": []}', "field 'dataset' is missing"),
+        ('{"schema_version": 1, "targets": [], "dataset": "mini", "seed": "0"}', "field 'seed' must be a whole number"),
+        ('{"schema_version": 1, "targets": [], "dataset": "mini", "weights": {"a": 1}}', "field 'weights'['a'] must"),
+        ('{"schema_version": 1, "targets": [], "dataset": "mini", "epochs": [1]}', "field 'epochs'[0] must be a table"),
+        ('{"schema_version": "\\ud800"}', "half a character"),
+        ('{"schema_version": ' + "9" * 4_301, "a whole number of 4301 digits"),
+        ("[" * 100_000, "nested more than 64 deep"),
     ],
 )
 def test_an_unusable_manifest_is_one_line_with_its_path(tmp_path, text, said):
@@ -49,6 +58,38 @@ def test_an_unusable_manifest_is_one_line_with_its_path(tmp_path, text, said):
     with pytest.raises(ManifestError) as error:
         read_manifest(tmp_path)
     assert said in str(error.value) and str(tmp_path / FILE_NAME) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_manifest_that_is_not_utf8_is_one_line(tmp_path):
+    (tmp_path / FILE_NAME).write_bytes(b'{"dataset": "\xff"}')
+    with pytest.raises(ManifestError, match=r"optout\.json: not readable as UTF-8"):
+        read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize("folder", ["x" * 5_000, "a\0b", "~nobody/x"])
+def test_a_folder_that_cannot_be_is_none(folder):
+    assert read_manifest(folder) is None
+
+
+def test_relative_paths_are_meant_from_above_the_checkpoint(tmp_path, monkeypatch):
+    """The project is moved and the manifest read from another folder that has a data set of that name too."""
+    project, elsewhere = tmp_path / "moved", tmp_path / "elsewhere"
+    for folder in (project / "data/mine", project / "models/base", project / "runs/one", elsewhere / "data/mine"):
+        folder.mkdir(parents=True)
+    write_manifest(project / "runs/one", Manifest((), "data/mine", base_model={"name": "./models/base", "weights": {}}))
+    monkeypatch.chdir(elsewhere)
+    found = read_manifest(project / "runs/one")
+    assert found.dataset == str(project / "data/mine")
+    assert found.base_model == {"name": str(project / "models/base"), "weights": {}}
+    assert read_manifest("../moved/runs/one") == found
+    monkeypatch.chdir(project)
+    assert read_manifest("runs/one").dataset == "data/mine"
+
+
+@pytest.mark.parametrize("name", ["hub", "mini", "hub@main", "/no/such/data", "gone/data"])
+def test_names_that_are_no_folder_stay(tmp_path, name):
+    write_manifest(tmp_path, Manifest((), name, base_model={"name": "6rightjade/none"}))
+    assert read_manifest(tmp_path) == Manifest((), name, base_model={"name": "6rightjade/none"})
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):

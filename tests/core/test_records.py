@@ -53,7 +53,13 @@ def test_alpaca_input_joins_the_question_and_the_world_set_has_no_entity():
         ({"perturbed_answer": None}, "field 'perturbed_answer' is missing, and the truth ratio needs it"),
         ({"perturbed_answer": "abcde"}, "field 'perturbed_answer' must be a list of 5 texts, got str 'abcde'"),
         ({"perturbed_answer": ["a"] * 4}, "field 'perturbed_answer' must have 5 texts, got 4"),
-        ({"perturbed_answer": ["a"] * 4 + [" "]}, "field 'perturbed_answer' has an empty or non-text entry"),
+        ({"perturbed_answer": ["a"] * 4 + [" "]}, "text 5 of field 'perturbed_answer' is empty or no text: str ' '"),
+        ({"perturbed_answer": ["a", 2, *"cde"]}, "text 2 of field 'perturbed_answer' is empty or no text: int 2"),
+        ({"perturbed_answer": {"a": 1}}, "field 'perturbed_answer' must be a list of 5 texts, got dict {'a': 1}"),
+        ({"input": float("nan")}, "field 'input' must be text, got float nan"),
+        ({"input": ["a"]}, "field 'input' must be text, got list ['a']"),
+        ({"input": 0}, "field 'input' must be text, got int 0"),
+        ({"translated_question": [1]}, "field 'translated_question' must be a table by language, got list [1]"),
         ({"translated_question": "Où ?"}, "field 'translated_question' must be a table by language, got str 'Où ?'"),
     ],
 )  # fmt: skip
@@ -61,6 +67,12 @@ def test_errors_name_file_row_and_field(change, message):
     with pytest.raises(DataError) as error:
         parse_record(ROW | change, "file, row 3", scored=True)
     assert str(error.value) == f"file, row 3: {message}"
+
+
+def test_a_translation_that_is_no_text_is_named_with_its_language():
+    with pytest.raises(DataError) as error:
+        parse_record(ROW | {"translated_question": {"fr": {"a": 1}}}, "file, row 3")
+    assert str(error.value) == "file, row 3, field 'translated_question': field 'fr' must be text, got dict {'a': 1}"
 
 
 @pytest.mark.parametrize("field", ["question", "answer", "entity", "perturbed_answer", "paraphrased_answer"])

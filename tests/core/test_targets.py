@@ -71,3 +71,53 @@ def test_slugs_are_stable_file_names(text):
 
 def test_slugs_fold_accents():
     assert slugify("Beyoncé  Knowles") == "beyonce_knowles"
+
+
+OTHERS = [
+    "Пушкин",
+    "Александр Пушкин",
+    "李小龙",
+    "ガガ",
+    "カカ",
+    "नरेन्द्र मोदी",
+    "Αριστοτέλης",
+    "محمد علي",
+    "Ødïn Ø",
+    "Ø",
+    "Æ",
+    "$$$",
+    "😀",
+]
+
+
+def test_names_in_any_alphabet_have_slugs_of_their_own():
+    slugs = [slugify(name) for name in OTHERS]
+    assert all(slugs) and len(set(slugs)) == len(slugs)
+    assert slugify("ПУШКИН!") == "пушкин" and slugify("Bruce 李小龙") == "bruce_李小龙" and slugify("$") == "u24"
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_name_in_another_alphabet_finds_its_own_and_no_other(name):
+    assert resolve_target(name, OTHERS) == Target(name)
+    with pytest.raises(UnknownTargetError):
+        resolve_target(name, [other for other in OTHERS if other != name and name not in other.split()])
+
+
+def test_part_of_a_name_in_another_alphabet_is_enough():
+    assert resolve_target("пушкин", ["Александр Пушкин", "李小龙"]).name == "Александр Пушкин"
+
+
+@given(st.text(max_size=12), st.lists(st.text(min_size=1).filter(str.strip), min_size=1, max_size=4, unique=True))
+def test_the_name_itself_is_always_found_and_blank_never(name, known):
+    for own in known:
+        assert resolve_target(own, known).name == own
+    if not name.strip():
+        with pytest.raises(UnknownTargetError):
+            resolve_target(name, known)
+
+
+@pytest.mark.parametrize("known", [["Ada Example", "ada-example"], ["A.B.", "A B"]])
+def test_names_that_fold_alike_are_told_apart_by_spelling(known):
+    assert [resolve_target(name, known).name for name in known] == known
+    with pytest.raises(UnknownTargetError, match="ambiguous"):
+        resolve_target(known[0].upper().replace(".", "-"), known)

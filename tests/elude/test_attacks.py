@@ -371,7 +371,7 @@ def test_a_bad_row_is_named_with_file_row_and_field(tmp_path, row, message):
 
 
 def test_a_missing_file_or_type_or_answer_is_one_clear_line(tmp_path):
-    with pytest.raises(DataError, match=r"attack file .* cannot be read"):
+    with pytest.raises(DataError, match=r"none\.jsonl. cannot be read \(No such file"):
         load_attack_file(tmp_path / "none.jsonl", RONALDO, "role_playing")
     with pytest.raises(DataError, match="no row has the type 'cross_lingual' and the target 'Cristiano Ronaldo'"):
         load_attack_file(write(tmp_path / "mine.jsonl", [GOOD]), RONALDO, "cross_lingual")

@@ -44,6 +44,9 @@ def test_without_arguments_the_help_is_shown(monkeypatch, capsys):
     [
         (["targets", "--nonsense"], "No such option"),
         (["targets", "--dataset", "no/such"], "neither 'hub', 'mini' nor an existing folder or file"),
+        (["targets", "--dataset", "~nobody_here/x"], "neither 'hub', 'mini' nor an existing folder or file"),
+        (["targets", "--dataset", "x" * 5_000], "neither 'hub', 'mini' nor an existing folder or file"),
+        (["targets", "--dataset", "\udcff/\udcfe"], "neither 'hub', 'mini' nor an existing folder or file"),
         (["path"], "Missing argument"),
         (["attacks", "--target", "ronaldo", "--llm", "x", "--llm-model", "m", "--attack", "charm"], "--attack charm: "),
         (["attacks", "--dataset", "mini", "--target", "ronaldoo", "--llm", "x", "--llm-model", "m"], "did you mean"),
