@@ -88,26 +88,22 @@ class Ours:
         import torch
         from accelerate import Accelerator
 
-        from optout_train import loop
-        from optout_train.checkpoint import RunFolder
+        from optout_train import setup
         from optout_train.config import build_config
 
         given: dict[str, Any] = {"model": str(base), "dataset": str(data), "method": method, "target": ("Ada Example",)}
         given |= {"batch_size": batch_size, "validate": False, "epochs": EPOCHS, **settings}
-        loop._quiet()
-        self.run = loop._Run(
-            build_config(given),
-            ["Ada Example"],
-            Accelerator(cpu=not torch.accelerator.is_available()),
-            RunFolder(base / "unused"),
-            lambda line: None,
-        )
+        setup.quiet()
+        accelerator = Accelerator(cpu=not torch.accelerator.is_available())
+        self.run = run = setup.prepare(build_config(given), ["Ada Example"], accelerator, lambda line: None)
         self.plan = [indices for epoch in self.run.plan for indices in epoch]
-        _, seconds = timed(self.run._reference)
+        _, seconds = timed(setup.score_reference, run.config, run.data, run.forget_loss, run.scorer, run.device)
         self.reference_seconds = seconds / len(self.run.data.forget)
 
     def step(self, number: int, indices: Any) -> dict[str, float]:
-        return self.run._step(number, len(self.plan), indices)
+        from optout_train.step import take_step
+
+        return take_step(self.run, number, len(self.plan), indices)
 
 
 class Released:
@@ -124,7 +120,7 @@ class Released:
     def __init__(self, ours: Ours) -> None:
         import torch
 
-        from optout_train.loop import load_model, make_optimizer
+        from optout_train.setup import load_model, make_optimizer
 
         self.torch, self.ours, self.config = torch, ours.run, ours.run.config
         self.model, self.frozen = load_model(self.config).train(), load_model(self.config)

@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-FORGET_LOSSES = ("ga", "npo", "dpo", "idk")
+from optout_train.losses import FORGET
+
 DISTANCES = ("wasserstein", "manhattan", "euclidean", "chebyshev", "cosine")
 BUNDLED = "tiny"
 BUNDLED_MODEL = Path(__file__).resolve().parent.parent / "lm_eval_elude" / "mini" / "tiny"
@@ -40,7 +41,7 @@ class TrainConfig:
     model: str = _f(BUNDLED, "Bundled model ('tiny'), Hub id, or model folder.")
     revision: str = _f("", "Branch, tag or commit of a Hub model.")
     dataset: str = _f("hub", "'hub' (published ELUDe), 'mini' (bundled), or a folder in the ELUDe schema.")
-    forget_loss: str = _f("npo", "Loss on the forget set.", *FORGET_LOSSES)
+    forget_loss: str = _f("npo", "Loss on the forget set.", *FORGET)
     forget_weight: float = _f(1.0, "Weight of the forget loss.")
     retain_weight: float = _f(1.0, "Weight of the retain loss on neighbours.")
     world_weight: float = _f(1.0, "Weight of the retain loss on world data.")
@@ -112,7 +113,7 @@ class TrainConfig:
             raise ConfigError(f"--method {self.method!r} is not known; the methods are {', '.join(METHODS)}")
         if not self.forget_weight + self.retain_weight + self.world_weight:
             raise ConfigError("--forget-weight, --retain-weight and --world-weight are all 0: nothing to train on")
-        if self.npo_form == "batch-mean" and self.forget_loss == "npo" and self.micro_batch_size:
+        if self.whole_batch and self.micro_batch_size:
             raise ConfigError("--npo-form batch-mean is one loss of the whole batch: leave out --micro-batch-size")
         if self.patience and not self.validate:
             raise ConfigError("--patience needs the validation: give --patience 0 with --no-validate")
@@ -125,6 +126,16 @@ class TrainConfig:
     def bundled(self) -> bool:
         """Whether the model is the bundled one."""
         return self.model == BUNDLED
+
+    @property
+    def set_weights(self) -> dict[str, float]:
+        """The weight of each set's loss."""
+        return {"forget": self.forget_weight, "retain": self.retain_weight, "world": self.world_weight}
+
+    @property
+    def whole_batch(self) -> bool:
+        """Whether the forget loss is one value of a whole batch, which no pass may split."""
+        return self.npo_form == "batch-mean" and self.forget_loss == "npo"
 
     @property
     def model_path(self) -> str:
@@ -147,7 +158,7 @@ def _methods() -> dict[str, dict[str, Any]]:
     table: dict[str, dict[str, Any]] = {"opt-out": {}}
     table |= {f"opt-out-{name}": {"distance": name} for name in DISTANCES[1:]}
     parts = {"": (0.0, 0.0), "+rt": (1.0, 1.0), "+neighbours": (1.0, 0.0), "+world": (0.0, 1.0)}
-    for loss in FORGET_LOSSES:
+    for loss in FORGET:
         for suffix, (retain, world) in parts.items():
             table[loss + suffix] = {
                 "forget_loss": loss, "retain_weight": retain, "world_weight": world, "transport_weight": 0.0,

@@ -78,13 +78,25 @@ class EncodedRecords:
 
 
 class TrainingData(NamedTuple):
-    """The sets of a run (those of weight 0 are empty), one refusal for each forget record, and fingerprints by name."""
+    """What a run reads.
+
+    Attributes:
+        forget, retain, world: the sets; those of weight 0 are empty.
+        sequences: what a forget loss may read of each forget record, by name: its answer, a refusal drawn for it.
+        fingerprints: by name of the set.
+    """
 
     forget: EncodedRecords
-    refusals: tuple[str, ...]
     retain: EncodedRecords
     world: EncodedRecords
+    sequences: dict[str, tuple[str, ...]]
     fingerprints: dict[str, str]
+
+    def samples(self, name: str, record: int, reads: Sequence[str]) -> tuple[Encoded, ...]:
+        """The sequences that a record of a set brings into its loss; ``reads`` says which in the forget set."""
+        if name != "forget":
+            return (getattr(self, name).encode(record),)
+        return tuple(self.forget.encode(record, self.sequences[kind][record]) for kind in reads)
 
     def steps(self, config: TrainConfig) -> list[list[StepIndices]]:
         """The records of every step, by epoch: see :func:`plan_steps`."""
@@ -127,7 +139,8 @@ def load_training_data(config: TrainConfig, names: Sequence[str], renderer: Rend
     texts = refusal_texts()
     draw = random.Random(f"{config.seed}-refusals")
     refusals = tuple(draw.choice(texts) for _ in sets["forget"].records)
-    return TrainingData(sets["forget"], refusals, sets["retain"], sets["world"], fingerprints)
+    sequences = {"answer": tuple(record.answer for record in sets["forget"].records), "refusal": refusals}
+    return TrainingData(sets["forget"], sets["retain"], sets["world"], sequences, fingerprints)
 
 
 def plan_steps(

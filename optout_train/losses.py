@@ -1,14 +1,18 @@
 """The losses of the paper: log-probabilities in, one value per example out; the caller weighs and averages.
 
-``sums`` are log-probabilities of whole answers (summed over tokens, nats); ``counts`` are their token numbers.
+``sums`` are log-probabilities of whole answers (summed over tokens, nats); ``counts`` are their token numbers. The
+configuration and ``--help`` read the table :data:`FORGET`, so torch is imported only when a loss is computed.
 """
 
 from __future__ import annotations
 
-from torch import Tensor
-from torch.nn.functional import logsigmoid
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
-from lm_eval_elude.core.logprobs import AnswerLogProbs
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from lm_eval_elude.core.logprobs import AnswerLogProbs
 
 
 def nll(answers: AnswerLogProbs) -> Tensor:
@@ -36,6 +40,8 @@ def npo(sums: Tensor, reference: Tensor, eta: float) -> Tensor:
     Returns:
         (batch,), 2 log(2) / eta where the model has not moved. The factor is that of the NPO paper (Zhang et al. 2024).
     """
+    from torch.nn.functional import logsigmoid
+
     _same_shape(sums, reference)
     return -2 / eta * logsigmoid(-eta * (sums - reference))
 
@@ -48,16 +54,51 @@ def dpo(refused: Tensor, refused_reference: Tensor, answered: Tensor, answered_r
         refused_reference, answered_reference: (batch,) the same under the initial weights.
         eta: inverse temperature (DPO's beta).
     """
+    from torch.nn.functional import logsigmoid
+
     for other in (refused_reference, answered, answered_reference):
         _same_shape(refused, other)
     return -2 / eta * logsigmoid(eta * ((refused - refused_reference) - (answered - answered_reference)))
 
 
-def batch_mean(answers: AnswerLogProbs) -> Tensor:
-    """Mean log-probability over all tokens of the batch, shape (1,): what the released code puts into NPO."""
-    return (answers.sums.sum() / answers.counts.sum()).reshape(1)
+def batch_mean(answers: AnswerLogProbs) -> AnswerLogProbs:
+    """One value for a batch, shape (1,): the mean log-probability over all its tokens, as in the released code."""
+    mean = (answers.sums.sum() / answers.counts.sum()).reshape(1)
+    return answers._replace(sums=mean, counts=answers.counts.new_ones(1))
 
 
 def _same_shape(a: Tensor, b: Tensor) -> None:
     if a.shape != b.shape:
         raise ValueError(f"log-probabilities must have one shape, got {tuple(a.shape)} and {tuple(b.shape)}")
+
+
+class ForgetLoss(NamedTuple):
+    """A row of :data:`FORGET`.
+
+    Attributes:
+        function: (now, before, eta) to one value per example. ``now`` has the log-probabilities of every sequence in
+            ``reads``, ``before`` those of every sequence in ``reference`` under the initial weights, by name.
+        reads: which sequences of a record it needs: ``answer``, ``refusal`` (keys of ``TrainingData.sequences``).
+        reference: for which of these it needs the initial model's log-probabilities (none: no pass before training).
+    """
+
+    function: Callable[[Mapping[str, AnswerLogProbs], Mapping[str, AnswerLogProbs], float], Tensor]
+    reads: tuple[str, ...]
+    reference: tuple[str, ...] = ()
+
+
+# A new loss is a function above, a row here, and a test; its methods (LOSS, LOSS+rt, ...) follow from the row.
+FORGET: dict[str, ForgetLoss] = {
+    "ga": ForgetLoss(lambda now, before, eta: ga(now["answer"]), ("answer",)),
+    "npo": ForgetLoss(
+        lambda now, before, eta: npo(now["answer"].sums, before["answer"].sums, eta), ("answer",), ("answer",)
+    ),
+    "dpo": ForgetLoss(
+        lambda now, before, eta: dpo(
+            now["refusal"].sums, before["refusal"].sums, now["answer"].sums, before["answer"].sums, eta
+        ),
+        ("answer", "refusal"),
+        ("answer", "refusal"),
+    ),
+    "idk": ForgetLoss(lambda now, before, eta: nll(now["refusal"]), ("refusal",)),
+}

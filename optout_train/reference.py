@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -52,13 +52,6 @@ class AnswerScorer(nn.Module):
         return torch.allclose(
             inner.get_output_embeddings()(hidden), inner(input_ids=ids, use_cache=False).logits, rtol=1e-3, atol=1e-3
         )
-
-
-class Reference(NamedTuple):
-    """Log-probabilities of the forget set under the initial weights, one row for each record, in the set's order."""
-
-    answers: AnswerLogProbs
-    refusals: AnswerLogProbs
 
 
 @torch.no_grad()

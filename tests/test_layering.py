@@ -71,12 +71,12 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         {"lm_eval", "torch", "transformers", "accelerate", "tqdm"},
     ),
     "optout_train": (set(), set()),
-    "optout_train.config": (set(), set()),
+    "optout_train.config": ({"optout_train.losses"}, set()),
     "optout_train.data": (CORE | {"optout_train.config"}, {"torch"}),
     "optout_train.losses": ({"lm_eval_elude.core.logprobs"}, {"torch"}),
     "optout_train.transport": (set(), {"numpy", "torch"}),
     "optout_train.reference": (
-        CORE | {f"optout_train.{name}" for name in ("data", "losses", "transport")},
+        {"lm_eval_elude.core.chat", "lm_eval_elude.core.logprobs", "optout_train.data"},
         {"torch", "safetensors", "transformers", "huggingface_hub"},
     ),
     "optout_train.validation": (
@@ -86,7 +86,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
 # The top of each tower may use all of its package; what it may use of the rest is said here.
 TOPS = {
     **{f"lm_eval_elude.cli{name}": {"lm_eval_elude"} for name in ("", ".options", ".path", ".targets", ".attacks")},
-    "optout_train.loop": {"optout_train", "lm_eval_elude.core"},
+    **{f"optout_train.{name}": {"optout_train", "lm_eval_elude.core"} for name in ("setup", "step", "loop", "export")},
     "optout_train.checkpoint": {"optout_train", "lm_eval_elude.core"},
     "optout_train.score": {"optout_train", "lm_eval_elude"},
     "optout_train.cli": {"optout_train", "lm_eval_elude"},

@@ -91,8 +91,8 @@ def test_refusals_are_drawn_once_for_each_record_and_by_the_seed(data, data_fold
     settings = {"target": ("ada",), "model": str(model_folder), "dataset": str(data_folder)}
     again = load_training_data(build_config(settings), ["Ada Example"], renderer, 256)
     other = load_training_data(build_config({**settings, "seed": 1}), ["Ada Example"], renderer, 256)
-    assert data.refusals == again.refusals != other.refusals
-    assert len(data.refusals) == len(data.forget)
+    assert data.sequences == again.sequences != other.sequences
+    assert len(data.sequences["refusal"]) == len(data.forget)
 
 
 def test_sets_of_weight_zero_are_not_read(tmp_path, data_folder, renderer, model_folder):

@@ -84,7 +84,9 @@ def test_batch_mean_npo_is_the_released_codes():
     loss, loss_oracle = 9.0 / 6, 4.5 / 6
     expected = -math.log(1 / (1 + math.exp(-0.1 * (loss - loss_oracle)))) * 2 / 0.1
     ours = losses.npo(
-        losses.batch_mean(AnswerLogProbs(sums, counts)), losses.batch_mean(AnswerLogProbs(before, counts)), 0.1
+        losses.batch_mean(AnswerLogProbs(sums, counts)).sums,
+        losses.batch_mean(AnswerLogProbs(before, counts)).sums,
+        0.1,
     )
     assert ours.tolist() == pytest.approx([expected])
 

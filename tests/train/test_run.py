@@ -15,10 +15,11 @@ import torch
 from safetensors.torch import load_file
 
 from lm_eval_elude.core.manifest import file_hashes, read_manifest
-from optout_train import loop
+from optout_train import step
 from optout_train.checkpoint import RunFolder
 from optout_train.config import METHODS, ConfigError, TrainConfig, build_config
 from optout_train.loop import RunOptions, TrainingError, train
+from optout_train.setup import make_optimizer
 from optout_train.validation import Validation
 
 
@@ -222,17 +223,17 @@ def test_a_collapse_stops_and_the_last_good_epoch_is_kept(trained, monkeypatch):
 
 
 def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(trained, settings, monkeypatch, tmp_path):
-    whole = loop._Run._backward
+    whole, calls = step.backward, []
 
-    def broken(self, parts):
-        self.calls = getattr(self, "calls", 0) + 1
-        return whole(self, parts) if self.calls < 5 else {**whole(self, parts), "forget": float("nan")}
+    def broken(run, parts):
+        calls.append(parts)
+        return whole(run, parts) if len(calls) < 5 else {**whole(run, parts), "forget": float("nan")}
 
-    monkeypatch.setattr(loop._Run, "_backward", broken)
+    monkeypatch.setattr(step, "backward", broken)
     _, lines, said = trained("broken")
     assert said[-1] == "stopped early: the loss is not finite in step 5"
     assert lines[-1] == {"kept": "step-00000003"}
-    monkeypatch.setattr(loop._Run, "_backward", lambda self, parts: {"forget": float("inf")})
+    monkeypatch.setattr(step, "backward", lambda run, parts: {"forget": float("inf")})
     with pytest.raises(TrainingError, match="step 1, before any checkpoint"):
         train(settings(), RunOptions(tmp_path / "none"), print)
     assert not list(tmp_path.iterdir())
@@ -338,13 +339,13 @@ def test_two_runs_into_one_folder(settings, tmp_path):
 
 def test_bfloat16_steps_below_half_a_unit_survive_stochastic_rounding(settings):
     weight = torch.nn.Parameter(torch.full((4096,), 1.0, dtype=torch.bfloat16))
-    optimizer = loop.make_optimizer(settings(dtype="bfloat16", weight_decay=0.0), [weight])
+    optimizer = make_optimizer(settings(dtype="bfloat16", weight_decay=0.0), [weight])
     plain = torch.nn.Parameter(weight.detach().clone())
     ordinary = torch.optim.AdamW([plain], lr=1e-3, weight_decay=0.0)
     torch.manual_seed(0)
     for _ in range(8):
-        for parameter, step in ((weight, optimizer.step), (plain, ordinary.step)):
+        for parameter, stepper in ((weight, optimizer), (plain, ordinary)):
             parameter.grad = torch.ones_like(parameter)
-            step()
+            stepper.step()
     assert float(plain.detach().float().mean()) == 1.0  # 1e-3 is below half of 2**-8, the spacing under 1
     assert float(weight.detach().float().mean()) == pytest.approx(1 - 8e-3, abs=1e-3)
