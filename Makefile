@@ -9,7 +9,7 @@ export HF_HUB_OFFLINE := 1
 # The bundled model is too small for a second thread to help, and threads that wait for a busy core cost much.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: venv install demo test lint compat
+.PHONY: venv install demo test lint compat fuzz
 
 venv install: $(STAMP)
 
@@ -29,6 +29,10 @@ lint: $(STAMP)
 
 test: lint
 	$(BIN)/pytest -n 2 --dist loadfile
+
+# A hundred thousand mutated inputs (the suite has 2,000); another FUZZ_SEED gives others.
+fuzz: $(STAMP)
+	FUZZ_CASES=100000 $(BIN)/pytest -n 2 tests/fuzz
 
 # Installs each supported lm-eval (network) and scores the bundled model with it.
 compat: $(STAMP)

@@ -46,7 +46,7 @@ def parse_attack(line: str, where: str, targets: Sequence[Target]) -> AttackProm
     Raises:
         DataError: not JSON, or a field is missing or wrong.
     """
-    row = jsonio.loads(line, where)
+    row = jsonio.loads(line, where, nan=True)
     if not isinstance(row, dict):
         raise DataError(f"{where}: an object is expected, got {given(row)}")
     texts = {}
@@ -56,10 +56,10 @@ def parse_attack(line: str, where: str, targets: Sequence[Target]) -> AttackProm
             raise DataError(f"{where}: field {field!r} is missing, empty or not text: {given(value)}")
         texts[field] = value.strip()
     if texts["type"] not in ATTACKS:
-        raise DataError(f"{where}: field 'type' is {texts['type']!r}; the types are {', '.join(ATTACKS)}")
+        raise DataError(f"{where}: field 'type' is {texts['type'][:80]!r}; the types are {', '.join(ATTACKS)}")
     if texts["target"] not in {target.name for target in targets}:
         names = ", ".join(repr(target.name) for target in targets)
-        raise DataError(f"{where}: field 'target' is {texts['target']!r}, but the run is about {names}")
+        raise DataError(f"{where}: field 'target' is {texts['target'][:80]!r}, but the run is about {names}")
     wrong = row.get("perturbed_answer")
     if (
         not isinstance(wrong, list)

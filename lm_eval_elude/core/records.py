@@ -53,8 +53,8 @@ class QARecord:
 
 
 def entity_name(text: str) -> str:
-    """The display name that a row's ``entity`` column means: underscores are spaces."""
-    return text.replace("_", " ").strip()
+    """The display name that a row's ``entity`` column means: underscores and any white space are single spaces."""
+    return " ".join(text.replace("_", " ").split())
 
 
 def parse_record(row: Mapping[str, Any], where: str, *, scored: bool = False) -> QARecord:

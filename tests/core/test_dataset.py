@@ -324,6 +324,8 @@ def test_sources_that_cannot_be_used(tmp_path):
     (tmp_path / "long.jsonl").write_text('{"question": ' + "1" * 4_301 + "}")
     (tmp_path / "half.jsonl").write_text('{"question": "\\ud800"}')
     pq.write_table(pa.Table.from_pylist(published(50)), tmp_path / "torn.parquet")
+    when = pa.table({"question": pa.array([10**12], pa.timestamp("s"))})
+    pq.write_table(when, tmp_path / "year33658.parquet")
     content = bytearray((tmp_path / "torn.parquet").read_bytes())
     content[100:200] = bytes(100)
     (tmp_path / "torn.parquet").write_bytes(content)
@@ -336,6 +338,7 @@ def test_sources_that_cannot_be_used(tmp_path):
         (tmp_path / "deep.json", "forget", r"deep\.json: not valid JSON \(nested more than 64 deep"),
         (tmp_path / "long.jsonl", "forget", r"long\.jsonl, row 1: not valid JSON \(a whole number of 4301 digits"),
         (tmp_path / "half.jsonl", "forget", r"half\.jsonl, row 1: a text has half a character"),
+        (tmp_path / "year33658.parquet", "forget", r"not a readable parquet file \(date value out of range\)"),
         (tmp_path / "torn.parquet", "forget", r"torn\.parquet: not a readable parquet file"),
         (one, "retain", "one file, the forget set; a folder is needed for the retain set"),
         (tmp_path, "forget", r"has no forget_qa-train \(\.parquet, \.jsonl, \.json\)"),

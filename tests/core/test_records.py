@@ -69,6 +69,11 @@ def test_errors_name_file_row_and_field(change, message):
     assert str(error.value) == f"file, row 3: {message}"
 
 
+@pytest.mark.parametrize("name", ["Ada_Example", " Ada  Example ", "Ada\nExample", "__Ada_\u3000Example"])
+def test_an_entitys_name_has_single_spaces(name):
+    assert parse_record(ROW | {"entity": name}, "x").entity == "Ada Example"
+
+
 def test_a_translation_that_is_no_text_is_named_with_its_language():
     with pytest.raises(DataError) as error:
         parse_record(ROW | {"translated_question": {"fr": {"a": 1}}}, "file, row 3")

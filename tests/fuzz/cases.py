@@ -1,0 +1,415 @@
+"""What a stranger's file may hold: seeded cases, by kind, and what must come of each.
+
+A case is a valid input with a few things changed: values of other types, texts at the edge of Unicode, fields that are
+missing, doubled or nested, bytes that are cut, flipped or repeated, files under other names. Using it ends in the right
+result, which is worked out here from the plain input, or in one of the documented errors, in one line.
+
+A further kind is one row in :data:`KINDS`.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from lm_eval_elude.attacks.builders import ATTACKS
+from lm_eval_elude.attacks.files import load_attack_file
+from lm_eval_elude.core import dataset
+from lm_eval_elude.core.manifest import FILE_NAME, ManifestError, read_manifest
+from lm_eval_elude.core.records import DataError
+from lm_eval_elude.core.targets import TARGETS, UnknownTargetError, resolve_target
+
+MINI = Path(dataset.__file__).parents[1] / "mini"
+DOCUMENTED = (DataError, ManifestError, UnknownTargetError)
+RONALDO, MESSI = "Cristiano Ronaldo", "Lionel Messi"
+TEXTS = ("entity", "question", "answer", "paraphrased_question", "paraphrased_answer", "source", "input")
+
+
+def mini_rows(name: str, count: int, entity: str = "") -> list[dict[str, Any]]:
+    lines = (MINI / "data" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+    return [row for row in map(json.loads, lines) if not entity or row["entity"] == entity][:count]
+
+
+class Kind(NamedTuple):
+    """One door: ``make`` writes a case into an empty folder, ``use`` reads it and checks what it gets."""
+
+    make: Callable[[random.Random, Path], Any]
+    use: Callable[[Any], None]
+
+
+def run(kind: str, seed: int, folder: Path) -> bool:
+    """Make and use one case; whether it was taken.
+
+    Raises:
+        AssertionError: the result is wrong or the error is not a documented one in one line.
+    """
+    case = KINDS[kind].make(random.Random(f"{kind}-{seed}"), folder)
+    try:
+        KINDS[kind].use(case)
+    except DOCUMENTED as error:
+        message = str(error)
+        assert message and len(message) < 4_000, f"{len(message)} characters: {message[:300]}"
+        assert len(message.splitlines()) == 1, f"several lines: {message!r}"
+        message.encode()
+        return False
+    return True
+
+
+# ---- changes
+def odd_value(rng: random.Random) -> Any:
+    deep: Any = "bottom"
+    for _ in range(rng.choice([3, 70, 400])):
+        deep = [deep] if rng.random() < 0.5 else {"a": deep}
+    return rng.choice([
+        None, True, False, 0, -1, 5, 1.5, -0.0, float("nan"), float("inf"), 10**39, -(10**60), 10**4_000,
+        "", " ", "\n", "\u3000", "\0", "\x1b[2J", "\ud800", "a\udfff", "\u2028", "\ufeff", "é", "e\u0301", "ガ", "😀",
+        "x" * 9_000,  "İ", "_", "__", "a\nb", "NaN", "null", "../..", "Cristiano_Ronaldo", " Lionel Messi ", "ronaldo",
+        [], {}, [[]], {"a": 1}, {"": ""}, {"fr": 5}, {"fr": None}, {"fr": "Où ?"}, ["a"], ["a"] * 5, ["a"] * 6,
+        [1] * 5, [None] * 5, ["a", "b", "c", "d", " "], [["a"]] * 5, "abcde", deep,
+    ])  # fmt: skip
+
+
+def change_row(rng: random.Random, row: dict[str, Any]) -> dict[str, Any]:
+    """A row with one field changed, lost, renamed, added or filled with another's value."""
+    if not isinstance(row, dict):
+        return row
+    row = dict(row)
+    field = rng.choice([*row, "input", "translated_question", "source", "extra"])
+    match rng.randrange(6):
+        case 0:
+            row.pop(field, None)
+        case 1:
+            row[rng.choice([field.upper(), f" {field}", "", "\ud800", "\0"])] = row.pop(field, None)
+        case 2:
+            row[field] = row[rng.choice(list(row))] if row else None
+        case 3 if isinstance(row.get(field), list) and row[field]:
+            items = list(row[field])
+            items[rng.randrange(len(items))] = odd_value(rng)
+            row[field] = items
+        case _:
+            row[field] = odd_value(rng)
+    return row
+
+
+def dump(rng: random.Random, value: Any) -> str:
+    return json.dumps(value, ensure_ascii=rng.random() < 0.5)
+
+
+def change_bytes(rng: random.Random, content: bytes) -> bytes:
+    """Cut, flip, repeat, insert."""
+    at, to = sorted(rng.randrange(len(content) + 1) for _ in range(2))
+    junk = rng.choice([
+        b"\xff", b"\0", b"\xed\xa0\x80", b"\xef\xbb\xbf", b"\\ud800", b'"', b"{", b"}", b"[", b"]", b",", b":", b"\\",
+        b"\n", b"\r", b"\xe2\x80\xa8", b"NaN", b"1e999", b"-", b"9" * 4_400, b"[" * 3_000,
+        b'{"a":' * 3_000, b"/*", b"null", b'"a":1,', b'"answer":1,',
+    ])  # fmt: skip
+    match rng.randrange(5):
+        case 0:
+            return content[:at]
+        case 1:
+            return content[:at] + junk + content[at:]
+        case 2:
+            return content[:at] + junk + content[to:]
+        case 3:
+            return content[:to] + content[at:]
+        case _:
+            flipped = bytearray(content)
+            for _ in range(rng.choice([1, 1, 1, 20])):
+                if flipped:
+                    flipped[rng.randrange(len(flipped))] ^= 1 << rng.randrange(8)
+            return bytes(flipped)
+
+
+def plain(text: str) -> Any:
+    """What Python alone reads; None where it reads nothing or where our bounds refuse it."""
+
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(dict(items)) < len(items):
+            raise ValueError
+        return dict(items)
+
+    try:
+        value = json.loads(text, object_pairs_hook=pairs)
+        return None if depth(value) > 64 or not usable(value) else value
+    except (ValueError, RecursionError):
+        return None
+
+
+def depth(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if inner is None else 1 + max(map(depth, inner), default=0)
+
+
+def usable(value: Any) -> bool:
+    """No half characters and no long numbers anywhere."""
+    if isinstance(value, dict):
+        return all(usable(k) and usable(v) for k, v in value.items())
+    if isinstance(value, list):
+        return all(map(usable, value))
+    if isinstance(value, str):
+        return not any("\ud800" <= c <= "\udfff" for c in value)
+    return not (type(value) is int and len(str(value)) > 40)
+
+
+# ---- data sets
+class Data(NamedTuple):
+    source: Path
+    subset: str
+    split: str
+    rows: list[Any] | None  # what the file holds, None where it cannot be read
+    targets: tuple[str, ...]
+
+
+BASE = {
+    "forget_qa-train": [*mini_rows("forget_qa-train", 3, RONALDO), *mini_rows("forget_qa-train", 2, MESSI)],
+    "retain_qa-test": mini_rows("retain_qa-test", 4),
+    "world-test": mini_rows("world-test", 4),
+    "world-train": mini_rows("world-train", 4),
+}
+
+
+def make_data(rng: random.Random, folder: Path) -> Data:
+    stem = rng.choice(list(BASE))
+    rows = list(BASE[stem])
+    for _ in range(rng.choice([0, 1, 1, 1, 2, 3])):
+        at = rng.randrange(len(rows))
+        rows[at] = change_row(rng, rows[at]) if rng.random() < 0.95 else odd_value(rng)
+    ending = rng.choice([".jsonl", ".jsonl", ".json", ".parquet", ".JSONL", ".Json"])
+    path = folder / f"{stem}{ending}"
+    if ending == ".parquet":
+        found = write_parquet(rng, path, stem)
+    else:
+        text = dump(rng, rows) if ending.lower() == ".json" else "".join(f"{dump(rng, row)}\n" for row in rows)
+        content = text.encode(errors="surrogatepass")
+        for _ in range(rng.choice([0, 0, 0, 1, 2])):
+            content = change_bytes(rng, content)
+        path.write_bytes(content)
+        found = read_plain(content, ending.lower())
+    subset, split = stem.replace("_qa", "").split("-")
+    targets = tuple(rng.sample([RONALDO, MESSI], rng.choice([0, 1, 2])))
+    whole = subset == "forget" and rng.random() < 0.5
+    return Data(path if whole else folder, subset, split, found, targets)
+
+
+def read_plain(content: bytes, ending: str) -> list[Any] | None:
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return None
+    if ending == ".json":
+        value = plain(text)
+        return value if isinstance(value, list) else None
+    rows = [plain(line) for line in text.split("\n") if line.strip()]
+    return None if None in [row if row != [] else 0 for row in rows] else rows
+
+
+def write_parquet(rng: random.Random, path: Path, stem: str) -> list[Any] | None:
+    """Columns of other types, unused ones of types that nobody reads, and bytes changed."""
+    rows = BASE[stem]
+    table = pa.Table.from_pylist(rows)
+    size = len(rows)
+    columns = [
+        pa.array(range(size)), pa.array([float("nan")] * size), pa.array([None] * size), pa.array([b"\xff"] * size),
+        pa.array([{"a": "b"}] * size), pa.array([["a"] * 5] * size), pa.array([["a"] * 4] * size), 
+        pa.array([True] * size), pa.array(["x"] * size).dictionary_encode(), pa.array([1] * size, pa.decimal128(30, 2)),
+        pa.array([["a", None, "b", "c", "d"]] * size), pa.array([1] * size, pa.timestamp("us", tz="Nowhere/Atall")),
+        pa.array([10**12] * size, pa.timestamp("s")), pa.array([10**12] * size, pa.duration("s")),
+        pa.array(["x"] * size, pa.large_string()),
+        pa.array([[("fr", "Où ?")]] * size, pa.map_(pa.string(), pa.string())), pa.array([{"fr": "Où ?"}] * size),
+    ]  # fmt: skip
+    for _ in range(rng.choice([0, 1, 1, 2])):
+        name = rng.choice([*table.column_names, "when", "source", "input", "translated_question"])
+        if table.column_names.count(name) == 1:
+            table = table.drop_columns([name])
+        if rng.random() < 0.8:
+            table = table.append_column(name, rng.choice(columns))
+            if rng.random() < 0.05:
+                table = table.append_column(name, rng.choice(columns))
+    pq.write_table(table, path, compression=rng.choice(["snappy", "none"]))
+    if rng.random() < 0.4:
+        path.write_bytes(change_bytes(rng, path.read_bytes()))
+    try:
+        names = [n for n in pq.read_schema(path).names if n in (*TEXTS, "perturbed_answer", "translated_question")]
+        found: list[Any] = pq.read_table(path, columns=names).to_pylist() if len({*names}) == len(names) else None
+        return found
+    except Exception:
+        return None
+
+
+def stated(row: dict[str, Any], scored: bool = False) -> dict[str, Any] | None:
+    """A record's columns as the documented rules make them of a row; None where they refuse it."""
+    texts = {}
+    for name in TEXTS:
+        value = row.get(name)
+        if not (value is None or isinstance(value, str)):
+            return None
+        texts[name] = (value or "").strip()
+    if not texts["question"] or not texts["answer"]:
+        return None
+    wrong, languages = row.get("perturbed_answer"), row.get("translated_question")
+    if wrong is not None and not (
+        isinstance(wrong, list) and len(wrong) in (0, 5) and all(isinstance(t, str) and t.strip() for t in wrong)
+    ):
+        return None
+    if languages is not None and not (
+        isinstance(languages, dict) and all(v is None or isinstance(v, str) for v in languages.values())
+    ):
+        return None
+    if scored and not (texts["paraphrased_answer"] and wrong):
+        return None
+    extra = texts.pop("input")
+    return texts | {
+        "entity": " ".join(texts["entity"].replace("_", " ").split()),
+        "question": f"{texts['question']}\n\n{extra}" if extra else texts["question"],
+        "perturbed_answer": [t.strip() for t in wrong or []],
+        "translated_question": {k: v.strip() for k, v in (languages or {}).items() if v and v.strip()},
+    }
+
+
+def trained(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: row.get(name) for name in ("entity", "question", "input", "answer")}
+
+
+def use_data(case: Data) -> None:
+    source, (_, subset, split, rows, targets) = str(case.source), case
+    readable = rows is not None and all(isinstance(row, dict) for row in rows)
+
+    def wanted(row: dict[str, Any]) -> bool:
+        entity = row.get("entity")
+        named = isinstance(entity, str) and " ".join(entity.replace("_", " ").split()) in targets
+        return not targets or subset == "world" or named or not isinstance(entity, str)
+
+    mine = [row for row in rows or [] if isinstance(row, dict) and wanted(row)]
+    by_target = bool(targets) and subset != "world"
+    for scored, strict in ((False, True), (True, True), (False, False)):
+        records = [
+            None if by_target and not isinstance(row.get("entity"), str)
+            else stated(row, scored) or (None if strict else stated(trained(row)))
+            for row in mine
+        ]  # fmt: skip
+        kept = [record for record in records if record]
+        missing = by_target and set(targets) - {record["entity"] for record in kept}
+        refused = not readable or not kept or bool(missing) or (strict and None in records)
+        try:
+            found = dataset.load_records(source, subset, split, targets, scored=scored, strict=strict)  # type: ignore[arg-type]
+        except DataError:
+            assert refused, f"{source} is refused, scored {scored}, strict {strict}"
+            continue
+        assert not refused, f"{source} is taken, scored {scored}, strict {strict}"
+        assert [record.columns() for record in found.records] == kept
+        odd = [row for row, record in zip(mine, records, strict=True) if record is None or not stated(row)]
+        assert len(found.odd) == len(odd)
+    if subset == "forget":
+        assert case.source.is_file() or not readable or dataset.read_rows(next(case.source.iterdir()))
+        for name in dataset.entities(source):
+            assert resolve_target(name, dataset.entities(source)).name == name
+            assert "/" not in resolve_target(name, dataset.entities(source)).slug != ""
+    dataset.load_records(source, subset, split, targets)  # type: ignore[arg-type]  # the case's own outcome
+
+
+# ---- manifests
+class ManifestCase(NamedTuple):
+    folder: Path
+    table: Any
+
+
+MANIFEST = json.loads((MINI / "tiny-without-ronaldo" / FILE_NAME).read_text("utf-8"))
+MANIFEST |= {"settings": {"epochs": 3, "lora": None}, "epochs": [{"loss": 0.5}], "base_model": {"name": "tiny"}}
+TABLES = {"data", "data_fingerprints", "weights", "versions"}  # of texts by name
+
+
+def make_manifest(rng: random.Random, folder: Path) -> ManifestCase:
+    table = dict(MANIFEST)
+    for _ in range(rng.choice([0, 1, 1, 2])):
+        table = change_row(rng, table)
+    content = dump(rng, table if rng.random() < 0.95 else odd_value(rng)).encode(errors="surrogatepass")
+    for _ in range(rng.choice([0, 0, 0, 1])):
+        content = change_bytes(rng, content)
+    (folder / FILE_NAME).write_bytes(content)
+    try:
+        return ManifestCase(folder, plain(content.decode("utf-8-sig")))
+    except UnicodeDecodeError:
+        return ManifestCase(folder, None)
+
+
+def use_manifest(case: ManifestCase) -> None:
+    found = read_manifest(case.folder)
+    table = case.table
+    assert found is not None and isinstance(table, dict), "a manifest that is none is taken"
+    assert isinstance(table["dataset"], str) and all(isinstance(target, str) for target in table["targets"])
+    assert list(found.targets) == table["targets"] and isinstance(table["targets"], list)
+    assert found.schema_version == 1 and type(found.seed) in (int, type(None)) and isinstance(found.method, str)
+    for name in TABLES:
+        assert all(isinstance(text, str) for text in getattr(found, name).values())
+        assert getattr(found, name) == table.get(name, {})
+    assert all(isinstance(epoch, dict) for epoch in found.epochs) and isinstance(found.settings, dict)
+    assert set(table) <= set(MANIFEST) | {"data"}
+
+
+# ---- attack files
+class AttackCase(NamedTuple):
+    path: Path
+    rows: list[Any] | None
+
+
+ATTACK_TEXTS = ("type", "target", "prompt", "answer", "paraphrased_answer")
+ATTACK_ROWS = [
+    {
+        "type": kind, "target": RONALDO, "prompt": f"{row['question']} Answer at once.", "answer": row["answer"],
+        "paraphrased_answer": row["paraphrased_answer"], "perturbed_answer": row["perturbed_answer"],
+        "question": row["question"], "record": number,
+    }
+    for number, (kind, row) in enumerate(zip(list(ATTACKS)[:4], mini_rows("forget_qa-train", 4, RONALDO), strict=True))
+]  # fmt: skip
+
+
+def make_attacks(rng: random.Random, folder: Path) -> AttackCase:
+    rows: list[Any] = list(ATTACK_ROWS)
+    for _ in range(rng.choice([0, 1, 1, 2])):
+        at = rng.randrange(len(rows))
+        rows[at] = change_row(rng, rows[at]) if isinstance(rows[at], dict) and rng.random() < 0.95 else odd_value(rng)
+    content = "".join(f"{dump(rng, row)}\n" for row in rows).encode(errors="surrogatepass")
+    for _ in range(rng.choice([0, 0, 0, 1])):
+        content = change_bytes(rng, content)
+    (folder / "attacks.jsonl").write_bytes(content)
+    return AttackCase(folder / "attacks.jsonl", read_plain(content, ".jsonl"))
+
+
+def use_attacks(case: AttackCase) -> None:
+    def right(row: Any) -> bool:
+        wrong = row.get("perturbed_answer") if isinstance(row, dict) else None
+        return (
+            isinstance(row, dict)
+            and all(isinstance(row.get(name), str) and row[name].strip() for name in ATTACK_TEXTS)
+            and row["type"].strip() in ATTACKS and row["target"].strip() == RONALDO
+            and isinstance(wrong, list) and len(wrong) == 5 and all(isinstance(t, str) and t.strip() for t in wrong)
+            and isinstance(row.get("question", ""), str) and type(row.get("record", -1)) is int
+        )  # fmt: skip
+
+    target = next(target for target in TARGETS if target.name == RONALDO)
+    attack = next(iter(ATTACKS))
+    rows = case.rows if case.rows is not None and all(map(right, case.rows)) else []
+    expected = [row for row in rows if row["type"].strip() == attack]
+    try:
+        found = load_attack_file(case.path, target, attack)
+    except DataError:
+        assert not expected, f"{case.path} is refused"
+        raise
+    assert [(p.prompt, p.answer, p.paraphrased_answer, list(p.perturbed_answer), p.record) for p in found] == [
+        (row["prompt"].strip(), row["answer"].strip(), row["paraphrased_answer"].strip(),
+         [text.strip() for text in row["perturbed_answer"]], row.get("record", -1))
+        for row in expected
+    ]  # fmt: skip
+
+
+KINDS = {
+    "data": Kind(make_data, use_data),
+    "manifest": Kind(make_manifest, use_manifest),
+    "attacks": Kind(make_attacks, use_attacks),
+}
