@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lm_eval_elude.metrics.estimates import exact
 from lm_eval_elude.metrics.quality import forget_quality, retain_quality
 from optout_train.validation import COLLAPSE
 
@@ -79,8 +80,8 @@ def over_targets(runs_of_seed: list[dict[str, float]]) -> dict[str, float]:
     """Each value averaged over targets, then FQ and RQ formed from the averages, as the paper's tables are."""
     values = {key: statistics.mean(run[key] for run in runs_of_seed) for key in runs_of_seed[0]}
     forget, retain, world = ([values[f"elude_{s}/{m}"] for m in TRIPLE] for s in ("forget", "retain", "world"))
-    values["elude_quality/forget_quality"] = forget_quality(*forget)
-    values["elude_quality/retain_quality"] = retain_quality(retain, world)
+    values["elude_quality/forget_quality"] = forget_quality(*map(exact, forget)).value
+    values["elude_quality/retain_quality"] = retain_quality([*map(exact, retain)], [*map(exact, world)]).value
     return values
 
 

@@ -37,6 +37,7 @@ def make_model(folder: Path) -> str:
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
     from lm_eval_elude.core import dataset
+    from lm_eval_elude.core.sets import SETS
 
     special = ["<|begin|>", "<|start|>", "<|end|>", "<|eot|>", "<|pad|>"]
     backend = Tokenizer(models.BPE())
@@ -47,9 +48,7 @@ def make_model(folder: Path) -> str:
         show_progress=False, min_frequency=2,
     )  # fmt: skip
     records = [
-        record
-        for subset in ("forget", "retain", "world")
-        for record in dataset.load_records("mini", subset, dataset.SCORED_SPLIT[subset]).records  # type: ignore[index]
+        record for subset, spec in SETS.items() for record in dataset.load_records("mini", subset, spec.split).records
     ]
     backend.train_from_iterator(
         [text for r in records for text in (r.question, r.answer, r.paraphrased_answer or "", HEADER)], trainer

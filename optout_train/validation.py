@@ -12,9 +12,10 @@ import torch
 from torch import nn
 
 from lm_eval_elude.core import likelihood
-from lm_eval_elude.core.dataset import Subset, load_records
+from lm_eval_elude.core.dataset import load_records
 from lm_eval_elude.core.likelihood import AnswerScore
 from lm_eval_elude.core.records import DataError, QARecord
+from lm_eval_elude.core.sets import SETS, Subset
 from optout_train.config import TrainConfig
 from optout_train.data import EncodedRecords, TrainingData
 from optout_train.reference import score_all
@@ -42,7 +43,7 @@ class Validation:
         self, config: TrainConfig, data: TrainingData, targets: Sequence[str], say: Callable[[str], None]
     ) -> None:
         self.size = config.micro_batch_size or 2 * config.batch_size
-        sets: dict[str, tuple[QARecord, ...]] = {"forget": data.forget.records}
+        sets: dict[Subset, tuple[QARecord, ...]] = {"forget": data.forget.records}
         trained: dict[Subset, float] = {"retain": config.retain_weight, "world": config.world_weight}
         for subset, weight in trained.items():
             try:
@@ -54,7 +55,7 @@ class Validation:
                 continue
             sets[subset] = selection.records
             data.fingerprints[f"{subset}-validation"] = selection.fingerprint
-        self.sets: dict[str, EncodedRecords] = {}
+        self.sets: dict[Subset, EncodedRecords] = {}
         for name, records in sets.items():
             usable = tuple(record for record in records if record.can_be_scored)
             if len(usable) < len(records):
@@ -82,7 +83,7 @@ class Validation:
             sums, counts = score_all(scorer, samples, self.size, device)
             scores = [AnswerScore(*pair) for pair in zip(sums.tolist(), counts.tolist(), strict=True)]
             each = len(scores) // len(data)
-            values = [likelihood.measured(name, scores[i : i + each]) for i in range(0, len(scores), each)]
+            values = [SETS[name].measure(scores[i : i + each]) for i in range(0, len(scores), each)]
             measures[f"{name}_probability"] = fmean(value.probability for value in values)
             measures[f"{name}_truth_ratio"] = fmean(value.truth_ratio for value in values)
         qualities = {}

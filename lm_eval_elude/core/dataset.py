@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from lm_eval_elude.core import jsonio
 from lm_eval_elude.core.records import (
@@ -27,10 +27,8 @@ from lm_eval_elude.core.records import (
     parse_record,
     reason,
 )
+from lm_eval_elude.core.sets import SETS, Split, Subset
 from lm_eval_elude.core.targets import TARGETS, Target, resolve_target
-
-Subset = Literal["forget", "retain", "world"]
-Split = Literal["train", "validation", "test"]
 
 MINI = Path(__file__).resolve().parents[1] / "mini" / "data"
 HUB_REPOSITORY = "6rightjade/ELUDe"
@@ -39,8 +37,6 @@ HUB_WORLD_URL = (
     "https://raw.githubusercontent.com/brightjade/Opt-Out/995babb243c1673d1fff96d0a8a32b236e85c450/data/"
     "alpaca_gpt4_data_{split}.json"
 )
-# What the paper scores: the whole forget set, the test split of the others.
-SCORED_SPLIT: dict[Subset, Split] = {"forget": "train", "retain": "test", "world": "test"}
 _ENDINGS = (".parquet", ".jsonl", ".json")
 _COLUMNS = (*TEXT_FIELDS, "input", "perturbed_answer", "translated_question")
 Row = tuple[str, dict[str, Any]]  # how to call it in an error, and its columns
@@ -85,7 +81,7 @@ def load_records(
     Raises:
         DataError: the source or a field is missing, or no row is left of the subset or of a target.
     """
-    wanted = tuple(targets) if subset != "world" else ()
+    wanted = tuple(targets) if SETS[subset].of_target else ()
     selection = _load(source, subset, split, wanted, scored, strict, _stamp(source))
     found = {record.entity for record in selection.records}
     missing = [target for target in wanted if target not in found]
@@ -210,7 +206,7 @@ def _file(source: str, subset: Subset, split: Split) -> tuple[Path, str]:
 
 
 def _member(root: Path, subset: Subset, split: Split, source: str) -> tuple[Path, str]:
-    stems = [f"world-{split}", f"alpaca_gpt4_data_{split}"] if subset == "world" else [f"{subset}_qa-{split}"]
+    stems = [stem.format(split=split) for stem in SETS[subset].stems]
     found = {path.stem + path.suffix.lower(): path for path in sorted(root.iterdir()) if path.is_file()}
     for name in (f"{stem}{ending}" for stem in stems for ending in _ENDINGS):
         if name in found:
@@ -269,7 +265,7 @@ def _hub() -> tuple[str, str]:
 
 def _hub_file(subset: Subset, split: Split, revision: str) -> tuple[Path, str]:
     repository, world = _hub()
-    if subset == "world":
+    if not SETS[subset].of_target:  # the world set is not on the Hub
         address = world.replace("{split}", split)
         return _download(address) if "://" in address else Path(address), address.rpartition("/")[2]
     if os.path.isdir(repository):

@@ -85,28 +85,6 @@ def retain_truth_ratio(ratio: float) -> float:
     return ratio if math.isnan(ratio) else max(0.0, 1.0 - ratio)
 
 
-class Measured(NamedTuple):
-    """Of one record: its probability, R, and the truth ratio that is reported, as its set defines them."""
-
-    probability: float
-    ratio: float
-    truth_ratio: float
-
-
-def measured(subset: str, scores: Sequence[AnswerScore], mean: TruthRatioMean = "geometric") -> Measured:
-    """Measure one record.
-
-    Args:
-        subset: ``forget``, ``retain`` or ``world``.
-        scores: of the answer, the paraphrased answer and the perturbed answers.
-        mean: of the truth ratio.
-    """
-    answer, paraphrase, *perturbed = scores
-    known = choice_probability(answer, perturbed) if subset == "world" else probability(answer)
-    ratio = truth_ratio(paraphrase, perturbed, mean)
-    return Measured(known, ratio, forget_truth_ratio(ratio) if subset == "forget" else retain_truth_ratio(ratio))
-
-
 def harmonic_mean(values: Sequence[float]) -> float:
     """Harmonic mean of values in [0, 1]; 0 where one of them is 0, NaN where one is NaN."""
     if any(math.isnan(v) for v in values):

@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lm_eval_elude.metrics.estimates import Array, variance_of_mean
+from lm_eval_elude.metrics.estimates import Array, Estimate
 
 _CLIP = 100  # of a loss, as SCRUB's attack has it
+Scored = tuple[str, float]  # the record that a score is about, and the score
 
 
 class MembershipAttack(NamedTuple):
@@ -28,81 +29,70 @@ class MembershipAttack(NamedTuple):
 
     accuracy: float
     accuracy_std: float
-    auc: float
-    auc_low: float
-    auc_high: float
+    auc: Estimate
     n: int
     reason: str = ""
 
 
-def membership_attack(members: Sequence[float], others: Sequence[float], *, seed: int = 0) -> MembershipAttack:
+def membership_attack(members: Sequence[Scored], others: Sequence[Scored], *, seed: int = 0) -> MembershipAttack:
     """Logistic regression on the clipped per-sample loss, ten stratified shuffle splits; the attack of SCRUB.
 
     Args:
-        members: mean NLL of each forget answer given its question (nats per token).
+        members: by record, mean NLL of each forget answer given its question (nats per token).
         others: the same for the paraphrased question and answer.
         seed: for the subsampling of the larger side and the splits, each with a fifth of the samples held out.
 
     Returns:
-        Accuracy (mean, standard deviation over splits), and the signed AUC with its 95 % DeLong interval.
+        Accuracy (mean, standard deviation over splits), and the signed AUC with its influence by record.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedShuffleSplit, cross_val_score
 
-    raw_in, raw_out = np.asarray(members, dtype=float), np.asarray(others, dtype=float)
-    n = min(len(raw_in), len(raw_out))
-    if reason := _unusable(raw_in, raw_out, n):
-        return MembershipAttack(math.nan, math.nan, math.nan, math.nan, math.nan, n, reason)
+    n = min(len(members), len(others))
+    if reason := _unusable(_values(members), _values(others), n):
+        return MembershipAttack(math.nan, math.nan, Estimate(math.nan, {}, n), n, reason)
     rng = np.random.default_rng(seed)
     inside, outside = (
-        np.clip(side[np.sort(rng.permutation(len(side))[:n])], -_CLIP, _CLIP) for side in (raw_in, raw_out)
+        [(record, float(np.clip(loss, -_CLIP, _CLIP))) for record, loss in (side[i] for i in chosen)]
+        for side, chosen in ((side, np.sort(rng.permutation(len(side))[:n])) for side in (members, others))
     )
-    losses = np.concatenate([inside, outside])[:, None]
+    losses = np.concatenate([_values(inside), _values(outside)])[:, None]
     labels = np.concatenate([np.ones(n), np.zeros(n)])
     splits = StratifiedShuffleSplit(n_splits=10, test_size=0.2, random_state=seed)
     accuracies = cross_val_score(LogisticRegression(), losses, labels, cv=splits, scoring="accuracy")
-    auc, low, high = auc_interval(-inside, -outside)
-    return MembershipAttack(float(np.mean(accuracies)), float(np.std(accuracies)), auc, low, high, n)
+    area = auc([(record, -loss) for record, loss in inside], [(record, -loss) for record, loss in outside])
+    return MembershipAttack(float(np.mean(accuracies)), float(np.std(accuracies)), area, n)
 
 
-def auc_interval(positive: Sequence[float] | Array, negative: Sequence[float] | Array) -> tuple[float, float, float]:
-    """Area under the ROC curve with its 95 % interval (DeLong, DeLong & Clarke-Pearson 1988).
+def auc(positive: Sequence[Scored], negative: Sequence[Scored]) -> Estimate:
+    """Area under the ROC curve with its error (DeLong, DeLong & Clarke-Pearson 1988), a record on both sides one draw.
 
     Args:
-        positive: scores of the members, shape (m,); higher means more like a member.
-        negative: scores of the others, shape (n,).
+        positive: scores of the members by record; higher means more like a member.
+        negative: scores of the others by record.
 
     Returns:
-        AUC, lower and upper bound, within [0, 1]; bounds are NaN where one side has a single score.
+        AUC; its error is NaN where one side has a single score. ``n`` is the smaller side's.
     """
     from scipy.stats import rankdata
 
-    positive, negative = np.asarray(positive, dtype=float), np.asarray(negative, dtype=float)
-    m, n = len(positive), len(negative)
-    ranks = rankdata(np.concatenate([positive, negative]))
-    auc = (ranks[:m].sum() - m * (m + 1) / 2) / (m * n)
+    above, below = _values(positive), _values(negative)
+    m, n = len(above), len(below)
+    ranks = rankdata(np.concatenate([above, below]))
+    area = float((ranks[:m].sum() - m * (m + 1) / 2) / (m * n))
     # Placement values: the share of the other side each score beats.
-    of_positive = (ranks[:m] - rankdata(positive)) / n
-    of_negative = 1 - (ranks[m:] - rankdata(negative)) / m
-    variance = variance_of_mean(of_positive) + variance_of_mean(of_negative)
-    half = 1.96 * math.sqrt(variance)
-    return float(auc), float(np.clip(auc - half, 0, 1)), float(np.clip(auc + half, 0, 1))
+    of_positive = (ranks[:m] - rankdata(above)) / n
+    of_negative = 1 - (ranks[m:] - rankdata(below)) / m
+    influence: dict[str, float] = {}
+    for side, placed in ((positive, of_positive), (negative, of_negative)):
+        factor = 1 / math.sqrt(len(side) * (len(side) - 1)) if len(side) > 1 else math.nan
+        for (record, _), place in zip(side, placed.tolist(), strict=True):
+            influence[record] = influence.get(record, 0.0) + factor * (place - area)
+    return Estimate(area, influence, min(m, n))
 
 
-def mean_auc(areas: Sequence[tuple[float, float, float]]) -> tuple[float, float, float, float]:
-    """Mean AUC over independent targets, which is known better than each of them.
-
-    Args:
-        areas: of each target, AUC with lower and upper bound as :func:`auc_interval` gives them.
-
-    Returns:
-        AUC, lower and upper bound of its 95 % interval within [0, 1], and standard error.
-    """
-    auc = sum(area for area, _, _ in areas) / len(areas)
-    half = math.sqrt(sum((high - low) ** 2 for _, low, high in areas)) / 2 / len(areas)
-    # One target's own interval may be cut at 0 or 1 on one side only.
-    low, high = areas[0][1:] if len(areas) == 1 else np.clip([auc - half, auc + half], 0, 1).tolist()
-    return auc, low, high, half / 1.96
+def _values(side: Sequence[Scored]) -> Array:
+    return np.asarray([value for _, value in side], dtype=float)
 
 
 def _unusable(inside: Array, outside: Array, n: int) -> str:

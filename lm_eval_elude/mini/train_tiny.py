@@ -26,6 +26,7 @@ from lm_eval_elude.core.chat import Encoded, Renderer
 from lm_eval_elude.core.logprobs import IGNORE, answer_log_probs
 from lm_eval_elude.core.manifest import Manifest, file_hashes, write_manifest
 from lm_eval_elude.core.records import QARecord
+from lm_eval_elude.core.sets import SETS
 from lm_eval_elude.core.targets import Target, resolve_target
 
 VOCABULARY = 3072
@@ -219,8 +220,8 @@ def train(out: Path, without: str | None, epochs: int, seed: int, batch_tokens: 
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
     fingerprints = {
-        f"{subset}-{split}": dataset.load_records("mini", subset, split).fingerprint
-        for subset, split in dataset.SCORED_SPLIT.items()
+        f"{subset}-{spec.split}": dataset.load_records("mini", subset, spec.split).fingerprint
+        for subset, spec in SETS.items()
     }
     write_manifest(
         out,

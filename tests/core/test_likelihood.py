@@ -11,11 +11,11 @@ from lm_eval_elude.core.likelihood import (
     choice_probability,
     forget_truth_ratio,
     harmonic_mean,
-    measured,
     probability,
     retain_truth_ratio,
     truth_ratio,
 )
+from lm_eval_elude.core.sets import SETS
 
 SCORE = st.builds(AnswerScore, st.floats(-500, 0), st.integers(1, 60))
 MEANS = st.sampled_from(["geometric", "arithmetic"])
@@ -137,6 +137,6 @@ def test_harmonic_mean_has_no_order_and_scales(values, random, factor):
 
 def test_measures_of_a_record_by_hand():
     scores = of(0.5, 0.25, 0.1, 0.1, 0.1, 0.1, 0.1)
-    assert measured("forget", scores) == pytest.approx((0.5, 0.4, 0.4))
-    assert measured("retain", scores) == pytest.approx((0.5, 0.4, 0.6))
-    assert measured("world", scores) == pytest.approx((0.5, 0.4, 0.6))
+    assert SETS["forget"].measure(scores) == pytest.approx((0.5, 0.4, 0.4))
+    assert SETS["retain"].measure(scores) == pytest.approx((0.5, 0.4, 0.6))
+    assert SETS["world"].measure(scores) == pytest.approx((0.5, 0.4, 0.6))

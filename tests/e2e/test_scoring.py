@@ -16,7 +16,9 @@ from rouge_score.rouge_scorer import RougeScorer
 from sklearn.metrics import roc_auc_score
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lm_eval_elude.tasks import elude as tasks
+from lm_eval_elude import settings as settings_module
+from lm_eval_elude.core.records import DataError
+from lm_eval_elude.results.runs import Run
 from tests.support import (
     harmonic,
     judge,
@@ -248,7 +250,7 @@ class Rank(HFLM):
 def test_several_ranks_give_the_same_numbers(size, folders, metadata, quality, monkeypatch):
     """Samples reach rank 0 interleaved, and eight of them do not divide by three."""
     # Ranks are processes and share nothing; a fast tokenizer may not be used by two threads at once.
-    monkeypatch.setattr(tasks, "_renderer", tasks._renderer.__wrapped__)
+    monkeypatch.setattr(settings_module, "_renderer", settings_module._renderer.__wrapped__)
     meeting, results = Meeting(size), [None] * size
     arguments = {"pretrained": folders["llama-3.1"], "dtype": "float32", "batch_size": 4, "device": "cpu"}
     lms = [Rank(meeting, rank, **arguments) for rank in range(size)]
@@ -275,11 +277,9 @@ def test_several_ranks_give_the_same_numbers(size, folders, metadata, quality, m
 # ---- everything can be recomputed from the log
 
 
-@pytest.fixture(scope="module")
-def logged(quality, tmp_path_factory):
-    """The files that ``--output_path --log_samples`` writes, read back."""
-    folder = tmp_path_factory.mktemp("output")
-    results = dict(quality["llama-3.1"])
+def write_run(found, folder: Path) -> Path:
+    """The files of a run, written by the harness's own tracker; returns the results file."""
+    results = dict(found)
     samples = results.pop("samples")
     tracker = EvaluationTracker(output_path=str(folder))
     tracker.general_config_tracker.model_name_sanitized = "model"
@@ -287,11 +287,42 @@ def logged(quality, tmp_path_factory):
     for task in results["configs"]:
         tracker.save_results_samples(task_name=task, samples=samples[task])
     (written,) = folder.rglob("results_*.json")
+    return written
+
+
+@pytest.fixture(scope="module")
+def logged(quality, tmp_path_factory):
+    """The files that ``--output_path --log_samples`` writes, read back."""
+    folder = tmp_path_factory.mktemp("output")
+    written = write_run(quality["llama-3.1"], folder)
     lines = {
         path.name.removeprefix("samples_").rsplit("_", 1)[0]: [json.loads(line) for line in path.open()]
         for path in folder.rglob("samples_*.jsonl")
     }
     return json.loads(written.read_text()), lines
+
+
+def test_a_results_file_is_read_back_and_every_number_formed_again(quality, tmp_path):
+    """What tasks reported while they ran and what is formed from the files later is the same to the last digit."""
+    written = write_run(quality["llama-3.1"], tmp_path)
+    again = Run(tmp_path)
+    assert again.path == written and set(again.tasks) == {*LEAVES, "elude_mia"}
+    for task in again.tasks:
+        said = again.settings(task)["aggregates"]
+        assert json.dumps(again.numbers[task], sort_keys=True) == json.dumps(said, sort_keys=True)
+    row = again.reported("elude_quality")
+    for metric, value in again.numbers["elude_quality"].items():
+        assert (row[metric], row[f"{metric}_stderr"]) == (value["value"], value["stderr"])
+        assert set(value["per_target"]) == set(TARGETS)
+
+
+def test_a_run_without_its_samples_is_one_line(quality, tmp_path):
+    write_run(quality["llama-3.1"], tmp_path)
+    next(tmp_path.rglob("samples_elude_forget_*")).unlink()
+    with pytest.raises(DataError, match=r"samples of elude_forget are not there; run lm_eval with --log_samples"):
+        Run(tmp_path).samples("elude_forget")
+    with pytest.raises(DataError, match="is no results file and has none in it"):
+        Run(tmp_path / "nowhere")
 
 
 def test_logged_samples_suffice_to_recompute_every_metric(logged):

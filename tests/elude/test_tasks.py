@@ -7,11 +7,16 @@ import pytest
 from lm_eval.api.model import LM
 
 import lm_eval_elude.tasks.elude as tasks_module
+from lm_eval_elude import settings
 from lm_eval_elude.attacks import builders as attacks
 from lm_eval_elude.core.chat import ChatError
 from lm_eval_elude.core.manifest import Manifest, write_manifest
 from lm_eval_elude.core.records import DataError
-from lm_eval_elude.tasks.elude import GUARDRAIL, EludeForget, Score, resolve_settings
+from lm_eval_elude.harness import Score
+from lm_eval_elude.results.samples import Sample
+from lm_eval_elude.settings import resolve_settings
+from lm_eval_elude.tasks.base import GUARDRAIL
+from lm_eval_elude.tasks.elude import EludeForget
 from tests.support import (
     GOLDEN,
     SHAPES,
@@ -47,7 +52,7 @@ def checkpoint(tmp_path_factory) -> str:
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
     """Lines are said once for each setting: forget what was said, and what the surroundings ask for."""
-    tasks_module._resolve.cache_clear()
+    settings._resolve.cache_clear()
     monkeypatch.delenv("ELUDE_TARGET", raising=False)
     monkeypatch.delenv("ELUDE_DATASET", raising=False)
 
@@ -96,8 +101,8 @@ def test_without_a_word_every_target_of_the_hub_is_scored(caplog):
 
 def test_the_users_word_wins_and_the_difference_is_said(tmp_path, caplog):
     data = small_data(tmp_path / "data", {"Cristiano Ronaldo": 2})
-    settings = resolve_settings({"pretrained": manifest_folder(tmp_path), "target": "cr7", "dataset": str(data)})
-    assert (settings.targets, settings.dataset) == (("Cristiano Ronaldo",), str(data))
+    found = resolve_settings({"pretrained": manifest_folder(tmp_path), "target": "cr7", "dataset": str(data)})
+    assert (found.targets, found.dataset) == (("Cristiano Ronaldo",), str(data))
     assert f"scoring data set '{data}' as asked; the checkpoint's optout.json says 'mini'" in caplog.text
     assert "scoring Cristiano Ronaldo as asked; the checkpoint's optout.json says Lionel Messi" in caplog.text
 
@@ -120,7 +125,15 @@ def test_environment_and_metadata(monkeypatch):
     [
         ({"target": "nobody"}, "unknown target 'nobody'"),
         ({"dataset": "no/such"}, "neither 'hub', 'mini' nor an existing folder"),
-        ({"truth_ratio": "median"}, "must be 'geometric' or 'arithmetic'"),
+        ({"truth_ratio": "median"}, "must be 'geometric' or 'arithmetic', got 'median'"),
+        ({"guardrail": "on"}, "guardrail in --metadata must be true or false, got 'on'"),
+        ({"guardrial": True}, "no key 'guardrial'; did you mean 'guardrail'"),
+        ({"targets": "ronaldo"}, "no key 'targets'; did you mean 'target'"),
+        ({"target": 5}, "target in --metadata must be a name or a list of names, got 5"),
+        ({"target": ["ronaldo", None]}, "target in --metadata must be a name"),
+        ({"attack_seed": None}, "attack_seed in --metadata must be a whole number"),
+        ({"attack_seed": 2**64}, "attack_seed in --metadata must be a whole number"),
+        ({"dataset": ["mini"]}, "dataset in --metadata must be text"),
     ],
 )
 def test_settings_that_cannot_be(metadata, said):
@@ -451,7 +464,7 @@ def test_a_score_is_a_plain_float_that_travels_between_ranks():
     import json
     import pickle
 
-    score = Score(0.25, "Ada", 3, (0.1, 0.2))
+    score = Score(0.25, Sample("Ada", "Who?", 3, {"probability": 0.25}))
     other = pickle.loads(pickle.dumps(score))
     assert json.dumps({"p": score}) == '{"p": 0.25}' and other == 0.25
-    assert (other.target, other.doc_id, other.parts) == ("Ada", 3, (0.1, 0.2))
+    assert other.sample == score.sample

@@ -1,0 +1,156 @@
+"""Every workaround for lm-eval in one place, each with its reason and what would make it unnecessary.
+
+Tried with 0.4.12, 0.4.13 and 0.5.0.dev1 (``make compat``). Where a name inside the harness is leaned on, its absence is
+an error that says so, not a silent change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import math
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any
+
+from lm_eval import evaluator_utils
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import CachingLM
+from lm_eval.api.task import ConfigurableTask
+from lm_eval.utils import hash_string
+
+from lm_eval_elude.results.samples import Sample
+
+log = logging.getLogger("lm_eval.elude")
+
+
+class Score(float):
+    """A per-sample value as it is logged, with the sample behind it.
+
+    The harness hands an aggregation nothing but the values that ``process_results`` returned; a float that carries its
+    sample lets one value be formed of several. Unnecessary once aggregations receive documents.
+    """
+
+    sample: Sample | None
+
+    def __new__(cls, value: float, sample: Sample | None = None) -> Score:
+        score = super().__new__(cls, value)
+        score.sample = sample
+        return score
+
+
+class Docs(list[dict[str, Any]]):
+    """The documents of a task; the harness asks a data set for its ``features`` even where it is a plain list."""
+
+    @property
+    def features(self) -> dict[str, Any]:
+        return self[0]
+
+
+class Aggregation:
+    """An aggregation with a standard error of its own.
+
+    The harness knows standard errors of its own functions only and writes N/A for all others; :func:`_own_errors` makes
+    it ask. Unnecessary once an aggregation may return its error.
+    """
+
+    def __init__(self, value: Callable[[list[Score]], float], stderr: Callable[[list[Score]], float]) -> None:
+        self.value, self._stderr = value, stderr
+
+    def __call__(self, scores: list[Score]) -> float:
+        return self.value(scores)
+
+    def stderr(self, scores: list[Score]) -> float | str:
+        """The standard error, as the harness writes one that is not known."""
+        error = self._stderr(scores)
+        return "N/A" if math.isnan(error) else error
+
+
+def _own_errors() -> None:
+    original = getattr(evaluator_utils, "stderr_for_metric", None)
+    if original is None or hasattr(original, "_lm_eval_elude"):  # 0.5 forms a task's row in the task itself
+        return
+
+    @wraps(original)
+    def stderr_for_metric(metric: Any, *args: Any, **kwargs: Any) -> Any:
+        return metric.stderr if isinstance(metric, Aggregation) else original(metric, *args, **kwargs)
+
+    stderr_for_metric._lm_eval_elude = True  # type: ignore[attr-defined]
+    evaluator_utils.stderr_for_metric = stderr_for_metric
+
+
+_own_errors()
+
+
+def split_context(prompt: str) -> tuple[str, str]:
+    """A prompt as context and the white space at its end.
+
+    The harness moves white space from the end of a context into the continuation, where it would count as answer; so
+    the white space is asked for by itself and subtracted. Unnecessary once contexts are left as they are.
+    """
+    context = prompt.rstrip()
+    return context, prompt[len(context) :]
+
+
+def cache_key(*parts: Any) -> str:
+    """What cached requests depend on: the harness keys them by task name alone (and the tokenizer with a template)."""
+    return str(hash_string(json.dumps(parts, sort_keys=True)))[:16]
+
+
+def require_log_probabilities() -> None:
+    """Refuse a backend that cannot score answers before any request runs.
+
+    The harness tells a task nothing about the model, so the model is looked for where the requests are asked for.
+    Unnecessary once tasks are told.
+
+    Raises:
+        ValueError: the backend has no log-probabilities of given answers.
+    """
+    callers = (frame.f_locals.get("lm") for frame, _ in traceback.walk_stack(sys._getframe(1)))
+    model = next((lm for lm in callers if hasattr(lm, "loglikelihood")), None)
+    if model is None:
+        return
+    model = model.lm if isinstance(model, CachingLM) else model
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):  # it draws empty progress bars
+            model.loglikelihood([])
+    except NotImplementedError:
+        name = type(model).__name__
+        raise ValueError(f"ELUDe needs log-probabilities of given answers, and the backend {name} has none") from None
+    except Exception as error:  # an empty batch may trouble a backend that scores well
+        log.debug("probe with an empty batch: %s", error)
+
+
+class HarnessTask(ConfigurableTask):
+    """What every task of ours needs because of how the harness works."""
+
+    def make_instances(
+        self, doc: dict[str, Any], requests: Sequence[tuple[str, tuple[Any, ...]]], target: str, kwargs: dict[str, Any]
+    ) -> list[Instance]:
+        """Requests as the harness wants them."""
+        if "doc_id" in kwargs:  # 0.5; before, these stood in `metadata`, and the harness asked for the target
+            kwargs = kwargs | {"task_name": self.config.task, "target": target}
+        return [
+            Instance(request_type=kind, doc=doc, arguments=arguments, idx=i, **kwargs)  # type: ignore[arg-type]
+            for i, (kind, arguments) in enumerate(requests)
+        ]
+
+    def process_instances(self) -> None:
+        """0.5 only: ranks of unequal length ask a request again, and there no filter takes the first answer."""
+        for instance in self.instances:
+            del instance.resps[1:]
+        super().process_instances()
+
+    def aggregate(self, bootstrap_iters: int | None = 100000) -> tuple[dict[str, Any], int]:
+        """The row that lm-eval before 0.5 makes of ``aggregation``; 0.5 would bootstrap all but its own mean."""
+        samples = list(self.scorers[0].reduced_docs.values())
+        row: dict[str, Any] = {}
+        for metric, function in self.aggregation().items():
+            scores = [sample[metric] for sample in samples]
+            row[f"{metric},none"] = function(scores)
+            row[f"{metric}_stderr,none"] = function.stderr(scores) if bootstrap_iters else "N/A"
+        return row, len(samples)

@@ -1,0 +1,107 @@
+"""A finished run read back: lm-eval's results file with its logged samples, and every number formed again from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from lm_eval_elude.core import jsonio
+from lm_eval_elude.core.records import DataError
+from lm_eval_elude.results.numbers import report
+from lm_eval_elude.results.samples import Sample
+from lm_eval_elude.results.suites import GROUPS, suite, task_report
+
+
+class Run:
+    """One results file of ``lm_eval --output_path ... --log_samples``.
+
+    Args:
+        path: the results file, or a folder with exactly one below it.
+
+    Raises:
+        DataError: there is no such file, it is not lm-eval's, or it has no task of ours.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = _results_file(Path(path))
+        found = jsonio.load(self.path, nan=True)
+        if not isinstance(found, dict) or not all(isinstance(found.get(k), dict) for k in ("results", "configs")):
+            raise DataError(f"{self.path}: not a results file of lm-eval (no 'results' and 'configs')")
+        self.results: dict[str, Any] = found
+        self.tasks = [task for task in found["configs"] if suite(task) and task in found["results"]]
+        if not self.tasks:
+            raise DataError(f"{self.path}: no task of ELUDe in it")
+
+    def settings(self, task: str) -> dict[str, Any]:
+        """What a task was run with: targets, data and its fingerprint, checkpoint, template, versions, numbers.
+
+        Raises:
+            DataError: the results file does not say.
+        """
+        said = ((self.results["configs"].get(task) or {}).get("metadata") or {}).get("elude")
+        if not isinstance(said, dict):
+            raise DataError(f"{self.path}: {task} does not say what was scored (configs, metadata, elude)")
+        return said
+
+    def sample_file(self, task: str) -> Path:
+        """Where a task's samples are logged.
+
+        Raises:
+            DataError: they are not there.
+        """
+        date = self.path.stem.removeprefix("results_")
+        file = self.path.with_name(f"samples_{task}_{date}.jsonl")
+        if not file.is_file():
+            raise DataError(f"{file}: the samples of {task} are not there; run lm_eval with --log_samples")
+        return file
+
+    def rows(self, task: str) -> list[dict[str, Any]]:
+        """The logged rows of a task, in the order of its documents."""
+        try:
+            rows = (row for _, row in jsonio.lines(self.sample_file(task), nan=True))
+            return sorted(rows, key=lambda row: row["doc"]["id"])
+        except (KeyError, TypeError) as error:
+            raise DataError(f"{self.sample_file(task)}: a row has no doc with an id ({error!r})") from None
+
+    def samples(self, task: str) -> list[Sample]:
+        """The measurements of a task, made again from its log.
+
+        Raises:
+            DataError: a row is not one of this task.
+        """
+        found, settings = suite(task), self.settings(task)
+        assert found
+        samples = []
+        for number, row in enumerate(self.rows(task), 1):
+            try:
+                samples.append(found.sample(row, settings))
+            except (KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError) as error:
+                where = f"{self.sample_file(task).name}, row {number}"
+                raise DataError(f"{where}: cannot be measured ({error!r})") from None
+        return samples
+
+    @cached_property
+    def numbers(self) -> dict[str, dict[str, dict[str, Any]]]:
+        """Every number of the run, formed again: by task or group and metric, as :func:`report` gives it."""
+        samples = {task: self.samples(task) for task in self.tasks}
+        found = {task: task_report(task, own, self.settings(task)) for task, own in samples.items()}
+        return found | {name: report(GROUPS[name], samples) for name in GROUPS if name in self.results["results"]}
+
+    def reported(self, name: str) -> Mapping[str, Any]:
+        """The row of a task or group as the results file has it, by metric without the filter's name."""
+        row = self.results["results"][name]
+        return {key.removesuffix(",none"): value for key, value in row.items() if key.endswith(",none")}
+
+
+def _results_file(path: Path) -> Path:
+    if path.is_file():
+        return path
+    found = sorted(path.rglob("results_*.json")) if path.is_dir() else []
+    if len(found) != 1:
+        what = (
+            f"has {len(found)} results files; name one of them" if found else "is no results file, and has none in it"
+        )
+        raise DataError(f"{path} {what}")
+    return found[0]
