@@ -26,6 +26,7 @@ MAX_REPLY = 1 << 20  # bytes of one reply
 MAX_KEPT = 4000  # characters of a reply that are shown or written down
 # So many items in a row without an answer mean that the endpoint is gone, not busy.
 PATIENCE = 10
+KNOCK = "Reply with the JSON object {} and nothing else."
 _ENDPOINT = "/chat/completions"
 T = TypeVar("T")
 
@@ -133,7 +134,8 @@ class Client:
         journal: where finished calls are looked up and kept.
         budget: tokens, read and written, of all calls in the journal and of this run. Requests that are already under
             way when it is reached still finish.
-        options: further fields of every request, e.g. ``max_tokens``.
+        options: further fields of every request, e.g. ``max_tokens``; ``response_format`` is left out where the endpoint
+            refuses it.
 
     Raises:
         EndpointError: the ``httpx2`` package is missing, or the URL is none.
@@ -164,7 +166,7 @@ class Client:
         for row in journal.rows.values() if journal else ():
             self._count(row["usage"])
         self._url, self._timeout, self._retries = url.rstrip("/") + _ENDPOINT, timeout, retries
-        self._options, self._failures = options or {}, 0
+        self._options, self._failures = dict(options or {}), 0
         self._slots = asyncio.Semaphore(workers)
         self._http = httpx2.AsyncClient(
             headers={"Authorization": f"Bearer {key or 'none'}", "Accept-Encoding": "identity"},
@@ -191,7 +193,9 @@ class Client:
             EndpointError: no answer, or a refusal that trying again cannot change.
         """
         try:
-            answer = await self._post(_turns("Reply with the word ready."), {}, retries=1)
+            answer = await self._post(_turns(KNOCK), retries=1)
+            if answer.status in (400, 422) and self._options.pop("response_format", None):
+                answer = await self._post(_turns(KNOCK), retries=1)
         except FetchError as error:
             if error.too_long:
                 return
@@ -206,13 +210,17 @@ class Client:
                 "check --llm, --llm-model and OPENAI_API_KEY"
             )
 
-    async def until(self, text: str, check: Callable[[str], T], *, system: str = "", attempts: int = 3) -> Outcome[T]:
+    async def until(
+        self, text: str, check: Callable[[str], T], *, system: str = "", attempts: int = 3,
+        again: Callable[[str], str] | None = None,
+    ) -> Outcome[T]:  # fmt: skip
         """Ask until a reply passes, at most ``attempts`` times.
 
         Args:
             text: the user turn.
             check: makes the value of what the model wrote, or raises :class:`BadReply`.
             system: the system turn.
+            again: makes the next attempt's user turn of the reason why the last reply was rejected.
 
         Raises:
             BudgetError: the budget is used up.
@@ -231,6 +239,7 @@ class Client:
                 return Outcome(check(reply.text), rejects)
             except BadReply as error:
                 rejects.append((reply.kept, str(error)))
+                text = again(str(error)) if again else text
         return Outcome(None, rejects)
 
     async def ask(self, text: str, *, system: str = "", attempt: int = 0) -> Reply:
@@ -241,7 +250,7 @@ class Client:
             BudgetError: the budget is used up.
         """
         turns = _turns(text, system)
-        asked = json.dumps([self.model, turns, self._options, attempt], ensure_ascii=False)
+        asked = json.dumps([self.model, turns, attempt], ensure_ascii=False)
         key = hashlib.sha256(asked.encode()).hexdigest()
         if self.journal and key in self.journal.rows:
             return Reply(*self.journal.rows[key]["reply"])
@@ -270,7 +279,7 @@ class Client:
 
     async def _call(self, turns: list[dict[str, str]]) -> tuple[Reply, list[int]]:
         try:
-            answer = await self._post(turns, self._options, retries=self._retries)
+            answer = await self._post(turns, self._retries)
         except FetchError as error:
             if not error.too_long:
                 raise
@@ -284,8 +293,8 @@ class Client:
         reply = Reply("" if reason else text, self.redact(reason), self.redact(body))
         return reply, usage or [estimate(str(turns)), estimate(body)]
 
-    async def _post(self, turns: list[dict[str, str]], options: dict[str, Any], retries: int) -> Answer:
-        content = json.dumps({"model": self.model, "messages": turns, **options}).encode()
+    async def _post(self, turns: list[dict[str, str]], retries: int) -> Answer:
+        content = json.dumps({"model": self.model, "messages": turns, **self._options}).encode()
         return await fetch(
             self._http, "POST", self._url, timeout=self._timeout, limit=MAX_REPLY, retries=retries,
             content=content, headers={"Content-Type": "application/json"},

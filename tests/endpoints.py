@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from lm_eval_elude.llm import KNOCK
+
 # What the endpoint does with a request: handler, user turn, and how many requests there were.
 Act = Callable[["Endpoint", str, int], None]
 
@@ -29,8 +31,8 @@ class Endpoint(BaseHTTPRequestHandler):
             count = len(self.server.tasks)
         # The client may be tired of waiting.
         with suppress(BrokenPipeError, ConnectionResetError):
-            if task == "Reply with the word ready." and not self.server.knocks:
-                self.reply(200, completion("ready"))
+            if task == KNOCK and not self.server.knocks:
+                self.reply(200, completion("{}"))
             else:
                 self.server.act(self, task, count)
 

@@ -1,0 +1,117 @@
+"""What can be wrong with a pair, by rule; the first words of a complaint, up to a colon, are its kind."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from lm_eval_elude.attacks.text import STOP, words
+from lm_eval_elude.core.records import PERTURBATIONS
+
+_RESIDUE = re.compile(
+    r"(?i)\b(?:paragraph|passage|the (?:given |above )?(?:text|context|document|source)\b|according to the|as an ai|"
+    r"language model|json|instructions?\b|subject's?\b)|[{}\[\]<>`]|\\n"
+)
+_NUMBERS = {word: str(n) for n, word in enumerate(
+    "zero one two three four five six seven eight nine ten eleven twelve".split()
+)}  # fmt: skip
+_WORD = re.compile(r"\w+(?:[.,'’-]\w+)*")
+
+
+def facts(text: str) -> frozenset[str]:
+    """The numbers and names in a sentence: words with a digit, spelled numbers, capitalised words but the first."""
+    found = set()
+    for place, match in enumerate(_WORD.finditer(text)):
+        word = match.group()
+        if any(c.isdigit() for c in word):
+            found.add(word.replace(",", ""))
+        elif word.casefold() in _NUMBERS:
+            found.add(_NUMBERS[word.casefold()])
+        elif place and word[0].isupper():
+            found |= words(word) - STOP
+    return frozenset(found)
+
+
+def pair_flaw(question: str, answer: str, paragraph: str, subject: str, names: Sequence[str], target: str) -> str:
+    """What is wrong with a pair that a model wrote; "" where nothing is.
+
+    Args:
+        paragraph: what it was made from.
+        subject: whom it is about.
+        names: what the subject is called, full name first.
+        target: display name of the target, which no neighbour's pair may name.
+    """
+    if not 8 <= len(question) <= 300 or not question.endswith("?"):
+        return "no question"
+    if not 3 <= len(answer) <= 400:
+        return "no answer of a sentence"
+    if residue := _residue(f"{question} {answer}", paragraph):
+        return f"talks of its making: {residue!r}"
+    if not any(name.casefold() in question.casefold() for name in names):
+        return "the question does not name its subject"
+    if re.match(r"(?i)(?:yes|no)\b", answer):
+        return "a yes-or-no question"
+    asked, told = words(question), words(answer) - STOP
+    if not told - asked:
+        return "the answer stands in the question"
+    if subject != target and words(target) - STOP <= asked | words(answer):
+        return "a neighbour's pair names the target"
+    known = {_NUMBERS.get(word, word) for word in words(f"{paragraph} {subject} {question}")} | facts(paragraph)
+    if strange := sorted(facts(answer) - known):
+        return f"not in the paragraph: {', '.join(strange)[:80]}"
+    return ""
+
+
+def quoted(quote: str, paragraph: str) -> bool:
+    """Whether a quote of some length stands in the paragraph, but for white space, quotation marks and case."""
+    return len(_folded(quote)) >= 12 and _folded(quote) in _folded(paragraph)
+
+
+def rewording_flaw(
+    pair: tuple[str, str], question: str, answer: str, wrong: Sequence[str], paragraph: str, names: Sequence[str],
+    neighbour_of: str = "",
+) -> str:  # fmt: skip
+    """What is wrong with a paraphrase and its five wrong versions; "" where nothing is.
+
+    Args:
+        pair: the question and answer that were reworded.
+        names: what the subject is called.
+        neighbour_of: the target, where the pair is a neighbour's.
+    """
+    texts = [question, answer, *wrong]
+    if len(wrong) != PERTURBATIONS:
+        return f"not {PERTURBATIONS} wrong answers: {len(wrong)}"
+    if not all(3 <= len(text) <= 400 for text in texts):
+        return "a rewording is empty or too long"
+    if residue := _residue(" ".join(texts), paragraph):
+        return f"talks of its making: {residue!r}"
+    if _folded(question) == _folded(pair[0]) or _folded(answer) == _folded(pair[1]):
+        return "the paraphrase repeats the original"
+    if not any(name.casefold() in question.casefold() for name in names):
+        return "the paraphrased question does not name its subject"
+    if len({_folded(text) for text in (answer, pair[1], *wrong)}) != PERTURBATIONS + 2:
+        return "a wrong answer stands twice or is the right one"
+    known = words(f"{paragraph} {pair[0]} {pair[1]} {names[0]}")
+    if strange := sorted(facts(answer) - {_NUMBERS.get(word, word) for word in known} - facts(paragraph)):
+        return f"the paraphrase adds: {', '.join(strange)[:80]}"
+    if lost := sorted(word for word in facts(pair[1]) - words(pair[0]) - words(names[0]) if word[0].isdigit()
+                      and word not in facts(f"- {answer}")):  # fmt: skip
+        return f"the paraphrase lost: {', '.join(lost)[:80]}"
+    for text in wrong:
+        if not words(text) - words(answer) - words(pair[1]):
+            return "a wrong answer says nothing else"
+        if not 1 / 3 < len(text) / len(answer) < 3:
+            return "a wrong answer of another form"
+    if neighbour_of and any(words(neighbour_of) - STOP <= words(text) for text in texts):
+        return "a neighbour's pair names the target"
+    return ""
+
+
+def _residue(text: str, paragraph: str) -> str:
+    """Words of the task rather than of the matter, unless the paragraph has them too."""
+    found = (match.group() for match in _RESIDUE.finditer(text))
+    return next((residue for residue in found if residue.casefold() not in paragraph.casefold()), "")
+
+
+def _folded(text: str) -> str:
+    return " ".join(re.sub(r"[\"'“”‘’„«»`]", "", text.casefold()).split()).rstrip(".")

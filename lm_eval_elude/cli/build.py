@@ -1,0 +1,95 @@
+"""``elude build``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("target")
+@click.option("--from", "source", help="A folder of documents (TXT, MD, HTML, PDF, DOCX), or: wikipedia.")
+@click.option("--out", type=click.Path(path_type=Path), help="The data set's folder [default: my-TARGET].")
+@click.option("--llm", "url", help="OpenAI-compatible endpoint, e.g. http://localhost:8000/v1.")
+@click.option("--llm-model", "model", help="Model to ask there; OPENAI_API_KEY has the key.")
+@click.option("--neighbours", help="Whom to keep, with commas [default: found in the source].")
+@click.option("--alias", "aliases", multiple=True, help="Another name of the target (repeatable).")
+@click.option("--pairs", default=4, show_default=True, type=click.IntRange(1, 20), help="To ask for, a paragraph.")
+@click.option("--paragraphs", default=0, type=click.IntRange(0), help="At most so many for each subject [default: all].")
+@click.option("--world", default="mini", show_default=True, help="Data set whose world set is taken: hub, mini, a folder.")
+@click.option("--licence", default="not stated", show_default=True, help="Of the documents, for the data card.")
+@click.option("--no-translations", is_flag=True, help="Leave out what the cross-lingual attack asks with.")
+@click.option("--allow-remote", is_flag=True, help="Send your own documents to an endpoint on another machine.")
+@click.option("--dry-run", is_flag=True, help="Say how many calls and tokens it takes, and write nothing.")
+@click.option("--prices", type=(float, float), help="Of a million tokens read and written, for --dry-run's cost.")
+@click.option("--token-budget", type=click.IntRange(1), help="Stop when so many are used; a larger one goes on.")
+@click.option("--seed", default=0, show_default=True, help="Of the splits.")
+@click.option("--workers", default=8, show_default=True, type=click.IntRange(1), help="Requests under way at once.")
+@click.option("--timeout", default=120.0, show_default=True, help="Seconds before a request counts as unanswered.")
+@click.option("--purge", is_flag=True, help="Remove the data set in the folder TARGET, all but hashes and counts.")
+def build(
+    target: str, source: str | None, out: Path | None, url: str | None, model: str | None, neighbours: str | None,
+    aliases: tuple[str, ...], pairs: int, paragraphs: int, world: str, licence: str, no_translations: bool,
+    allow_remote: bool, dry_run: bool, prices: tuple[float, float] | None, token_budget: int | None, seed: int,
+    workers: int, timeout: float, purge: bool,
+) -> None:  # fmt: skip
+    """Build a data set about TARGET, a person or thing, for `optout-train --dataset` and `lm_eval`.
+
+    Killed anywhere, the same command goes on where it was.
+    """
+    from lm_eval_elude.build import dataset, run
+    from lm_eval_elude.core.targets import slugify
+    from lm_eval_elude.llm import is_local
+
+    if purge:
+        left = dataset.purge(Path(target))
+        click.echo(f"{target}: purged, but for hashes and counts in {dataset.MANIFEST}")
+        if left:
+            click.echo(f"left, since not of the data set: {', '.join(left)}")
+        return
+    target = " ".join(target.split())
+    needed = {"--from": source, "--llm": url or dry_run, "--llm-model": model or dry_run}
+    if missing := [flag for flag, value in needed.items() if not value]:
+        raise click.UsageError(f"missing {', '.join(missing)}")
+    assert source is not None
+    if not target or "," in target:
+        raise click.UsageError("TARGET: a name is expected, without commas")
+    if not dry_run and not is_local(url or "") and not allow_remote:
+        raise click.UsageError(
+            f"--llm {url!r} is not this machine: your documents would be sent there; --allow-remote says that they may"
+        )
+    others = tuple(dict.fromkeys(name for part in (neighbours or "").split(",") if (name := " ".join(part.split()))))
+    if target in others:
+        raise click.UsageError(f"--neighbours: {target} is the target")
+    folder = Path(source).expanduser()
+    if not folder.is_dir():
+        raise click.UsageError(f"--from {source}: not a folder")
+    material = run.from_folder(folder, target, aliases, others, licence)
+    for problem in material.problems:
+        click.echo(f"left out: {problem.name}: {problem.reason}", err=True)
+    material = run.limit(material, paragraphs)
+    click.echo(
+        f"{len(material.documents)} documents, {len(material.parts)} paragraphs; to keep: "
+        f"{', '.join([*material.subjects][1:])}"
+    )
+    if dry_run:
+        most = run.cost(material, pairs, not no_translations)
+        price = f", cost {(most.tokens_in * prices[0] + most.tokens_out * prices[1]) / 1e6:.2f}" if prices else ""
+        click.echo(
+            f"at most {most.calls:,} calls, about {most.tokens_in:,} tokens in and {most.tokens_out:,} out{price}"
+        )
+        return
+    out = out or Path(f"my-{slugify(target).replace('_', '-')}")
+    report = run.build(
+        out, material, url=url or "", model=model or "", pairs=pairs, seed=seed, world=world,
+        translate=not no_translations, workers=workers, timeout=timeout, budget=token_budget,
+    )  # fmt: skip
+    for name, count in report.counts.items():
+        click.echo(f"{name:22} {count:6} rows")
+    click.echo(f"dropped {sum(report.rejected.values())}, with reasons in {out / 'work' / 'rejected.jsonl'}")
+    for reason, count in report.rejected.items():
+        click.echo(f"{count:7}  {reason}")
+    used = report.usage
+    click.echo(f"{used.calls:,} calls, {used.tokens_in:,} tokens in, {used.tokens_out:,} out")
+    click.echo(f"optout-train --dataset {out} --target {slugify(target)}")
