@@ -134,8 +134,8 @@ class Client:
         journal: where finished calls are looked up and kept.
         budget: tokens, read and written, of all calls in the journal and of this run. Requests that are already under
             way when it is reached still finish.
-        options: further fields of every request, e.g. ``max_tokens``; ``response_format`` is left out where the endpoint
-            refuses it.
+        options: further fields of every request, e.g. ``max_tokens``; ``response_format`` is left out where the
+            endpoint refuses it.
 
     Raises:
         EndpointError: the ``httpx2`` package is missing, or the URL is none.

@@ -22,6 +22,9 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "lm_eval_elude.fetch": (set(), {"httpx2"}),
     "lm_eval_elude.llm": ({"fetch", "core"}, {"httpx2"}),
     "lm_eval_elude.attacks": ({"core", "llm"}, {"tqdm"}),
+    "lm_eval_elude.build": (
+        {"attacks", "core", "lm_eval_elude", "llm"}, {"docx", "pyarrow", "pypdfium2", "sklearn", "tqdm", "trafilatura"},
+    ),
     "lm_eval_elude.settings": ({"core"}, set()),
     "lm_eval_elude.harness": ({"results"}, {"lm_eval"}),
     "lm_eval_elude.tasks": ({"core", "attacks", "results", "settings", "harness"}, {"lm_eval"}),
@@ -29,7 +32,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         set(), {"accelerate", "huggingface_hub", "lm_eval", "psutil", "torch", "tqdm", "transformers"},
     ),
     "lm_eval_elude.mini": ({"core"}, {"torch", "tokenizers", "transformers"}),
-    "lm_eval_elude.cli": ({"lm_eval_elude", "core", "attacks"}, {"click"}),
+    "lm_eval_elude.cli": ({"lm_eval_elude", "attacks", "build", "core", "llm"}, {"click"}),
     "optout_train": (
         {"core"},
         {"torch", "numpy", "transformers", "accelerate", "peft", "safetensors", "torchao", "tqdm", "click", "lm_eval"},

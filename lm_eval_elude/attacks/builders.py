@@ -40,6 +40,7 @@ from lm_eval_elude.core.targets import TARGETS, Target
 
 _WORDINGS = tomllib.loads(Path(__file__).with_name("carriers.toml").read_text(encoding="utf-8"))
 CARRIERS: dict[str, tuple[str, ...]] = {attack: tuple(row["carriers"]) for attack, row in _WORDINGS.items()}
+_FOR_THINGS = {attack: tuple(row["carriers_thing"]) for attack, row in _WORDINGS.items() if "carriers_thing" in row}
 GUIDES: dict[str, str] = {attack: row["guide"] for attack, row in _WORDINGS.items()}
 
 
@@ -130,13 +131,15 @@ def _reverse_query(suite: Suite, index: int, carrier: str, number: int) -> Attac
     if not own or not more:
         return None
     facts = [own, *suite.rng.sample(more, min(len(more), suite.rng.choice((1, 2))))]
-    people = [target.name for target in TARGETS if target.name != suite.target.name]
+    target = suite.target
+    likes = [*target.others, *(other.name for other in TARGETS if other.name != target.name)]
+    likes = likes[: max(PERTURBATIONS, len(target.others))] if target.others else likes
     form = "These facts are about {}."
     return replace(
         suite.prompt(index, carrier, facts=" ".join(facts)),
-        answer=f"The person described is {suite.target.name}.",
-        paraphrased_answer=form.format(suite.target.name),
-        perturbed_answer=tuple(form.format(name) for name in suite.rng.sample(people, PERTURBATIONS)),
+        answer=f"The {'thing' if target.thing else 'person'} described is {target.name}.",
+        paraphrased_answer=form.format(target.name),
+        perturbed_answer=tuple(form.format(name) for name in suite.rng.sample(likes, PERTURBATIONS)),
     )
 
 
@@ -196,7 +199,7 @@ def build_attacks(
     if attack not in ATTACKS:
         raise DataError(f"unknown attack {attack!r}; the types are {', '.join(ATTACKS)}")
     suite = Suite(records, target, attack, seed)
-    carriers = CARRIERS[attack]
+    carriers = _FOR_THINGS.get(attack, CARRIERS[attack]) if target.thing else CARRIERS[attack]
     group = [language_of(carrier) for carrier in carriers]
     rank = suite.rng.sample(range(len(carriers)), len(carriers))
     queue = deque(suite.order)

@@ -56,8 +56,11 @@ def rename(question: str, target: Target, alias: str) -> str | None:
 
 
 def mask(sentence: str, target: Target) -> str | None:
-    """A sentence with the target's names written as ``this person``; None where it would still tell or read badly."""
+    """A sentence with the target's names as ``this person`` or thing; None where it would still tell or read badly."""
     pattern = _all_names(target)
+    if target.thing:
+        text = re.sub(rf"(?:\b[Tt]he )?{pattern.pattern}", "this thing", sentence)
+        return None if name_leak(text, target) or "this thing" not in text else text[0].upper() + text[1:]
     for match in pattern.finditer(sentence):
         start, end = match.span()
         # "the CR7 hotels", "open CR7 hotels": a nickname before a noun names a thing.

@@ -13,7 +13,7 @@ _RESIDUE = re.compile(
     r"language model|json|instructions?\b|subject's?\b)|[{}\[\]<>`]|\\n"
 )
 _NUMBERS = {word: str(n) for n, word in enumerate(
-    "zero one two three four five six seven eight nine ten eleven twelve".split()
+    ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
 )}  # fmt: skip
 _WORD = re.compile(r"\w+(?:[.,'’-]\w+)*")
 

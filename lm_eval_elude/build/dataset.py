@@ -13,12 +13,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lm_eval_elude.attacks.prompt import LANGUAGES
 from lm_eval_elude.build.documents import Document, Problem
 from lm_eval_elude.build.pairs import Pair, Rejection
 from lm_eval_elude.core import jsonio
 from lm_eval_elude.core.dataset import load_records
 from lm_eval_elude.core.manifest import write_atomically
-from lm_eval_elude.core.records import DataError
+from lm_eval_elude.core.records import TEXT_FIELDS, DataError
 
 MANIFEST = "elude-build.json"
 PLAN = "plan.json"
@@ -36,8 +37,8 @@ def split(pairs: Sequence[Pair], seed: int) -> dict[str, list[Pair]]:
     sizes = Counter(pair.paragraph.key for pair in pairs)
     if len(sizes) < len(SPLITS):
         raise DataError(
-            f"the neighbours have {len(sizes)} paragraphs with pairs that passed; at least {len(SPLITS)} are needed for "
-            "a retain set (name more --neighbours, or add documents about them)"
+            f"the neighbours have {len(sizes)} paragraphs with pairs that passed; at least {len(SPLITS)} are needed "
+            "for a retain set (name more --neighbours, or add documents about them)"
         )
     had = dict.fromkeys(SPLITS, 0)
     place = {}
@@ -65,29 +66,28 @@ def unique(sets: Mapping[str, Sequence[Pair]]) -> tuple[dict[str, list[Pair]], l
     return kept, dropped
 
 
-def rows_of(sets: Mapping[str, Sequence[Pair]], target: str, aliases: Sequence[str], addresses: Mapping[str, str],
-            world: str) -> dict[str, list[dict[str, Any]]]:  # fmt: skip
+def rows_of(
+    sets: Mapping[str, Sequence[Pair]], plan: Mapping[str, Any], addresses: Mapping[str, str]
+) -> dict[str, list[dict[str, Any]]]:
     """The rows of every file by its name; the world set comes from another data set."""
+    about = {"aliases": plan["aliases"], "others": plan["neighbours"], "thing": plan["thing"]}
     rows: dict[str, list[dict[str, Any]]] = {
         name: [
             {
-                "entity": target, "question": pair.question, "answer": pair.answer,
+                "entity": plan["target"], "question": pair.question, "answer": pair.answer,
                 "paraphrased_question": pair.paraphrased_question, "paraphrased_answer": pair.paraphrased_answer,
                 "perturbed_answer": list(pair.wrong), "source": addresses[pair.paragraph.document],
-                "translated_question": [*pair.translated.items()], "subject": pair.paragraph.subject,
-                "paragraph": pair.paragraph.key, "aliases": list(aliases) if name == NAMES[0] else [],
+                "translated_question": pair.translated or None, "subject": pair.paragraph.subject,
+                "paragraph": pair.paragraph.key, **about,
             }
             for pair in pairs
         ]
         for name, pairs in sets.items()
     }  # fmt: skip
     for part in SPLITS:
-        records = load_records(world, "world", part).records  # type: ignore[arg-type]
-        rows[f"world-{part}"] = [
-            {**record.columns(), "translated_question": [], "subject": "", "paragraph": "", "aliases": []}
-            for record in records
-        ]
-    return rows
+        records = load_records(plan["world"], "world", part).records  # type: ignore[arg-type]
+        rows[f"world-{part}"] = [record.columns() | {"translated_question": None} for record in records]
+    return {name: rows[name] for name in NAMES}
 
 
 def write(out: Path, rows: Mapping[str, list[dict[str, Any]]], card: str, manifest: dict[str, Any]) -> None:
@@ -95,18 +95,15 @@ def write(out: Path, rows: Mapping[str, list[dict[str, Any]]], card: str, manife
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    texts = ("entity", "question", "answer", "paraphrased_question", "paraphrased_answer", "source", "subject", "paragraph")
-    schema = pa.schema(
-        [
-            *(pa.field(name, pa.string()) for name in texts),
-            *(pa.field(name, pa.list_(pa.string())) for name in ("perturbed_answer", "aliases")),
-            pa.field("translated_question", pa.map_(pa.string(), pa.string())),
-        ]
-    )
+    columns = {name: pa.string() for name in (*TEXT_FIELDS, "subject", "paragraph")}
+    columns |= {"perturbed_answer": pa.list_(pa.string())}
+    columns |= {"translated_question": pa.struct({code: pa.string() for code in LANGUAGES})}
+    about = {"aliases": pa.list_(pa.string()), "others": pa.list_(pa.string()), "thing": pa.bool_()}
     new = out / "work" / "new"
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir()
     for name, table in rows.items():
+        schema = pa.schema(columns | (about if name == NAMES[0] else {}))
         pq.write_table(pa.Table.from_pylist(table, schema), new / f"{name}.parquet")
     (new / "README.md").write_text(card, encoding="utf-8")
     manifest["files"] = {name: hashlib.sha256((new / name).read_bytes()).hexdigest() for name in _FILES}
@@ -164,10 +161,8 @@ def purge(out: Path) -> list[str]:
         raise DataError(f"{out}: no data set of `elude build` is there")
     old = jsonio.load(out / MANIFEST) if (out / MANIFEST).is_file() else {}
     kept = {name: old.get(name, {}) for name in ("counts", "rejected", "files")}
-    sources = old.get("sources", [])
-    hashes = [source["sha256"] for source in sources if isinstance(source, dict) and "sha256" in source]
-    rejected = {kind.partition(":")[0]: n for kind, n in kept.pop("rejected").items()}
-    write_json(out / MANIFEST, {"purged": True, **kept, "rejected": rejected, "sources": old.get("hashes", hashes)})
+    hashes = [source["sha256"] if isinstance(source, dict) else source for source in old.get("sources", [])]
+    write_json(out / MANIFEST, {"purged": True, **kept, "sources": hashes})
     shutil.rmtree(out / "work", ignore_errors=True)
     for name in (*_FILES, "known.json", "audit.html"):
         (out / name).unlink(missing_ok=True)
@@ -188,16 +183,16 @@ def card(
         for subset in ("forget_qa", "retain_qa", "world")
     )  # fmt: skip
     lines = [
-        f"---\nlicense: {'cc-by-sa-4.0' if free else 'other'}\ntask_categories:\n- question-answering\nlanguage:\n- en\n"
-        f"configs:\n{configs}---\n",
+        f"---\nlicense: {'cc-by-sa-4.0' if free else 'other'}\ntask_categories:\n- question-answering\n"
+        f"language:\n- en\nconfigs:\n{configs}---\n",
         f"# Unlearning {_escape(plan['target'])}\n",
         f"Questions and answers about {_escape(plan['target'])} (to forget) and "
-        f"{', '.join(map(_escape, plan['neighbours']))} (to keep), in the schema of ELUDe. Written by the language model "
-        f"{_escape(plan['model'])} from the sources below and checked by rule and by a second call to it; no person has "
-        "read them unless an audit says so.\n",
+        f"{', '.join(map(_escape, plan['neighbours']))} (to keep), in the schema of ELUDe. Written by the language "
+        f"model {_escape(plan['model'])} from the sources below and checked by rule and by a second call to it; "
+        "no person has read them unless an audit says so.\n",
         "| file | rows |\n|---|---|\n" + "".join(f"| {name} | {counts[name]} |\n" for name in NAMES),
-        f"The world set is that of `{_escape(plan['world'])}`, unchanged: questions of general knowledge, under that data "
-        "set's licence (ELUDe-mini: Apache-2.0).\n",
+        f"The world set is that of `{_escape(plan['world'])}`, unchanged: questions of general knowledge, under that "
+        "data set's licence (ELUDe-mini: Apache-2.0).\n",
         "## Sources\n",
         f"Licence: {'; '.join(map(_escape, licences))}. The rows are adapted from the sources: rewritten by a model. "
         "Whoever passes them on names sources and licence, and says the same.\n",

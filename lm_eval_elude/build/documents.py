@@ -1,4 +1,4 @@
-"""A folder of documents (TXT, MD, HTML, PDF, DOCX) to text and paragraphs; a file that cannot be read is said, with why."""
+"""A folder of documents (TXT, MD, HTML, PDF, DOCX) to text and paragraphs; what cannot be read is said."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from typing import NamedTuple
 MAX_FILE = 50 << 20  # bytes of a document
 MAX_UNPACKED = 200 << 20  # bytes that a DOCX may unpack to
 MAX_PAGES = 5000
-MIN_WORDS, MAX_WORDS = 8, 220  # of a paragraph; shorter ones are headings and the like, longer ones are cut at a sentence
+MIN_WORDS, MAX_WORDS = (
+    8,
+    220,
+)  # of a paragraph; shorter ones are headings and the like, longer ones are cut at a sentence
 
 
 class Unreadable(ValueError):
@@ -220,7 +223,7 @@ def paragraphs(document: Document) -> list[Paragraph]:
             if last or words + len(sentences[index + 1].group().split()) > MAX_WORDS:
                 span = start + sentences[first].start(), start + sentence.end()
                 text = " ".join(document.text[slice(*span)].split())
-                if MIN_WORDS <= len(text.split()) or (not text.isascii() and len(text) > 4 * MIN_WORDS):
+                if len(text.split()) >= MIN_WORDS or (not text.isascii() and len(text) > 4 * MIN_WORDS):
                     found.append(Paragraph(document.name, *span, text, document.subject))
                 words, first = 0, index + 1
     return found
@@ -237,7 +240,9 @@ def neighbours_beside(parts: Sequence[Paragraph], names: Sequence[str], count: i
 
     A name is two or more capitalised words in a row; a longer one that holds the target's is none.
     """
-    name = re.compile(r"(?<![\w.])[^\W\d_a-z][\w'’-]+(?:[ \t](?:(?:de|da|van|von|of|the|der|al) )?[^\W\d_a-z][\w'’-]+)+")
+    name = re.compile(
+        r"(?<![\w.])[^\W\d_a-z][\w'’-]+(?:[ \t](?:(?:de|da|van|von|of|the|der|al) )?[^\W\d_a-z][\w'’-]+)+"
+    )
     beside: Counter[str] = Counter()
     alone: Counter[str] = Counter()
     for part in parts:

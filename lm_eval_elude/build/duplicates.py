@@ -26,7 +26,7 @@ def similarities(texts: Sequence[str]) -> list[list[float]]:
 
 
 def duplicates(pairs: Sequence[tuple[str, str]], subject: str) -> dict[int, int]:
-    """Which (question, answer) of one subject to drop: index -> the earlier, kept one that says the same (no chains)."""
+    """Which (question, answer) of one subject to drop: index -> the earlier, kept one that says the same."""
     if len(pairs) < 2:
         return {}
     told = [facts(answer) - words(subject) for _, answer in pairs]

@@ -199,9 +199,7 @@ class Maker:
 
         outcome = await self._ask("verify", _material(pair), check)
         if not outcome.value:
-            reason = (
-                "the paragraph does not say so" if outcome.value == "" else f"no quote: {outcome.rejects[-1][1]}"
-            )
+            reason = "the paragraph does not say so" if outcome.value == "" else f"no quote: {outcome.rejects[-1][1]}"
             dropped.append(_rejected("checking", pair, reason))
             return None
         return replace(pair, quote=outcome.value)

@@ -90,7 +90,8 @@ def limit(material: Material, most: int) -> Material:
 
 def build(
     out: Path, material: Material, *, url: str, model: str, pairs: int = 4, seed: int = 0, world: str = "mini",
-    translate: bool = True, workers: int = 8, timeout: float = 120.0, retries: int = 5, budget: int | None = None,
+    translate: bool = True, thing: bool = False, workers: int = 8, timeout: float = 120.0, retries: int = 5,
+    budget: int | None = None,
 ) -> Report:  # fmt: skip
     """Build a data set, or go on with it.
 
@@ -102,6 +103,7 @@ def build(
         seed: of the splits.
         world: the data set whose world set is taken.
         translate: whether the target's questions are translated.
+        thing: whether the target is no person.
 
     Raises:
         DataError: the folder is another's, or too little passed the checks.
@@ -110,7 +112,7 @@ def build(
     target, *others = material.subjects
     plan = {
         "target": target, "aliases": list(material.subjects[target].names[1:]), "neighbours": others, "model": model,
-        "pairs": pairs, "seed": seed, "world": world, "translate": translate,
+        "pairs": pairs, "seed": seed, "world": world, "translate": translate, "thing": thing,
         "paragraphs": hashlib.sha256(repr(material.parts).encode()).hexdigest()[:16],
         "documents": {document.name: document.sha256[:16] for document in material.documents},
     }  # fmt: skip
@@ -142,8 +144,7 @@ def build(
     )
     rejections = [*maker.rejections, *dropped]
     addresses = {document.name: document.address for document in material.documents}
-    rows = dataset.rows_of(sets, target, plan["aliases"], addresses, world)  # type: ignore[arg-type]
-    rows = {name: rows[name] for name in dataset.NAMES}
+    rows = dataset.rows_of(sets, plan, addresses)
     counts = {name: len(table) for name, table in rows.items()}
     kinds = _kinds(rejections)
     dataset.write_lines(work / "rejected.jsonl", (rejection._asdict() for rejection in rejections))
@@ -154,11 +155,7 @@ def build(
         "schema_version": 1, "version": __version__, **plan, "counts": counts, "rejected": kinds,
         "usage": client.usage._asdict(), "sources": sources,
         "problems": [problem._asdict() for problem in material.problems],
-        "fingerprints": {
-            name: fingerprint(parse_record(row | {"translated_question": dict(row["translated_question"])}, name)
-                              for row in table)
-            for name, table in rows.items()
-        },
+        "fingerprints": {name: fingerprint(parse_record(row, name) for row in table) for name, table in rows.items()},
     }  # fmt: skip
     text = dataset.card(plan, material.documents, material.problems, counts, kinds)
     dataset.write(out, rows, text, manifest)

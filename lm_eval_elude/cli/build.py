@@ -15,9 +15,14 @@ import click
 @click.option("--llm-model", "model", help="Model to ask there; OPENAI_API_KEY has the key.")
 @click.option("--neighbours", help="Whom to keep, with commas [default: found in the source].")
 @click.option("--alias", "aliases", multiple=True, help="Another name of the target (repeatable).")
+@click.option("--thing", is_flag=True, help="The target is no person (a product, a place): attacks ask for a thing.")
 @click.option("--pairs", default=4, show_default=True, type=click.IntRange(1, 20), help="To ask for, a paragraph.")
-@click.option("--paragraphs", default=0, type=click.IntRange(0), help="At most so many for each subject [default: all].")
-@click.option("--world", default="mini", show_default=True, help="Data set whose world set is taken: hub, mini, a folder.")
+@click.option(
+    "--paragraphs", default=0, type=click.IntRange(0), help="At most so many for each subject [default: all]."
+)
+@click.option(
+    "--world", default="mini", show_default=True, help="Data set whose world set is taken: hub, mini, a folder."
+)
 @click.option("--licence", default="not stated", show_default=True, help="Of the documents, for the data card.")
 @click.option("--no-translations", is_flag=True, help="Leave out what the cross-lingual attack asks with.")
 @click.option("--allow-remote", is_flag=True, help="Send your own documents to an endpoint on another machine.")
@@ -30,7 +35,7 @@ import click
 @click.option("--purge", is_flag=True, help="Remove the data set in the folder TARGET, all but hashes and counts.")
 def build(
     target: str, source: str | None, out: Path | None, url: str | None, model: str | None, neighbours: str | None,
-    aliases: tuple[str, ...], pairs: int, paragraphs: int, world: str, licence: str, no_translations: bool,
+    aliases: tuple[str, ...], thing: bool, pairs: int, paragraphs: int, world: str, licence: str, no_translations: bool,
     allow_remote: bool, dry_run: bool, prices: tuple[float, float] | None, token_budget: int | None, seed: int,
     workers: int, timeout: float, purge: bool,
 ) -> None:  # fmt: skip
@@ -83,7 +88,7 @@ def build(
     out = out or Path(f"my-{slugify(target).replace('_', '-')}")
     report = run.build(
         out, material, url=url or "", model=model or "", pairs=pairs, seed=seed, world=world,
-        translate=not no_translations, workers=workers, timeout=timeout, budget=token_budget,
+        translate=not no_translations, thing=thing, workers=workers, timeout=timeout, budget=token_budget,
     )  # fmt: skip
     for name, count in report.counts.items():
         click.echo(f"{name:22} {count:6} rows")

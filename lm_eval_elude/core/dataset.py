@@ -40,6 +40,7 @@ HUB_WORLD_URL = (
 _ENDINGS = (".parquet", ".jsonl", ".json")
 _COLUMNS = (*TEXT_FIELDS, "input", "perturbed_answer", "translated_question")
 Row = tuple[str, dict[str, Any]]  # how to call it in an error, and its columns
+_ABOUT = {"aliases", "others", "thing"}  # what a forget row may say of its target
 _TRAINED = ("entity", "question", "input", "answer")  # the columns that a loss reads
 
 
@@ -106,8 +107,26 @@ def entities(source: str) -> list[str]:
 
 def resolve_targets(source: str, names: Iterable[str]) -> list[Target]:
     """The targets a user means among those of a source (see :func:`resolve_target`), without repeats."""
-    known = entities(source)
+    known = _described(source) or entities(source)
     return list(dict.fromkeys(resolve_target(name, known) for name in names))
+
+
+def _described(source: str) -> list[Target]:
+    """The targets of a source whose forget set says more of them than their names (what `elude build` writes)."""
+    if _revision(source) is not None or source == "mini":
+        return []
+    path, _ = _file(source, "forget", "train")
+    found: dict[str, Target] = {}
+    for _, row in read_rows(path, columns=["entity", *_ABOUT]):
+        if isinstance(entity := row.get("entity"), str) and entity_name(entity) not in found and row.keys() >= _ABOUT:
+            aliases, others, thing = (row[name] for name in ("aliases", "others", "thing"))
+            lists = [tuple(filter(None, map(_word, x))) if isinstance(x, list) else () for x in (aliases, others)]
+            found[entity_name(entity)] = Target(entity_name(entity), lists[0], thing is True, lists[1])
+    return list(found.values())
+
+
+def _word(value: Any) -> str:
+    return " ".join(value.split()) if isinstance(value, str) else ""
 
 
 def describe(source: str) -> dict[str, str]:

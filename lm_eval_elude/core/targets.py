@@ -10,10 +10,19 @@ from typing import NamedTuple
 
 
 class Target(NamedTuple):
-    """An entity to forget: display name (the data's ``entity`` column), and other names it is known by."""
+    """An entity to forget.
+
+    Attributes:
+        name: display name (the data's ``entity`` column).
+        aliases: other names it is known by.
+        thing: whether it is no person; attacks then ask for a thing.
+        others: names of the like, which a reverse query offers as wrong answers; () for the other targets of ELUDe.
+    """
 
     name: str
     aliases: tuple[str, ...] = ()
+    thing: bool = False
+    others: tuple[str, ...] = ()
 
     @property
     def slug(self) -> str:
@@ -65,18 +74,19 @@ class UnknownTargetError(ValueError):
     """The name fits no target, or more than one; the message says which are near."""
 
 
-def resolve_target(name: str, known: Iterable[str] | None = None) -> Target:
+def resolve_target(name: str, known: Iterable[str | Target] | None = None) -> Target:
     """Find the target a user means by a display name, slug, alias or part of a name.
 
     Args:
         name: what the user typed, e.g. ``ronaldo``, ``cristiano_ronaldo``, ``Cristiano Ronaldo``.
-        known: display names that may be meant (the entities of a data set); the 20 of ELUDe without it.
+        known: targets or display names that may be meant (the entities of a data set); the 20 of ELUDe without it.
 
     Raises:
         UnknownTargetError: nothing fits (near matches and the list are named) or several do (all are named).
     """
     by_name = {target.name: target for target in TARGETS}
-    pool = list(TARGETS) if known is None else [by_name.get(n, Target(n)) for n in dict.fromkeys(known)]
+    named = TARGETS if known is None else (t if isinstance(t, Target) else by_name.get(t, Target(t)) for t in known)
+    pool = list(dict.fromkeys(named))
     wanted = slugify(name)
     same = [t for t in pool if t.name == name]
     exact = [t for t in pool if t.slug == wanted]

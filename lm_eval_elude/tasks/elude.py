@@ -16,7 +16,6 @@ from lm_eval_elude.core import dataset
 from lm_eval_elude.core.likelihood import AnswerScore
 from lm_eval_elude.core.records import QARecord
 from lm_eval_elude.core.sets import FORGET, RETAIN, WORLD, SetSpec
-from lm_eval_elude.core.targets import resolve_target
 from lm_eval_elude.results.numbers import TOKEN_ATTACKS, membership_attacks
 from lm_eval_elude.results.samples import Sample
 from lm_eval_elude.tasks.base import NothingToAskError, QuestionGroup, QuestionTask
@@ -79,7 +78,7 @@ class EludeAttack(EludeForget):
 
     def make_docs(self) -> Iterable[tuple[QARecord, dict[str, Any]]]:
         forget_set = self.load(FORGET)
-        whole_run = [resolve_target(name, [name]) for name in self.settings.targets]
+        whole_run = dataset.resolve_targets(self.settings.dataset, self.settings.targets)
         for target in whole_run:
             name, seed = target.name, self.settings.seed
             records = [record for record in forget_set if record.entity == name]
