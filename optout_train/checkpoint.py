@@ -10,8 +10,10 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +22,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from lm_eval_elude.core.manifest import FILE_NAME, write_atomically
+from lm_eval_elude.core.dataset import load_records
+from lm_eval_elude.core.manifest import Manifest, ManifestError, read_manifest, write_atomically
 from optout_train.config import ConfigError, TrainConfig
 
 WEIGHTS, OPTIMIZER, STATE, LOG, SETTINGS = (
     "model.safetensors", "optimizer.safetensors", "state.json", "train_log.jsonl", "config.json",
 )  # fmt: skip
+# What a run keeps in its partial folder, also half-written.
+_OURS = re.compile(r"step-\d+|.*\.tmp|final|replaced|\.?(config\.json|train_log\.jsonl)(\..*)?")
 
 
 class RunFolder:
@@ -36,50 +41,97 @@ class RunFolder:
     Attributes:
         output: the finished checkpoint's folder.
         partial: the hidden folder beside it.
+
+    Raises:
+        ConfigError: the path is none that a folder can have, or a symbolic link.
     """
 
     def __init__(self, output: Path) -> None:
-        self.output = output.absolute()
+        try:
+            str(output).encode()  # a name that is not UTF-8 would break the manifest at the end
+            if output.is_symlink():
+                raise ConfigError(f"--output-dir {output} is a symbolic link; name the folder itself")
+            self.output = output.resolve()
+        except (ValueError, OSError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(f"--output-dir {str(output)[:200]!r} cannot be a folder: {error}") from None
+        if not self.output.name:
+            raise ConfigError(f"--output-dir {self.output} is no place for a run; name a new folder")
         self.partial = self.output.with_name(f".{self.output.name}.partial")
-        self._lock = -1
-
-    @property
-    def finished(self) -> bool:
-        """Whether the output folder holds a complete checkpoint."""
-        return (self.output / FILE_NAME).is_file()
+        self._replaced = self.partial / "replaced"  # a finished run, between the two renames that put a new one there
+        self._lock, self._ready = -1, False
 
     def open(self, config: TrainConfig, *, overwrite: bool, resume: bool) -> Path | None:
-        """Take the lock and make ready.
+        """Take the lock and make ready. Nothing is removed that is not a run's, and no finished run before its
+        successor is whole.
 
         Returns:
-            The checkpoint to go on from; None starts anew.
+            The checkpoint to go on from; None starts anew; :attr:`output` is finished as asked for.
 
         Raises:
-            ConfigError: a run is there and no flag says what to do with it, it had other settings, or it is running.
+            ConfigError: a run or something else is there and no flag says what to do with it, it had other settings,
+                or it is running.
             OSError: the folder cannot be written.
         """
-        if self.output.exists() and not overwrite:
-            what = "is a finished run" if self.finished else "exists"
-            raise ConfigError(f"--output-dir {self.output} {what}; give --overwrite to replace it, or another folder")
+        self._keep_clear(config)
         self._take_lock()
-        if overwrite:
-            self._clear()
+        if self._replaced.exists() and not self.output.exists():  # killed between the two renames
+            os.replace(self._replaced, self.output)
+        there = self._what_is_there()
+        if foreign := [path.name for path in self.partial.iterdir() if not _OURS.fullmatch(path.name)]:
+            raise ConfigError(f"{self.partial} is where a run is kept, but holds {foreign[0]!r}: move it away")
         settings = self.partial / SETTINGS
-        if settings.exists():
-            if not resume:
-                raise ConfigError(
-                    f"--output-dir {self.output} has an unfinished run: --resume goes on, --overwrite starts anew"
-                )
-            before, now = json.loads(settings.read_text(encoding="utf-8")), config.to_json()
-            if other := [name for name in now if before.get(name) != now[name]]:
-                flags = ", ".join(f"--{name.replace('_', '-')} {before.get(name)!r}" for name in other)
-                raise ConfigError(f"--resume: the interrupted run was started with {flags}; give the same settings")
-        else:
-            write_atomically(settings, json.dumps(config.to_json(), indent=2) + "\n")
-        for stale in [*self.partial.glob("*.tmp"), self.partial / "final"]:
+        begun = json.loads(settings.read_text(encoding="utf-8")) if settings.exists() else None
+        if resume and there and not config.differences(there.settings):
+            if other := _changed_data(config, there):
+                raise ConfigError(f"--resume: {self.output} is finished, but {other}; give another --output-dir")
+            self._ready = not begun or not config.differences(begun)  # another run's beginning stays
+            self.discard()
+            return self.output
+        if resume and begun and (other := config.differences(begun)):
+            raise ConfigError(f"--resume: the interrupted run was started with {other}; give the same settings")
+        if resume and there and not begun:
+            raise ConfigError(
+                f"--resume: {self.output} is a finished run with {config.differences(there.settings)}; give the same "
+                "settings, another --output-dir, or --overwrite"
+            )
+        if not (resume or overwrite) and (there or begun):
+            what = "is a finished run; give" if there else "has an unfinished run: --resume goes on,"
+            then = "to replace it, or another folder" if there else "starts anew"
+            raise ConfigError(f"--output-dir {self.output} {what} --overwrite {then}")
+        if overwrite:
+            for path in self.partial.iterdir():
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        write_atomically(settings, json.dumps(config.to_json(), indent=2) + "\n")
+        self._ready = True
+        for stale in [*self.partial.glob("*.tmp"), self.partial / "final", self._replaced]:
             shutil.rmtree(stale, ignore_errors=True)
         steps = sorted(self.partial.glob("step-*"))
         return steps[-1] if steps else None
+
+    def _keep_clear(self, config: TrainConfig) -> None:
+        """Refuse an output that is, contains or lies in what a run reads, or contains the current folder."""
+        here = Path.cwd()
+        for name, given in (("--model", config.model_path), ("--dataset", config.dataset), ("", str(here))):
+            read = Path(os.path.realpath(os.path.expanduser(given)))
+            inside = name and self.output.is_relative_to(read) and not here.is_relative_to(read)
+            if os.path.exists(read) and (read.is_relative_to(self.output) or inside):
+                what = f"that {name} names" if name else "that you are in"
+                where = "is or lies in" if inside else "is or contains"
+                raise ConfigError(f"--output-dir {self.output} {where} the folder {what}; name another folder")
+
+    def _what_is_there(self) -> Manifest | None:
+        """The manifest of the run at :attr:`output`; None where nothing is there, or an empty folder."""
+        try:
+            there = read_manifest(self.output)
+        except ManifestError:
+            there = None
+        if not there or not there.settings:
+            there = None
+            if self.output.exists() and (not self.output.is_dir() or any(self.output.iterdir())):
+                raise ConfigError(f"--output-dir {self.output} exists and is no run of optout-train; name a new folder")
+        return there
 
     def log(self, entry: Mapping[str, Any]) -> None:
         """Append one line to the training log. It holds no times, so that the same command gives the same bytes."""
@@ -119,22 +171,30 @@ class RunFolder:
     def finish(self, fill: Callable[[Path], None]) -> None:
         """Make the finished folder: ``fill`` writes it (manifest last), one rename shows it, the partial one goes."""
         self._write_folder(fill, self.partial / "final")
-        if self.output.exists():  # only under --overwrite
-            os.replace(self.output, self.partial / "replaced.tmp")
-        os.replace(self.partial / "final", self.output)
+        if old := self._what_is_there():  # asked again: a user may have put something there in the meantime
+            os.replace(self.output, self._replaced)
+        try:
+            os.replace(self.partial / "final", self.output)
+        except OSError:
+            if old:
+                os.replace(self._replaced, self.output)
+            raise
         self.discard()
 
     def discard(self) -> None:
-        """Remove the partial folder, if this run holds it, and let go of the lock."""
-        if self._lock >= 0:
+        """Remove the partial folder, if this run holds it and may write there, and let go of the lock."""
+        if self._ready:
             shutil.rmtree(self.partial, ignore_errors=True)
+        elif self._lock >= 0:
+            with suppress(OSError):  # made for the lock; a folder with anything in it stays
+                self.partial.rmdir()
         self.close()
 
     def close(self) -> None:
         """Let go of the lock."""
         if self._lock >= 0:
             os.close(self._lock)
-            self._lock = -1
+        self._lock, self._ready = -1, False
 
     def _take_lock(self) -> None:
         while True:
@@ -153,10 +213,6 @@ class RunFolder:
                 pass
             os.close(handle)
 
-    def _clear(self) -> None:
-        for path in self.partial.iterdir():
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-
     @staticmethod
     def _write_folder(fill: Callable[[Path], None], folder: Path) -> None:
         temporary = folder.with_name(f"{folder.name}.tmp")
@@ -174,6 +230,15 @@ class RunFolder:
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
+
+
+def _changed_data(config: TrainConfig, run: Manifest) -> str:
+    """Which of the sets that a finished run read has other rows now; "" where none has."""
+    for name, fingerprint in run.data_fingerprints.items():
+        subset, _, split = name.rpartition("-")
+        if load_records(config.dataset, subset, split, run.targets).fingerprint != fingerprint:  # type: ignore[arg-type]
+            return f"the data of {name} has changed since"
+    return ""
 
 
 def whole_tensors(tensors: Mapping[str, Tensor], keep: bool) -> dict[str, Tensor]:

@@ -63,19 +63,15 @@ def command(
     if "model" not in {k for k, v in given.items() if v is not None}:
         say("no --model given: unlearning in the bundled tiny model")
     output = output_dir or _default_output(config)
-    scored = no_score or (output / "scores" / "after.json").is_file()
-    if resume and (output / "optout.json").is_file():
-        say(f"{output} is finished: nothing to {'do' if scored else 'train'}")
-        if main and not scored:
-            click.echo(_score(config, output.absolute()))
-        return
     for name in ("torchao", "torch.utils._pytree"):  # they warn about their own insides while being imported
         logging.getLogger(name).setLevel(logging.ERROR)
     from optout_train.loop import RunOptions, train
 
-    train(config, RunOptions(output, overwrite, resume, checkpoint_every, tracker or ""), say)
-    say(f"checkpoint: {output}")
-    if main and not no_score:
+    trained = train(config, RunOptions(output, overwrite, resume, checkpoint_every, tracker or ""), say)
+    scored = no_score or (not trained and (output / "scores" / "after.json").is_file())
+    finished = f"{output} is finished: nothing to {'do' if scored else 'train'}"
+    say(f"checkpoint: {output}" if trained else finished)
+    if main and not scored:
         click.echo(_score(config, output.absolute()))
 
 

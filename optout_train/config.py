@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -99,12 +100,17 @@ class TrainConfig:
                 raise ConfigError(f"{flag(spec.name)} must be of type {type(spec.default).__name__}, got {value!r}")
             elif type(value) is int and value < 0:
                 raise ConfigError(f"{flag(spec.name)} must not be negative, got {value}")
+            for text in (value,) if isinstance(value, str) else value if isinstance(value, tuple) else ():
+                if not isinstance(text, str) or "\0" in text or text != text.encode(errors="ignore").decode():
+                    raise ConfigError(f"{flag(spec.name)} must be text in UTF-8 without NUL, got {text!r:.200}")
             choices = spec.metadata["choices"]
             if choices and value not in choices:
                 raise ConfigError(f"{flag(spec.name)} must be one of {', '.join(choices)}, got {value!r}")
         for name in ("directions", "epochs", "batch_size", "learning_rate", "eta", "lora_rank", "lora_alpha"):
             if not getattr(self, name):
                 raise ConfigError(f"{flag(name)} must be above 0, got 0")
+        if self.seed >= 1 << 63:
+            raise ConfigError(f"--seed must be below 2**63, got {self.seed}")
         if not self.target:
             raise ConfigError("--target is missing: name the entity to forget")
         if not self.model:
@@ -145,6 +151,15 @@ class TrainConfig:
     def to_json(self) -> dict[str, Any]:
         """All fields, JSON-ready; :meth:`from_json` is the inverse."""
         return {**asdict(self), "target": list(self.target)}
+
+    def differences(self, before: Mapping[str, Any]) -> str:
+        """The flags in which an earlier run's settings differ from these, with the earlier values; "" for none.
+
+        A setting that did not exist then counts as its default.
+        """
+        now, old = self.to_json(), {spec.name: spec.default for spec in fields(self)} | dict(before)
+        other = [name for name in sorted(old) if name not in now or old[name] != now[name]]
+        return ", ".join(f"{flag(name)} {old[name]!r}" for name in other)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> TrainConfig:
@@ -192,7 +207,7 @@ def build_config(given: Mapping[str, Any], *, world_only: bool = False) -> Train
     """
     values = dict(given)
     model = values.setdefault("model", BUNDLED)
-    if Path(model).exists() and Path(model).resolve() == BUNDLED_MODEL:
+    if os.path.realpath(model) == str(BUNDLED_MODEL):
         model = values["model"] = BUNDLED
     method = values.setdefault("method", "opt-out")
     if method not in METHODS:

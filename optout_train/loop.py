@@ -54,8 +54,8 @@ class RunOptions:
     tracker: str = ""
 
 
-def train(config: TrainConfig, options: RunOptions, say: Callable[[str], None]) -> None:
-    """Train and write the checkpoint of ``options.output``.
+def train(config: TrainConfig, options: RunOptions, say: Callable[[str], None]) -> bool:
+    """Train and write the checkpoint of ``options.output``; returns whether there was anything left to do.
 
     Args:
         config: what to train.
@@ -71,20 +71,23 @@ def train(config: TrainConfig, options: RunOptions, say: Callable[[str], None]) 
     from accelerate import Accelerator
     from accelerate.utils import broadcast_object_list
 
+    folder = RunFolder(options.output)
     targets = [target.name for target in resolve_targets(config.dataset, config.target)]
     # Told so, Accelerate joins CPU processes into a group; left to find out, it does not.
     accelerator = Accelerator(cpu=not torch.accelerator.is_available(), **_tracking(options))
     main = accelerator.is_main_process
-    folder = RunFolder(options.output)
     start: list[Path | None] = [None]
     try:
         if main:
             start[0] = folder.open(config, overwrite=options.overwrite, resume=options.resume)
         broadcast_object_list(start)
+        if start[0] == folder.output:
+            return False
         if options.tracker:
             accelerator.init_trackers("optout-train", config={k: str(v) for k, v in config.to_json().items()})
         tell = say if main else lambda line: None
         _Loop(prepare(config, targets, accelerator, tell), folder, tell).train(start[0], options)
+        return True
     except BaseException:
         if main and not list(folder.partial.glob("step-*")):
             folder.discard()  # nothing to go on from
@@ -105,8 +108,11 @@ class _Loop:
 
         run, total = self.run, sum(map(len, self.run.plan))
         state: dict[str, Any] = {"step": 0, "epochs": [], "sums": {}, "best": None, "stopped": None}
+        state["data"] = run.data.fingerprints
         if checkpoint:
             state = self.folder.read_state(checkpoint)
+            if other := [name for name, value in state["data"].items() if run.data.fingerprints.get(name) != value]:
+                raise ConfigError(f"--resume: the data of {', '.join(other)} has changed since the run was cut off")
             load_weights(run.model, checkpoint)
             load_optimizer(run.model, run.optimizer, checkpoint)
             self.say(f"resuming after step {state['step']} of {total}")

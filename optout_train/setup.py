@@ -112,6 +112,8 @@ def prepare(config: TrainConfig, targets: list[str], accelerator: Any, say: Call
             r=config.lora_rank, lora_alpha=config.lora_alpha, target_modules="all-linear", task_type="CAUSAL_LM"
         )
         model = get_peft_model(model, adapter)
+        for given in model.peft_config.values():  # a set, which would be saved in another order each time
+            given.target_modules = sorted(given.target_modules)
     initial = InitialParameters(model, base) if config.transport_weight and not config.lora else None
     if initial and initial.kept:
         say(f"{initial.kept} initial parameters are kept in memory: the base's files hold them otherwise")

@@ -50,7 +50,8 @@ def take_step(run: Setup, step: int, total: int, indices: StepIndices) -> dict[s
     rate = config.learning_rate * (1 - (step - 1) / total)
     values = {"loss": 0.0}
     for number, parts in enumerate(rounds, 1):
-        torch.manual_seed(config.seed * 1_000_003 + step * 2 + number)  # dropout and stochastic rounding
+        # Of dropout and stochastic rounding; torch takes 64 bits.
+        torch.manual_seed((config.seed * 1_000_003 + step * 2 + number) % (1 << 63))
         values |= backward(run, parts)
         if config.transport_weight and number == len(rounds):
             values["transport"] = float(run.transport.add_gradient(config.transport_weight, step))

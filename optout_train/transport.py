@@ -26,12 +26,17 @@ class Distance(NamedTuple):
 
 
 class LowRank(NamedTuple):
-    """A weight changed by an adapter: initial + scale * up @ down, with up (n, rank) and down (rank, d)."""
+    """A weight changed by an adapter: initial + scale * up @ down, with up (n, rank) and down (rank, d).
+
+    A weight that is stored transposed (GPT-2's ``Conv1D``) has initial + scale * (up @ down).T; its rows, the points of
+    the distance, are those it is stored with, as when it is trained itself.
+    """
 
     initial: Tensor
     down: nn.Parameter
     up: nn.Parameter
     scale: float
+    transposed: bool
 
 
 def unit_directions(count: int, dimension: int, generator: torch.Generator) -> Tensor:
@@ -196,19 +201,22 @@ class Transport:
         scale = adapted.scale
         # Shards are made whole, one module at a time.
         initial, down, up = _whole(adapted.initial), _whole(adapted.down).float(), _whole(adapted.up).float()
+        on_up, on_down = adapted.up, adapted.down
+        if adapted.transposed:  # (B A).T is A.T B.T
+            down, up, on_up, on_down = up.T, down.T, adapted.down, adapted.up
         if self.distance != "wasserstein":
             start = initial.float()
             value, gradient = ELEMENTWISE[self.distance](start + scale * (up @ down), start)
-            _add(adapted.up, gradient @ down.T, weight * scale)
-            _add(adapted.down, up.T @ gradient, weight * scale)
+            _add(on_up, gradient @ down.T, weight * scale, adapted.transposed)
+            _add(on_down, up.T @ gradient, weight * scale, adapted.transposed)
             return value
         # The change is never merged: (W0 + s B A) U = W0 U + s B (A U), and the gradient too is a product of thin ones.
         directions = unit_directions(self.count, initial.shape[1], generator)
         reference = project(initial, directions)
         through_down = project(down, directions)
         value, on_projected = sliced_wasserstein(reference + scale * (through_down @ up.T), reference)
-        _add(adapted.up, on_projected.T @ through_down, weight * scale)
-        _add(adapted.down, (on_projected @ up).T @ directions, weight * scale)
+        _add(on_up, on_projected.T @ through_down, weight * scale, adapted.transposed)
+        _add(on_down, (on_projected @ up).T @ directions, weight * scale, adapted.transposed)
         return value
 
 
@@ -217,7 +225,8 @@ def _low_rank_weights(model: nn.Module) -> Iterator[tuple[str, LowRank]]:
         if hasattr(module, "lora_A"):
             for adapter in module.active_adapters:
                 down, up = module.lora_A[adapter].weight, module.lora_B[adapter].weight
-                yield name, LowRank(module.get_base_layer().weight, down, up, module.scaling[adapter])
+                transposed = bool(getattr(module, "fan_in_fan_out", False))
+                yield name, LowRank(module.get_base_layer().weight, down, up, module.scaling[adapter], transposed)
 
 
 def _whole(tensor: Tensor) -> Tensor:
@@ -241,9 +250,10 @@ def _gradient(parameter: nn.Parameter) -> tuple[Tensor, int]:
     return _local(parameter.grad)
 
 
-def _add(parameter: nn.Parameter, gradient: Tensor, weight: float) -> None:
-    """Add ``weight`` times a whole parameter's gradient to this process's part of ``.grad``."""
+def _add(parameter: nn.Parameter, gradient: Tensor, weight: float, transposed: bool = False) -> None:
+    """Add ``weight`` times a whole parameter's gradient (or that of its transpose) to this process's ``.grad``."""
     grad, start = _gradient(parameter)
+    gradient = gradient.T if transposed else gradient
     own = gradient[start : start + len(grad)] if gradient.dim() else gradient
     grad.add_(own.to(grad.dtype), alpha=weight)
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 from lm_eval_elude.core.manifest import read_manifest
 from optout_train import cli
 from optout_train.checkpoint import RunFolder
-from optout_train.config import METHODS, TrainConfig, flag
+from optout_train.config import METHODS, ConfigError, TrainConfig, flag
 
 
 @pytest.fixture
@@ -54,6 +55,9 @@ def test_bad_input_is_one_line_that_names_flag_or_file(fails, arguments, tmp_pat
     assert fails(*arguments(out, "--method", "sft")).startswith("Error: --method 'sft' is not known")
     assert fails("--no-score") == "Error: --target is missing: name the entity to forget"
     assert "No such option" in fails("--epoch-count", "3")
+    assert fails(*arguments(out, "--seed", str(2**63))) == f"Error: --seed must be below 2**63, got {2**63}"
+    assert fails(*arguments(out, "--model", "\udcff")).startswith("Error: --model must be text in UTF-8 without NUL")
+    assert fails(*arguments(out, "--model", "m" * 5000)).startswith("Error: ")
     assert "--tracker wandb is not installed" in fails(*arguments(out, "--tracker", "wandb"))
     assert not out.exists() and not list(tmp_path.glob(".out*"))
 
@@ -115,8 +119,47 @@ def test_output_folders_that_cannot_be_used(fails, arguments, tmp_path):
     (tmp_path / "file").write_text("")
     assert "Not a directory" in fails(*arguments(tmp_path / "file" / "run"))
     (tmp_path / "mine").mkdir()
-    assert "mine exists; give --overwrite to replace it" in fails(*arguments(tmp_path / "mine"))
+    (tmp_path / "mine" / "note").write_text("")
+    assert "mine exists and is no run of optout-train; name a new" in fails(*arguments(tmp_path / "mine"))
     assert "--overwrite and --resume contradict" in fails(*arguments(tmp_path / "x", "--overwrite", "--resume"))
+
+
+def test_overwrite_takes_nothing_but_a_run_and_nothing_that_the_run_reads(
+    fails, arguments, tmp_path, model_folder, data_folder, monkeypatch
+):
+    top = tmp_path / "top"
+    (top / "files").mkdir(parents=True)
+    (top / "files" / "thesis.txt").write_text("years of work")
+    (top / "link").symlink_to(top / "files")
+    (top / "dangling").symlink_to(top / "nowhere")
+    shutil.copytree(model_folder, top / "m" / "model")
+    shutil.copytree(data_folder, top / "data")
+    (top / ".odd.partial").mkdir()
+    (top / ".odd.partial" / "mine.txt").write_text("")
+    (top / "here").mkdir()
+    monkeypatch.chdir(top / "here")
+    before = {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
+    own = ["--model", str(top / "m" / "model"), "--dataset", str(top / "data"), "--overwrite"]
+    model = top / "m" / "model"
+    for output, reason in {
+        top / "files": "exists and is no run of optout-train",
+        top / "files" / "thesis.txt": "exists and is no run of optout-train",
+        top / "link": "is a symbolic link",
+        top / "dangling": "is a symbolic link",
+        model: "is or lies in the folder that --model names",
+        model / "out": "is or lies in the folder that --model names",
+        top / "m": "is or contains the folder that --model names",
+        top / "data": "is or lies in the folder that --dataset names",
+        top: "is or contains the folder that",
+        Path("."): "is or contains the folder that you are in",
+        Path("/"): "is no place for a run",
+        top / "odd": "holds 'mine.txt'",
+        Path("x" * 5000): "File name too long",
+    }.items():
+        assert reason in fails(*arguments(output, *own)), output
+    assert {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")} == before
+    with pytest.raises(ConfigError, match="cannot be a folder"):
+        RunFolder(Path("a\0b"))
 
 
 def test_end_to_end_with_scores_and_the_command_that_repeats_them(run, fails, arguments, tmp_path, monkeypatch, capsys):

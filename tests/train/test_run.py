@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from lm_eval_elude.core.manifest import file_hashes, read_manifest
-from optout_train import step
+from optout_train import loop, step
 from optout_train.checkpoint import RunFolder
 from optout_train.config import METHODS, ConfigError, TrainConfig, build_config
 from optout_train.loop import RunOptions, TrainingError, train
@@ -318,6 +318,57 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(settings, tmp_path, monkey
     said = []
     train(settings(), RunOptions(tmp_path / "full", resume=True), said.append)
     assert said[0] == "resuming after step 3 of 6"
+
+
+class Cut(BaseException):
+    """What ends a run at a chosen place."""
+
+
+def cut(*given):
+    raise Cut
+
+
+def test_what_is_overwritten_stays_whole_until_its_successor_is(settings, tmp_path, monkeypatch):
+    output = tmp_path / "run"
+    old, new = settings(epochs=1, directions=5), settings(epochs=1, directions=5, seed=2**63 - 1)
+    train(old, RunOptions(output), str)
+    before, replace = contents(output), os.replace
+    with monkeypatch.context() as patch, pytest.raises(Cut):  # in the epoch's end, after its checkpoint
+        patch.setattr(loop, "export", cut)
+        train(new, RunOptions(output, overwrite=True), str)
+    assert contents(output) == before
+    with pytest.raises(ConfigError, match=r"was started with --seed 9223372036854775807; give the same settings"):
+        train(settings(epochs=1, directions=5, seed=1), RunOptions(output, resume=True), str)
+
+    def between(source, target):
+        if os.path.basename(source) == "final":
+            raise Cut
+        replace(source, target)
+
+    with monkeypatch.context() as patch, pytest.raises(Cut):  # killed between the two renames
+        patch.setattr(os, "replace", between)
+        train(new, RunOptions(output, resume=True), str)
+    assert not output.exists()
+    assert not train(old, RunOptions(output, resume=True), str) and contents(output) == before
+    train(new, RunOptions(output, resume=True), str)
+    assert contents(output) != before and not list(tmp_path.glob(".run*"))
+
+
+def test_a_finished_run_is_resumed_by_itself_only(settings, tmp_path, data_folder):
+    data = tmp_path / "data"
+    shutil.copytree(data_folder, data)
+    output = tmp_path / "run"
+    config = settings(dataset=str(data), epochs=1, method="npo")
+    assert train(config, RunOptions(output), str)
+    before = contents(output)
+    assert not train(config, RunOptions(output, resume=True), str)
+    with pytest.raises(ConfigError, match=r"is a finished run with --epochs 1, --eta 0.1; give the same settings"):
+        train(settings(dataset=str(data), epochs=2, eta=0.2, method="npo"), RunOptions(output, resume=True), str)
+    lines = (data / "forget_qa-train.jsonl").read_text().splitlines(keepends=True)
+    (data / "forget_qa-train.jsonl").write_text("".join(lines[1:]))
+    with pytest.raises(ConfigError, match="the data of forget-train has changed since"):
+        train(config, RunOptions(output, resume=True), str)
+    assert contents(output) == before and not list(tmp_path.glob(".run*"))
 
 
 def test_two_runs_into_one_folder(settings, tmp_path):

@@ -151,22 +151,31 @@ def test_bfloat16_weights_without_drift_have_no_distance_from_float32_files():
     assert float(Transport(model, initial.__getitem__, "wasserstein", 10, seed=0).add_gradient(1.0, 1)) == 0
 
 
+@pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("name", DISTANCES)
-def test_under_lora_it_is_the_distance_of_the_merged_change(name):
+def test_under_lora_it_is_the_distance_of_the_merged_change(name, transposed):
     from peft import LoraConfig, get_peft_model
+    from transformers.pytorch_utils import Conv1D
 
     torch.manual_seed(1)
-    base = nn.Sequential(nn.Linear(6, 5, bias=False))
+    # GPT-2's layer holds its weight with the inputs as rows; those are the points, as in full training.
+    base = nn.Sequential(Conv1D(5, 6) if transposed else nn.Linear(6, 5, bias=False))
     initial = base[0].weight.detach().clone()
-    model = get_peft_model(base, LoraConfig(r=2, lora_alpha=6, target_modules=["0"], init_lora_weights=False))
+    model = get_peft_model(
+        base, LoraConfig(r=2, lora_alpha=6, target_modules=["0"], init_lora_weights=False, fan_in_fan_out=transposed)
+    )
     layer = model.base_model.model[0]
     down, up = layer.lora_A["default"].weight, layer.lora_B["default"].weight
     merged = Small()
-    merged.wide = nn.Parameter((initial + 3 * up @ down).detach())
+
+    def change(down, up):
+        return 3 * (up @ down).T if transposed else 3 * up @ down
+
+    merged.wide = nn.Parameter((initial + change(down, up)).detach())
     del merged.vector, merged.stack
     expected = Transport(merged, lambda _: initial, name, 30, seed=0).add_gradient(1.0, 1)
     value = Transport(model, lambda _: initial, name, 30, seed=0).add_gradient(1.0, 1)
     torch.testing.assert_close(value, expected)
     # Chain rule through W0 + 3 B A, by autograd.
-    through = torch.autograd.grad((3 * up @ down * merged.wide.grad).sum(), (down, up))
+    through = torch.autograd.grad((change(down, up) * merged.wide.grad).sum(), (down, up))
     torch.testing.assert_close((down.grad, up.grad), through, atol=1e-5, rtol=1e-4)
