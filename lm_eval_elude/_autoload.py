@@ -101,6 +101,27 @@ def _patch_manager(module: "ModuleType") -> None:
 
     __init__._lm_eval_elude = True  # type: ignore[attr-defined]
     module.TaskManager.__init__ = __init__
+    check_names(module.TaskManager, folder)
+
+
+def check_names(manager: "Any", folder: "Path") -> None:
+    """Let a task manager's ``load`` refuse tasks of ours that are named twice, in words that say what to do."""
+    import functools
+
+    load = manager.load
+
+    @functools.wraps(load)
+    def checked(self: "Any", task_list: "Any", *args: "Any", **kwargs: "Any") -> "Any":
+        names = [name for name in task_list if isinstance(name, str)] if isinstance(task_list, list) else []
+        entries = {name: self.task_index[name] for name in names if name in self.task_index}
+        own = [name for name, entry in entries.items() if entry.yaml_path and folder in entry.yaml_path.parents]
+        if len(own) > 1:
+            from lm_eval_elude.harness import refuse_twice
+
+            refuse_twice(own, self.task_index)
+        return load(self, task_list, *args, **kwargs)
+
+    manager.load = checked
 
 
 def _patch_models(module: "ModuleType") -> None:

@@ -11,10 +11,14 @@ import io
 import json
 import logging
 import math
+import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
+from importlib import import_module
+from itertools import chain
 from typing import Any
 
 from lm_eval import evaluator_utils
@@ -96,6 +100,34 @@ def split_context(prompt: str) -> tuple[str, str]:
     return context, prompt[len(context) :]
 
 
+def refuse_twice(names: Sequence[str], index: Mapping[str, Any]) -> None:
+    """Refuse tasks of ours that are asked for by themselves and in a group, before anything is loaded.
+
+    The harness loads everything first, then names one task and no way out. Unnecessary once it takes each task once.
+
+    Args:
+        names: tasks and groups of ours that are asked for.
+        index: the task manager's, by name.
+
+    Raises:
+        ValueError: a task is named twice; the message says which names hold all that was asked for.
+    """
+
+    def leaves(name: str) -> set[str]:
+        made_by = re.search(
+            r"^class: !function ([\w.]+)\.(\w+)", index[name].yaml_path.read_text("utf-8"), re.MULTILINE
+        )
+        children = getattr(getattr(import_module(made_by[1]), made_by[2]), "children", ()) if made_by else ()
+        return {leaf for child in children for leaf in leaves(child)} or {name}
+
+    held = {name: leaves(name) for name in names}
+    twice = [task for task, count in Counter(chain.from_iterable(held.values())).items() if count > 1]
+    if twice:
+        enough = [name for name in held if not any(held[name] < other for other in held.values())]
+        shown = ", ".join([*sorted(twice)[:3], "..."][: len(twice)])
+        raise ValueError(f"--tasks asks twice for {shown}, by name and in a group: give --tasks {','.join(enough)}")
+
+
 def cache_key(*parts: Any) -> str:
     """What cached requests depend on: the harness keys them by task name alone (and the tokenizer with a template)."""
     return str(hash_string(json.dumps(parts, sort_keys=True)))[:16]
@@ -127,6 +159,11 @@ def require_log_probabilities() -> None:
 
 class HarnessTask(ConfigurableTask):
     """What every task of ours needs because of how the harness works."""
+
+    @property
+    def predict_only(self) -> bool:
+        """``--predict_only`` swaps the metrics inside its own tasks for one named ``bypass``; others have to look."""
+        return "bypass" in self._metric_fn_list
 
     def make_instances(
         self, doc: dict[str, Any], requests: Sequence[tuple[str, tuple[Any, ...]]], target: str, kwargs: dict[str, Any]

@@ -15,7 +15,7 @@ PACKAGES = ("lm_eval_elude", "optout_train")
 # The longest name that a module starts with is its room.
 ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "lm_eval_elude": (set(), set()),
-    "lm_eval_elude._autoload": ({"lm_eval_elude"}, {"lm_eval"}),
+    "lm_eval_elude._autoload": ({"lm_eval_elude", "harness"}, {"lm_eval"}),
     "lm_eval_elude.core": (set(), {"datasets", "huggingface_hub", "pyarrow", "transformers", "torch"}),
     "lm_eval_elude.metrics": ({"core"}, {"numpy", "scipy", "sklearn", "rouge_score"}),
     "lm_eval_elude.results": ({"core", "metrics"}, set()),

@@ -157,10 +157,12 @@ class QuestionTask(HarnessTask):
             self._token_counts.setdefault(request.doc["id"], []).append(len(ids) - lengths[request.args[0]])
 
     # ---- results
-    def process_results(self, doc: dict[str, Any], results: list[Any]) -> dict[str, Score]:
+    def process_results(self, doc: dict[str, Any], results: list[Any]) -> dict[str, Any]:
         doc["answer_scores"] = [list(score) for score in self.answer_scores(doc, results)]
         if self.generates:
             doc["generated"] = results[-1]
+        if self.predict_only:
+            return {"bypass": None}
         sample = self.suite.sample({"doc": doc, "filtered_resps": results}, self.config.metadata["elude"])
         doc |= self.noted(sample)
         return {metric: Score(self.logged(metric, sample), sample) for metric in self.higher_is_better()}
@@ -184,7 +186,9 @@ class QuestionTask(HarnessTask):
             scores += [AnswerScore(s.log_prob - space.log_prob, s.tokens - space.tokens) for s in own]
         return scores
 
-    def aggregation(self) -> dict[str, Aggregation]:
+    def aggregation(self) -> dict[str, Any]:
+        if self.predict_only:
+            return dict(super().aggregation())
         return {
             metric: Aggregation(partial(self._reported, metric, "value"), partial(self._reported, metric, "stderr"))
             for metric in self.higher_is_better()
@@ -238,6 +242,8 @@ class QuestionGroup(Group):
         own = [task_metrics[task.task_name] for task in self.get_all_tasks()]
         row: dict[str, Any] = {"alias": self.alias or self.name, "name": self.name}
         row["sample_len"] = sum(task["sample_len"] for task in own)
+        if any(task.predict_only for task in self.get_all_tasks()):
+            return row
         samples = {task.task_name: task.samples for task in self.get_all_tasks()}
         for metric, value in report(GROUPS[self.name], samples).items():
             row[f"{metric},none"] = value["value"]

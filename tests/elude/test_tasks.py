@@ -1,13 +1,14 @@
 """The lm-eval tasks: what they resolve, what they ask, what they refuse, and what a request cache may give back."""
 
 import logging
+import re
 from pathlib import Path
 
 import pytest
 from lm_eval.api.model import LM
 
 import lm_eval_elude.tasks.elude as tasks_module
-from lm_eval_elude import settings
+from lm_eval_elude import _autoload, settings
 from lm_eval_elude.attacks import builders as attacks
 from lm_eval_elude.core.chat import ChatError
 from lm_eval_elude.core.manifest import Manifest, write_manifest
@@ -438,6 +439,42 @@ def test_the_missions_own_command_does_not_name_a_task_twice(tokenizers):
     loaded = manager.load(["elude_forget", "elude_attacks"])
     assert len(loaded["tasks"]) == 11 and "elude_attack_none" in loaded["tasks"]
     assert len(manager.load(["elude"])["tasks"]) == 14
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["elude_*"], "elude_attack_affirmative_suffix, elude_attack_background_hint, elude_attack_cross_lingual, ..., "
+         "by name and in a group: give --tasks elude_attacks,elude_mia,elude_quality"),
+        (["elude_quality", "elude_forget"], "elude_forget, by name and in a group: give --tasks elude_quality"),
+        (["elude_mia", "elude", "elude_attack_none"], "give --tasks elude"),
+    ],
+)  # fmt: skip
+def test_a_task_named_twice_is_one_line_that_says_which_names_to_give(asked, said, tokenizers):
+    class Manager(type(task_manager({}))):
+        """The harness's, with the names checked as the import hook does it."""
+
+    _autoload.check_names(Manager, TASK_CONFIGS)
+    manager = Manager(
+        include_path=str(TASK_CONFIGS), include_defaults=False, metadata={"tokenizer": tokenizers["base"]}
+    )
+    with pytest.raises(ValueError, match=f"^--tasks asks twice for .*{re.escape(said)}$"):
+        manager.load(manager.match_tasks(asked))  # before anything is loaded: the Hub's data is not here
+    manager = Manager(include_path=str(TASK_CONFIGS), include_defaults=False, metadata=manager.metadata | RONALDO)
+    assert len(manager.load(["elude_forget", "elude_mia"])["tasks"]) == 2
+
+
+def test_predict_only_reports_no_metric_and_logs_what_was_predicted(tokenizers):
+    results = run(
+        ["elude_quality", "elude_mia"], Counting(), metadata={"tokenizer": tokenizers["base"], **RONALDO}, limit=2,
+        predict_only=True,
+    )  # fmt: skip
+    for name, row in results["results"].items():
+        assert {key.split(",")[0] for key in row} <= {"alias", "name", "sample_len", "bypass", "bypass_stderr", " "}, (
+            name
+        )
+    logged = results["samples"]["elude_forget"]
+    assert len(logged) == 2 and all(len(s["doc"]["answer_scores"]) == 7 and "generated" in s["doc"] for s in logged)
 
 
 def test_the_whole_group_runs_on_any_backend_with_log_likelihoods(tokenizers):
