@@ -57,14 +57,16 @@ def compared(doc: Mapping[str, Any], tokens: Sequence[Any] = ()) -> Sample:
 
     Args:
         doc: the document, with the two losses' ``answer_scores``.
-        tokens: token log-probabilities (with means and standard deviations of the model's distribution) of the answer
-            and its paraphrase, and again under a reference model where there is one; () where the backend gives none.
-            The first ``prompt_tokens`` of each belong to the prompt, as the document says.
+        tokens: of the answer and its paraphrase, and again under a reference model where there is one: token
+            log-probabilities, whether each is the greedy choice, means and standard deviations of the model's
+            distribution, as numbers or as the text that a log has; () where the backend gives none. The first
+            ``prompt_tokens`` of each belong to the prompt, as the document says.
     """
     member, other = (AnswerScore(*pair).loss for pair in doc["answer_scores"])
     values: dict[str, Any] = {"loss": (member, other)}
     if tokens:
-        sides = [tuple(column[doc["prompt_tokens"] :] for column in side) for side in tokens]
+        numbers = ((log_probs, means, stds) for log_probs, _, means, stds in tokens)
+        sides = [tuple([float(v) for v in column[doc["prompt_tokens"] :]] for column in side) for side in numbers]
         own, texts = sides[:2], (doc["answer"], doc["paraphrased_answer"])
         values["mia_zlib_auc"] = tuple(membership.zlib_ratio(t[0], x) for t, x in zip(own, texts, strict=True))
         values["mia_min_k_auc"] = tuple(membership.min_k(t[0]) for t in own)
