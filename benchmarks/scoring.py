@@ -1,9 +1,13 @@
-"""``--model elude`` against stock ``hf`` on the tasks' own requests: ``python benchmarks/scoring.py [--json FILE]``.
+"""``--model elude`` against stock ``hf``: ``python benchmarks/scoring.py [--model FOLDER] [--docs]``.
 
-A random Llama of 58 M parameters (fp32, CPU, one thread) with Llama-3.1's chat header is asked ELUDe-mini. Each backend
-is a process of its own; they take turns, part by part, so that drift of the machine falls on both, and times are of the
-processor, which other jobs do not change. The vocabulary head follows a fixed random order of the tokens: greedy texts
-do not loop, and a letter ends them after 1 to 50 tokens. Exit code 1 where the backends differ.
+Asked are ELUDe-mini's own requests and, made of its records in the shapes of the eight utility benchmarks, letters
+after five examples (MMLU, CommonsenseQA), endings (ARC, HellaSwag, OpenBookQA, PIQA), a choice in the context
+(Winogrande), last words (Lambada), and short answers after five examples that are generated.
+
+Without ``--model`` a random Llama of 58 M parameters with Llama-3.1's chat header answers; its vocabulary head follows
+a fixed random order of the tokens: greedy texts do not loop, and a letter ends them after 1 to 50 tokens. Each backend
+is a process of its own (fp32, CPU, one thread); they take turns, part by part, so that drift of the machine falls on
+both, and times are of the processor, which other jobs do not change. Exit code 1 where the backends differ.
 """
 
 from __future__ import annotations
@@ -16,9 +20,12 @@ import resource
 import sys
 import tempfile
 import time
+from datetime import date
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+import tables
 
 VOCABULARY, WIDTH, INNER, LAYERS = 32000, 512, 1376, 8
 SPACING = 50  # so texts have 1 to 50 tokens, 25 on average
@@ -28,6 +35,7 @@ HEADER = (
     "{% if add_generation_prompt %}<|start|>assistant<|end|>\n\n{% endif %}"
 )
 PLAIN = ("elude_forget", "elude_retain", "elude_world")
+FORWARD = ("plain", "attacks", "utility")  # suites of log-likelihoods alone
 
 
 def make_model(folder: Path) -> str:
@@ -86,32 +94,80 @@ def make_model(folder: Path) -> str:
     return stop
 
 
+# ---- requests
+def utility_requests(limit: int, shots: int = 5) -> tuple[list[Any], list[Any]]:
+    """Log-likelihood and generation requests in the shapes of the utility benchmarks, of ELUDe-mini's world records."""
+    from lm_eval.api.instance import Instance
+
+    from lm_eval_elude.core import dataset
+
+    examples = dataset.load_records("mini", "world", "train").records[:shots]
+    chosen: list[Any] = []
+    short: list[Any] = []
+
+    def ask(context: str, *endings: str) -> None:
+        chosen.extend(("loglikelihood", (context, ending)) for ending in endings)
+
+    def listed(record: Any) -> str:
+        options = (record.answer, *record.perturbed_answer[:3]) if record.perturbed_answer else [record.answer] * 4
+        lines = [f"{letter}. {option}" for letter, option in zip("ABCD", options, strict=True)]
+        return "\n".join([record.question, *lines, "Answer:"])
+
+    shown = "".join(f"{listed(record)} A\n\n" for record in examples)
+    asked = "".join(f"Question: {record.question}\nAnswer: {record.answer}\n\n" for record in examples)
+    for record in dataset.load_records("mini", "world", "test").records[:limit]:
+        endings = [f" {text}" for text in (record.answer, *record.perturbed_answer[:3])]
+        ask(shown + listed(record), " A", " B", " C", " D")
+        ask(f"Question: {record.question}\nAnswer:", *endings)
+        for ending in endings[:2]:
+            ask(f"{record.question}{ending.rsplit(' ', 1)[0]}", " is what the answer says.")
+        *most, last = record.answer.split()
+        ask(" ".join([record.question, *most]), f" {last}")
+        short.append(("generate_until", (f"{asked}Question: {record.question}\nAnswer:", {"until": ["\n"]})))
+    return tuple(  # type: ignore[return-value]
+        [Instance(request_type=kind, doc={}, arguments=arguments, idx=0) for kind, arguments in requests]  # type: ignore[arg-type]
+        for requests in (chosen, short)
+    )
+
+
 # ---- one backend, in a process of its own
-def arm(pipe: Connection, kind: str, folder: str, stop: str, limit: int, batch_size: int) -> None:
-    """Tell the suites' sizes, answer (suite, part, parts) with seconds and results, and None with everything else."""
+def arm(pipe: Connection, kind: str, folder: str, stop: str, limit: int, batch_size: int, most: int) -> None:
+    """Tell the suites' sizes, answer (suite, part, parts) with seconds and results, and None with everything else.
+
+    Results are (context, continuation or "", log-probability or text).
+    """
     import torch
 
     torch.set_num_threads(1)
     from lm_eval.api.registry import get_model
     from lm_eval.tasks import TaskManager
 
+    times: dict[str, float] = dict.fromkeys(("load", "check", "build", "tokenise", "metrics"), 0.0)
     began = time.process_time()
-    manager = TaskManager(metadata={"pretrained": folder, "dataset": "mini", "target": "Cristiano Ronaldo"})
+    metadata = {"pretrained": folder, "dataset": "mini", "target": "Cristiano Ronaldo"}
+    configs = str(Path(__file__).resolve().parents[1] / "task_configs")
+    manager = TaskManager(include_path=configs, include_defaults=False, metadata=metadata)  # ours alone: it reads each
     tasks = manager.load(["elude"])["tasks"]
-    model = get_model(kind)(pretrained=folder, device="cpu", dtype="float32", batch_size=batch_size)
-    times = {"load": time.process_time() - began, "tokenise": 0.0}
+    backend = get_model(kind)
+    if kind != "hf":
+        _timed(backend, "_agrees", times, "check")
+    model = backend(pretrained=folder, device="cpu", dtype="float32", batch_size=batch_size)
+    times["load"] = time.process_time() - began - times["check"]
     began = time.process_time()
     suites: dict[str, list[Any]] = {"plain": [], "attacks": [], "mia": [], "generation": []}
     for name, task in tasks.items():
         task.build_all_requests(limit=limit, rank=model.rank, world_size=1, tokenizer_name="")
         for request in task.instances:
             if request.request_type == "generate_until":
-                request.arguments = (request.args[0], {"until": [stop], "max_gen_toks": 96, "do_sample": False})
                 suites["generation"].append(request)
             else:
                 suites["plain" if name in PLAIN else "mia" if name == "elude_mia" else "attacks"].append(request)
     times["build"] = time.process_time() - began
-    _timed(model, "_encode_pair" if kind == "hf" else "_encode", times)
+    suites["utility"], suites["utility generation"] = utility_requests(limit)
+    for request in suites["generation"] + suites["utility generation"]:
+        until = [stop] if stop else request.args[1]["until"]
+        request.arguments = (request.args[0], {"until": until, "max_gen_toks": most, "do_sample": False})
+    _timed(model, "_encode_pair" if kind == "hf" else "_encode", times, "tokenise")
     pipe.send({name: len(requests) for name, requests in suites.items()})
     generated = 0
     while command := pipe.recv():
@@ -122,14 +178,16 @@ def arm(pipe: Connection, kind: str, folder: str, stop: str, limit: int, batch_s
         began = time.process_time()
         results = method(part, disable_tqdm=True)
         seconds = time.process_time() - began
+        shown = []
         for request, result in zip(part, results, strict=True):
             request.resps.append(result)
-        if name == "generation":
-            generated += sum(len(model.tok_encode(text, add_special_tokens=False)) for text in results)
-        shown = [
-            sum(r[0]) if part[0].request_type == "token_logprobs" else r if isinstance(r, str) else r[0]
-            for r in results
-        ]
+            context, answer = request.args[:2]
+            if request.request_type == "generate_until":
+                generated += len(model.tok_encode(result, add_special_tokens=False))
+                shown.append((context, "", result))
+            else:
+                tokens = request.request_type == "token_logprobs"
+                shown.append((context, answer, sum(result.log_probs) if tokens else result[0]))
         pipe.send((seconds, shown))
     began = time.process_time()
     for task in tasks.values():
@@ -149,23 +207,28 @@ def arm(pipe: Connection, kind: str, folder: str, stop: str, limit: int, batch_s
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     lengths = {
         name: [(*(len(model.tok_encode(t)) for t in (r.args[0], r.args[0] + r.args[1])), r.args[0]) for r in suite]
-        for name, suite in suites.items() if name in ("plain", "attacks")
+        for name, suite in suites.items() if name in FORWARD
     }  # fmt: skip
-    tokens = generated / max(1, len(suites["generation"]))
-    pipe.send({"times": times, "peak_mib": peak, "tokens": tokens, "lengths": lengths})
+    texts = len(suites["generation"]) + len(suites["utility generation"])
+    table, head = (m.weight for m in (model.model.get_input_embeddings(), model.model.get_output_embeddings()))
+    body = sum(p.numel() for p in model.model.parameters()) - table.numel() - (0 if table is head else head.numel())
+    pipe.send({
+        "times": times, "peak_mib": peak, "tokens": generated / max(1, texts), "lengths": lengths,
+        "operations": (2 * body, 2 * head.numel()), "threads": torch.get_num_threads(),
+    })  # fmt: skip
 
 
-def _timed(model: Any, name: str, times: dict[str, float]) -> None:
-    original = getattr(model, name)
+def _timed(owner: Any, name: str, times: dict[str, float], key: str) -> None:
+    original = getattr(owner, name)
 
     def timed(*arguments: Any) -> Any:
         began = time.process_time()
         try:
             return original(*arguments)
         finally:
-            times["tokenise"] += time.process_time() - began
+            times[key] += time.process_time() - began
 
-    setattr(model, name, timed)
+    setattr(owner, name, timed)
 
 
 # ---- both backends, taking turns
@@ -178,9 +241,13 @@ def start(*arguments: Any) -> Connection:
     return ours
 
 
-def flop_ratio(lengths: list[tuple[int, int, str]]) -> float:
-    """Operations of stock rows over those of one row for each question with the vocabulary at answers only."""
-    token, head = LAYERS * 2 * (4 * WIDTH**2 + 3 * WIDTH * INNER), 2 * WIDTH * VOCABULARY
+def flop_ratio(lengths: list[tuple[int, int, str]], token: int, head: int) -> float:
+    """Operations of stock rows over those of one row for each context with the vocabulary at answers only.
+
+    Args:
+        lengths: tokens of a context, of the context with its answer, and the context.
+        token, head: operations of a token in the layers, and at the vocabulary.
+    """
     stock = sum((whole - 1) * (token + head) for _, whole, _ in lengths)
     contexts = {text: size for size, _, text in lengths}
     packed = sum(size * token for size in contexts.values())
@@ -188,63 +255,110 @@ def flop_ratio(lengths: list[tuple[int, int, str]]) -> float:
     return stock / packed
 
 
+def compare(theirs: list[Any], ours: list[Any]) -> tuple[int, float, int]:
+    """Of the requests that both were asked: their number, the largest difference of log-probabilities, other texts."""
+    known = {(context, answer): value for context, answer, value in theirs}
+    both = [(known[c, a], value) for c, a, value in ours if (c, a) in known]
+    texts = sum(isinstance(x, str) and x != y for x, y in both)
+    return len(both), max((abs(x - y) for x, y in both if not isinstance(x, str)), default=0.0), texts
+
+
+def written(report: dict[str, Any]) -> list[str]:
+    """The table of a report, and what stands under it."""
+    rows = []
+    for name, s in report["seconds"].items():
+        found = report["compared"].get(name, {"requests": "", "nats": "", "texts": ""})
+        flops = f"{report['flop_ratio'][name]:.2f}" if name in report["flop_ratio"] else ""
+        nats = f"{found['nats']:.0e}" if found["nats"] else ""
+        speed = f"{report['speed_up'][name]:.2f}x"
+        rows.append(
+            [
+                name,
+                f"{s['hf']:.1f}",
+                f"{s['elude']:.1f}",
+                speed,
+                flops,
+                str(found["requests"]),
+                nats,
+                str(found["texts"]),
+            ]
+        )
+    head = ("", "`hf`, s", "`elude`, s", "speed-up", "FLOP ratio", "compared", "nats apart", "texts differ")
+    hf, elude = (report["divided"][kind] for kind in ("hf", "elude"))
+    peak = report["peak_mib"]
+    return [
+        *tables.markdown(head, rows),
+        "",
+        f"`{report['command']}`, {date.today()}; {report['generated_tokens']:.0f} tokens a text. Peak memory "
+        f"{peak['hf']:.0f} MiB (`hf`) and {peak['elude']:.0f} MiB (`elude`). Loading took {hf['load']:.1f} s and "
+        f"{elude['load']:.1f} s; the check, once for a model, {elude['check']:.1f} s.",
+    ]
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, help="folder of a real model  [default: the random Llama]")
     parser.add_argument("--limit", type=int, default=6, help="records of each task")
     parser.add_argument("--batch-size", type=int, default=16, help="of stock hf")
     parser.add_argument("--parts", type=int, default=3, help="turns for each suite")
+    parser.add_argument("--new-tokens", type=int, default=96, help="most tokens of a generated text")
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
+    parser.add_argument("--docs", action="store_true", help="also write the table into docs/benchmarks.md")
     options = parser.parse_args()
+    if options.model and not (options.model / "config.json").is_file():
+        parser.error(f"--model {options.model} is no model folder: it has no config.json")
     os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     with tempfile.TemporaryDirectory() as temporary:
-        stop = make_model(Path(temporary))
-        arms = {kind: start(kind, temporary, stop, options.limit, options.batch_size) for kind in ("hf", "elude")}
+        os.environ["HF_HOME"] = f"{temporary}/home"  # so that the check at load is never known to be passed
+        stop = "" if options.model else make_model(Path(temporary))
+        folder = str(options.model or temporary)
+        rest = (folder, stop, options.limit, options.batch_size, options.new_tokens)
+        arms = {kind: start(kind, *rest) for kind in ("hf", "elude")}
         sizes, _ = (pipe.recv() for pipe in arms.values())
         seconds: dict[str, dict[str, float]] = {suite: dict.fromkeys(arms, 0.0) for suite in sizes}
-        off, different = 0.0, 0
+        compared: dict[str, tuple[int, float, int]] = {}
         for suite in sizes:
+            told: dict[str, list[Any]] = {kind: [] for kind in arms}
             for number in range(options.parts):
-                told = {}
                 for kind, pipe in arms.items():
                     pipe.send((suite, number, options.parts))
-                    took, told[kind] = pipe.recv()
+                    took, shown = pipe.recv()
                     seconds[suite][kind] += took
-                if suite != "mia":
-                    for theirs, ours in zip(told["hf"], told["elude"], strict=True):
-                        different += isinstance(ours, str) and ours != theirs
-                        off = max(off, 0.0 if isinstance(ours, str) else abs(ours - theirs))
+                    told[kind] += shown
+            compared[suite] = compare(told["hf"], told["elude"])
         ends = {}
         for kind, pipe in arms.items():
             pipe.send(None)
             ends[kind] = pipe.recv()
         for process in multiprocessing.active_children():
             process.join()
-    group = {
-        k: sum(s[k] for s in seconds.values()) + sum(ends[k]["times"][t] for t in ("build", "metrics")) for k in arms
+    own = [suite for suite in sizes if not suite.startswith("utility")]
+    seconds["whole group elude"] = {
+        k: sum(seconds[s][k] for s in own) + sum(ends[k]["times"][t] for t in ("build", "metrics")) for k in arms
     }
+    operations, lengths = (ends["elude"][key] for key in ("operations", "lengths"))
+    ratio = {name: flop_ratio(of_suite, *operations) for name, of_suite in lengths.items()}
     report = {
-        "seconds": {**seconds, "elude group": group},
-        "speed_up": {name: s["hf"] / s["elude"] for name, s in {**seconds, "elude group": group}.items()},
-        "flop_ratio": {name: flop_ratio(ends["elude"]["lengths"][name]) for name in ("plain", "attacks")},
+        "model": options.model.name if options.model else "random Llama",
+        "command": f"--limit {options.limit} --batch-size {options.batch_size} --new-tokens {options.new_tokens}",
+        "seconds": seconds,
+        "speed_up": {name: s["hf"] / s["elude"] for name, s in seconds.items()},
+        "flop_ratio": ratio,
         "peak_mib": {kind: end["peak_mib"] for kind, end in ends.items()},
         "divided": {kind: end["times"] for kind, end in ends.items()},
         "generated_tokens": ends["elude"]["tokens"],
-        "largest_difference": off,
-        "different_texts": different,
+        "compared": {name: dict(zip(("requests", "nats", "texts"), c, strict=True)) for name, c in compared.items()},
         "requests": sizes,
         "stock_batch_size": options.batch_size,
     }
-    print(f"{'':14}{'hf s':>9}{'elude s':>9}{'ratio':>7}{'FLOP ratio':>12}")
-    for name, s in report["seconds"].items():
-        flops = f"{report['flop_ratio'][name]:12.2f}" if name in report["flop_ratio"] else ""
-        print(f"{name:14}{s['hf']:9.1f}{s['elude']:9.1f}{report['speed_up'][name]:7.2f}{flops}")
-    print(f"peak MiB: {report['peak_mib']}; divided (s): {report['divided']}")
-    print(
-        f"{report['generated_tokens']:.1f} tokens a generation; largest difference {off:.1g}; {different} texts differ"
-    )
+    lines = written(report)
+    print("\n".join(lines))
     if options.json:
         options.json.write_text(json.dumps(report, indent=1))
-    return int(off > 1e-3 or different > 0)
+    if options.docs:
+        tables.put(tables.DOCS / "benchmarks.md", f"scoring: {report['model']}", lines)
+    alike = all(count and nats <= 1e-3 and not texts for count, nats, texts in compared.values())
+    return 0 if alike else 1
 
 
 if __name__ == "__main__":

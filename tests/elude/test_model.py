@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import io
 import json
 import logging
+import multiprocessing
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,7 @@ from lm_eval_elude.backend.model import EludeLM
 from lm_eval_elude.backend.packing import lay_out, plant
 from lm_eval_elude.core.chat import Renderer
 
+ROOT = Path(__file__).resolve().parents[2]
 TEXT = "the quick brown fox jumps over a lazy dog . when and where was she born ? he won in 1998 and 2001 the prize ! "
 SMALL = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -485,3 +489,35 @@ def test_each_rank_scores_its_share_on_cpu(folder: str, tmp_path: Path) -> None:
     for name, value in scored(folder, "elude", "elude_forget").items():
         if isinstance(value, float):
             assert together[f"{name},none"] == pytest.approx(value, abs=1e-6)
+
+
+def test_the_benchmark_compares_every_suite_with_stock(tmp_path: Path, monkeypatch: Any) -> None:
+    """On the bundled model; membership inference asks this backend in another way, and is compared all the same."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    scoring = importlib.import_module("scoring")
+    for name in ("OMP_NUM_THREADS", "HF_HOME", "TOKENIZERS_PARALLELISM"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))  # set back after the benchmark has set them
+
+    def start(*arguments: Any) -> Any:  # as threads: two interpreters would take longer than all the rest
+        ours, theirs = multiprocessing.Pipe()
+        threading.Thread(target=scoring.arm, args=(theirs, *arguments), daemon=True).start()
+        assert ours.poll(120)  # transformers loads one model at a time
+        return ours
+
+    monkeypatch.setattr(scoring, "start", start)
+    told, model = tmp_path / "told.json", str(ROOT / "lm_eval_elude" / "mini" / "tiny")
+    options = ["--model", model, "--limit=1", "--parts=1", "--new-tokens=3", "--json", str(told)]
+    monkeypatch.setattr(sys, "argv", ["scoring.py", *options])
+    assert scoring.main() == 0
+    report = json.loads(told.read_text())
+    assert set(report["compared"]) == {"plain", "attacks", "mia", "generation", "utility", "utility generation"}
+    for suite, found in report["compared"].items():
+        assert found["requests"] >= min(2, report["requests"][suite]) and found["nats"] < 1e-3 and not found["texts"]
+
+
+def test_the_benchmarks_comparison_sees_a_difference(monkeypatch: Any) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    compare = importlib.import_module("scoring").compare
+    stock = [("q", "a", -1.0), ("q", " ", -0.5), ("q", "b", -2.0), ("p", "", "text")]
+    assert compare(stock, [("q", "a", -1.5), ("q", "b", -2.0), ("p", "", "other")]) == (3, 0.5, 1)
+    assert compare(stock, [("r", "a", -1.0)]) == (0, 0.0, 0)
