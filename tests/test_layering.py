@@ -23,7 +23,8 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "lm_eval_elude.llm": ({"fetch", "core"}, {"httpx2"}),
     "lm_eval_elude.attacks": ({"core", "llm"}, {"tqdm"}),
     "lm_eval_elude.build": (
-        {"attacks", "core", "lm_eval_elude", "llm"}, {"docx", "pyarrow", "pypdfium2", "sklearn", "tqdm", "trafilatura"},
+        {"attacks", "core", "fetch", "lm_eval_elude", "llm"},
+        {"docx", "httpx2", "lxml", "pyarrow", "pypdfium2", "sklearn", "tqdm", "trafilatura"},
     ),
     "lm_eval_elude.settings": ({"core"}, set()),
     "lm_eval_elude.harness": ({"results"}, {"lm_eval"}),

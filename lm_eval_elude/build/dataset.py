@@ -23,6 +23,7 @@ from lm_eval_elude.core.records import TEXT_FIELDS, DataError
 
 MANIFEST = "elude-build.json"
 PLAN = "plan.json"
+WIKI_CACHE = "work/wikipedia"
 SPLITS = {"train": 0.8, "validation": 0.1, "test": 0.1}
 NAMES = ("forget_qa-train", *(f"{subset}-{split}" for subset in ("retain_qa", "world") for split in SPLITS))
 _FILES = (*(f"{name}.parquet" for name in NAMES), "README.md")
@@ -140,12 +141,32 @@ def open_folder(out: Path, plan: dict[str, Any]) -> None:
                 )
     elif (out / MANIFEST).exists():
         raise DataError(f"--out {out} was purged; name another one")
-    elif out.exists() and any(out.iterdir()):
+    elif out.exists() and any(out.iterdir()) and not (out / WIKI_CACHE).is_dir():
         raise DataError(f"--out {out} has files in it that are not of a data set being built; name another one")
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
     out.chmod(0o700)
     (out / "work" / "raw").mkdir(parents=True, exist_ok=True)
     write_json(begun, plan)
+
+
+def open_cache(out: Path) -> Path:
+    """Where what Wikimedia answered is kept, within the data set's folder (mode 0700).
+
+    Raises:
+        DataError: the folder is something else.
+    """
+    if out.exists() and not ((out / WIKI_CACHE).is_dir() or (out.is_dir() and not any(out.iterdir()))):
+        raise DataError(f"--out {out} has something else in it than a data set from Wikipedia; name another one")
+    out.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (out / WIKI_CACHE).mkdir(parents=True, exist_ok=True)
+    return out / WIKI_CACHE
+
+
+def once(path: Path, value: str) -> str:
+    """The value that a file holds, or the one given, which it then holds."""
+    if not path.exists():
+        write_atomically(path, value)
+    return path.read_text(encoding="utf-8")
 
 
 def purge(out: Path) -> list[str]:
@@ -157,7 +178,8 @@ def purge(out: Path) -> list[str]:
     Raises:
         DataError: it is no data set that was built here.
     """
-    if not (out / "work" / PLAN).is_file() and not (out / MANIFEST).is_file():
+    begun = (out / "work" / PLAN).is_file() or (out / WIKI_CACHE).is_dir()
+    if not begun and not (out / MANIFEST).is_file():
         raise DataError(f"{out}: no data set of `elude build` is there")
     old = jsonio.load(out / MANIFEST) if (out / MANIFEST).is_file() else {}
     kept = {name: old.get(name, {}) for name in ("counts", "rejected", "files")}
@@ -175,7 +197,7 @@ def card(
 ) -> str:  # fmt: skip
     """The data card: what it is, where from, under which licence, and what to keep in mind."""
     licences = sorted({document.licence for document in documents})
-    free = all(licence.upper().startswith("CC BY-SA 4.0") for licence in licences)
+    free = all("by-sa/4.0" in licence for licence in licences)
     configs = "".join(
         f"- config_name: {subset}\n  data_files:\n"
         + "".join(f"  - split: {part}\n    path: {name}.parquet\n" for name in NAMES

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 from lm_eval_elude import __version__
 from lm_eval_elude.build import dataset
 from lm_eval_elude.build.documents import (
+    READERS,
     Document,
     Paragraph,
     Problem,
@@ -22,6 +24,7 @@ from lm_eval_elude.build.documents import (
     read_folder,
 )
 from lm_eval_elude.build.pairs import Estimate, Maker, Rejection, Subject, foresee
+from lm_eval_elude.build.wikipedia import Page, Person, Wiki
 from lm_eval_elude.core.records import DataError, fingerprint, parse_record
 from lm_eval_elude.llm import Client, Journal, Usage
 
@@ -66,6 +69,40 @@ def from_folder(
     chosen = neighbours or tuple(neighbours_beside(parts, names, 10))
     subjects = {target: Subject(names, target)} | {name: Subject((name,), target) for name in chosen}
     return Material(documents, raw, problems, assign(parts, names, chosen), subjects)
+
+
+def from_pages(target: str, aliases: tuple[str, ...], pages: Sequence[tuple[Person, Page]]) -> Material:
+    """Material of Wikipedia pages, the target's first; ``aliases`` come before those that Wikidata has."""
+    subjects: dict[str, Subject] = {}
+    for number, (person, page) in enumerate(pages):
+        name = page.document.subject if number else target
+        more = (page.document.subject, *(aliases if not number else ()), *person.aliases)
+        subjects[name] = Subject(tuple(dict.fromkeys((name, *more))), target)
+    documents = [page.document for _, page in pages]
+    parts = [part for document in documents for part in paragraphs(document)]
+    own = documents[0].subject
+    parts = [part._replace(subject=target) if part.subject == own else part for part in parts]
+    return Material(documents, {page.document.name: page.raw for _, page in pages}, [], parts, subjects)
+
+
+async def read_wikipedia(
+    wiki: Wiki, target: str, neighbours: tuple[str, ...], period: str
+) -> list[tuple[Person, Page]]:
+    """The target's page and those of its neighbours: the ones named, or by the paper's rule.
+
+    Raises:
+        WikiError: a page is missing, or Wikimedia does not answer.
+        DataError: nobody is a neighbour.
+    """
+    async with wiki:
+        page = await wiki.page(target)
+        known = await wiki.people([page.document.name])
+        own = known[0] if known else Person(page.document.name, ())
+        if neighbours:
+            others = [(Person(name, ()), await wiki.page(name)) for name in neighbours]
+        elif not (others := await wiki.neighbours(page, period)):
+            raise DataError(f"no person's page and that of {target} link to each other; say --neighbours")
+    return [(own, page), *others]
 
 
 def limit(material: Material, most: int) -> Material:
@@ -119,7 +156,8 @@ def build(
     dataset.open_folder(out, plan)
     work = out / "work"
     for document in material.documents:
-        place = work / "raw" / f"{document.sha256}{Path(document.name).suffix.lower()[:9]}"
+        ending = Path(document.name).suffix.lower()
+        place = work / "raw" / f"{document.sha256}{ending if ending in READERS else '.html'}"
         if not place.exists():
             place.write_bytes(material.raw[document.name])
     sources = [{k: v for k, v in asdict(document).items() if k != "text"} for document in material.documents]

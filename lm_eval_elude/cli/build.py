@@ -10,6 +10,10 @@ import click
 @click.command()
 @click.argument("target")
 @click.option("--from", "source", help="A folder of documents (TXT, MD, HTML, PDF, DOCX), or: wikipedia.")
+@click.option("--contact", help="Your mail or web address, which Wikimedia's rules ask for.")
+@click.option("--wiki", default="https://en.wikipedia.org", show_default=True, help="Which Wikipedia.")
+@click.option("--period", help="Months whose views rank neighbours, e.g. 2023-01:2023-12 [default: the last twelve].")
+@click.option("--dump", type=click.Path(exists=True, path_type=Path), help="structured-wikipedia's parquet, off-line.")
 @click.option("--out", type=click.Path(path_type=Path), help="The data set's folder [default: my-TARGET].")
 @click.option("--llm", "url", help="OpenAI-compatible endpoint, e.g. http://localhost:8000/v1.")
 @click.option("--llm-model", "model", help="Model to ask there; OPENAI_API_KEY has the key.")
@@ -34,7 +38,8 @@ import click
 @click.option("--timeout", default=120.0, show_default=True, help="Seconds before a request counts as unanswered.")
 @click.option("--purge", is_flag=True, help="Remove the data set in the folder TARGET, all but hashes and counts.")
 def build(
-    target: str, source: str | None, out: Path | None, url: str | None, model: str | None, neighbours: str | None,
+    target: str, source: str | None, contact: str | None, wiki: str, period: str | None, dump: Path | None,
+    out: Path | None, url: str | None, model: str | None, neighbours: str | None,
     aliases: tuple[str, ...], thing: bool, pairs: int, paragraphs: int, world: str, licence: str, no_translations: bool,
     allow_remote: bool, dry_run: bool, prices: tuple[float, float] | None, token_budget: int | None, seed: int,
     workers: int, timeout: float, purge: bool,
@@ -43,7 +48,10 @@ def build(
 
     Killed anywhere, the same command goes on where it was.
     """
-    from lm_eval_elude.build import dataset, run
+    import asyncio
+    from datetime import UTC, datetime
+
+    from lm_eval_elude.build import dataset, run, wikipedia
     from lm_eval_elude.core.targets import slugify
     from lm_eval_elude.llm import is_local
 
@@ -60,17 +68,33 @@ def build(
     assert source is not None
     if not target or "," in target:
         raise click.UsageError("TARGET: a name is expected, without commas")
-    if not dry_run and not is_local(url or "") and not allow_remote:
-        raise click.UsageError(
-            f"--llm {url!r} is not this machine: your documents would be sent there; --allow-remote says that they may"
-        )
     others = tuple(dict.fromkeys(name for part in (neighbours or "").split(",") if (name := " ".join(part.split()))))
     if target in others:
         raise click.UsageError(f"--neighbours: {target} is the target")
-    folder = Path(source).expanduser()
-    if not folder.is_dir():
-        raise click.UsageError(f"--from {source}: not a folder")
-    material = run.from_folder(folder, target, aliases, others, licence)
+    own = source != "wikipedia"
+    if own and not dry_run and not is_local(url or "") and not allow_remote:
+        raise click.UsageError(
+            f"--llm {url!r} is not this machine: your documents would be sent there; --allow-remote says that they may"
+        )
+    out = out or Path(f"my-{slugify(target).replace('_', '-')}")
+    if own:
+        if not (folder := Path(source).expanduser()).is_dir():
+            raise click.UsageError(f"--from {source}: neither a folder nor wikipedia")
+        material = run.from_folder(folder, target, aliases, others, licence)
+    elif dump:
+        if not others:
+            raise click.UsageError("--dump knows no views: say whom to keep with --neighbours")
+        pages = wikipedia.from_dump(dump, [target, *others])
+        material = run.from_pages(target, aliases, [(wikipedia.Person(name, ()), page) for name, page in pages.items()])
+    else:
+        if not contact:
+            raise click.UsageError("missing --contact: Wikimedia's rules ask for your mail or web address")
+        cache = dataset.open_cache(out)
+        # The same months when it goes on later.
+        period = dataset.once(cache / "period", period or wikipedia.last_year(datetime.now(UTC)))
+        reader = wikipedia.Wiki(cache, contact, wiki=wiki)
+        material = run.from_pages(target, aliases, asyncio.run(run.read_wikipedia(reader, target, others, period)))
+        click.echo(f"{reader.requests} requests to {wiki} and Wikimedia, the rest from {cache}")
     for problem in material.problems:
         click.echo(f"left out: {problem.name}: {problem.reason}", err=True)
     material = run.limit(material, paragraphs)
@@ -85,7 +109,6 @@ def build(
             f"at most {most.calls:,} calls, about {most.tokens_in:,} tokens in and {most.tokens_out:,} out{price}"
         )
         return
-    out = out or Path(f"my-{slugify(target).replace('_', '-')}")
     report = run.build(
         out, material, url=url or "", model=model or "", pairs=pairs, seed=seed, world=world,
         translate=not no_translations, thing=thing, workers=workers, timeout=timeout, budget=token_budget,
