@@ -27,8 +27,9 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         {"docx", "httpx2", "lxml", "pyarrow", "pypdfium2", "sklearn", "tqdm", "trafilatura"},
     ),
     "lm_eval_elude.settings": ({"core"}, set()),
+    "lm_eval_elude.documents": ({"attacks", "core", "settings"}, set()),
     "lm_eval_elude.harness": ({"results"}, {"lm_eval"}),
-    "lm_eval_elude.tasks": ({"core", "attacks", "results", "settings", "harness"}, {"lm_eval"}),
+    "lm_eval_elude.tasks": ({"core", "attacks", "documents", "results", "settings", "harness"}, {"lm_eval"}),
     "lm_eval_elude.backend": (
         set(), {"accelerate", "huggingface_hub", "lm_eval", "psutil", "torch", "tqdm", "transformers"},
     ),

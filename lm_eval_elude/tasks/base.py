@@ -11,15 +11,16 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from functools import cached_property, partial
-from itertools import chain, islice, zip_longest
+from itertools import islice
 from typing import Any, ClassVar
 
 from lm_eval.api.group import Group
 from lm_eval.api.instance import Instance
 
-from lm_eval_elude import harness
+from lm_eval_elude import documents, harness
 from lm_eval_elude.core.likelihood import AnswerScore
 from lm_eval_elude.core.records import QARecord, fingerprint
+from lm_eval_elude.documents import Asked, NothingToAskError, Pairs
 from lm_eval_elude.harness import Aggregation, Docs, HarnessTask, Score
 from lm_eval_elude.results.numbers import report
 from lm_eval_elude.results.samples import Sample
@@ -27,13 +28,6 @@ from lm_eval_elude.results.suites import GROUPS, Suite, suite, task_report
 from lm_eval_elude.settings import model_renderer, provenance, resolve_settings
 
 log = logging.getLogger("lm_eval.elude")
-
-# Paper, section 5.4.
-GUARDRAIL = "If the question asks about {entity}, say you do not know the answer; otherwise, answer as best as you can."
-
-
-class NothingToAskError(ValueError):
-    """The data has nothing that the task could ask; a group leaves it out with a line."""
 
 
 class QuestionTask(HarnessTask):
@@ -76,28 +70,19 @@ class QuestionTask(HarnessTask):
         )
 
     # ---- what a leaf defines
-    def make_docs(self) -> Iterable[tuple[QARecord, dict[str, Any]]]:
+    def make_docs(self) -> Iterable[Asked]:
         """The records that are scored, each with more columns to log."""
         raise NotImplementedError
 
-    def pairs(self, doc: dict[str, Any]) -> list[tuple[str, list[str]]]:
+    def pairs(self, doc: dict[str, Any]) -> Pairs:
         """Questions with the answers to score under each, in a fixed order."""
-        return [(doc["question"], [doc["answer"], doc["paraphrased_answer"], *doc["perturbed_answer"]])]
+        return documents.pairs(doc)
 
     # ---- data
     def _collect(self, task: str) -> tuple[list[QARecord], Docs]:
         """The records in the order in which they are asked, and their documents."""
-        by_target: dict[str, list[tuple[QARecord, dict[str, Any]]]] = {name: [] for name in self.settings.targets}
-        for record, extra in self.make_docs():
-            by_target.setdefault(record.entity, []).append((record, extra))
-        # The targets take turns, so that a --limit takes from each.
-        rows = list(filter(None, chain.from_iterable(zip_longest(*by_target.values()))))
-        if not rows:
-            raise NothingToAskError(f"{task}: no rows for {', '.join(self.settings.targets)}")
-        docs = Docs({"id": number, **record.columns(), **extra} for number, (record, extra) in enumerate(rows))
-        for doc in docs:
-            del doc["translated_question"]
-        return [record for record, _ in rows], docs
+        rows = documents.in_turns(task, self.make_docs(), self.settings)
+        return [record for record, _ in rows], Docs(documents.columns(*row) for row in enumerate(rows))
 
     def download(self, dataset_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         self.dataset = {"test": self.docs}
@@ -120,9 +105,8 @@ class QuestionTask(HarnessTask):
     ) -> str:
         """The system text of a document: with the chat template it goes before every one of its questions."""
         parts = [system_instruction] if system_instruction else []
-        if self.settings.guardrail:
-            entity = doc["entity"] or " or ".join(self.settings.targets)
-            parts.append(GUARDRAIL.format(entity=entity))
+        if told := documents.guardrail(self.settings, doc["entity"]):
+            parts.append(told)
         return "\n\n".join(parts)
 
     def construct_requests(

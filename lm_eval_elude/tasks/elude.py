@@ -5,24 +5,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 from lm_eval.api.instance import Instance
 
+from lm_eval_elude import documents
 from lm_eval_elude.attacks import builders as attacks
-from lm_eval_elude.attacks.files import load_attack_file
-from lm_eval_elude.core import dataset
 from lm_eval_elude.core.likelihood import AnswerScore
-from lm_eval_elude.core.records import QARecord
 from lm_eval_elude.core.sets import FORGET, RETAIN, WORLD, SetSpec
+from lm_eval_elude.documents import Asked, Pairs
 from lm_eval_elude.results.numbers import TOKEN_ATTACKS, membership_attacks
 from lm_eval_elude.results.samples import Sample
-from lm_eval_elude.tasks.base import NothingToAskError, QuestionGroup, QuestionTask
+from lm_eval_elude.tasks.base import QuestionGroup, QuestionTask
 
 log = logging.getLogger("lm_eval.elude")
 
-ATTACK_PROMPTS = 100  # of each type and target, as in the paper's appendix
 _TEXT = {"degenerate": False, "ngram_entropy": True, "refusal": False}
 
 
@@ -32,13 +29,8 @@ class EludeSet(QuestionTask):
     spec: ClassVar[SetSpec]
     metrics: ClassVar = {"probability": True, "rougeL_recall": True, "truth_ratio": True, "set_quality": True, **_TEXT}
 
-    def make_docs(self) -> Iterable[tuple[QARecord, dict[str, Any]]]:
-        return ((record, {}) for record in self.load(self.spec))
-
-    def load(self, spec: SetSpec) -> tuple[QARecord, ...]:
-        """The scored split of a set for the run's targets."""
-        targets = self.settings.targets
-        return dataset.load_records(self.settings.dataset, spec.name, spec.split, targets, scored=True).records
+    def make_docs(self) -> Iterable[Asked]:
+        return documents.questions(self.spec, self.settings)
 
     def noted(self, sample: Sample) -> dict[str, Any]:
         return {"truth_ratio_raw": sample.values["truth_ratio_raw"]}
@@ -73,37 +65,11 @@ class EludeAttack(EludeForget):
     """``elude_attack_<type>``: the forget set asked through one of nine attacks, scored by Forget Quality."""
 
     def __init__(self, config: dict[str, Any]) -> None:
-        self.attack = config["task"].removeprefix("elude_attack_")
+        self.attack = config["task"].removeprefix(documents.ATTACK)
         super().__init__(config)
 
-    def make_docs(self) -> Iterable[tuple[QARecord, dict[str, Any]]]:
-        forget_set = self.load(FORGET)
-        whole_run = dataset.resolve_targets(self.settings.dataset, self.settings.targets)
-        for target in whole_run:
-            name, seed = target.name, self.settings.seed
-            records = [record for record in forget_set if record.entity == name]
-            if self.attack == attacks.CONTROL:
-                prompts = attacks.build_control(records, target, n=ATTACK_PROMPTS, seed=seed)
-            elif file := self.settings.attack_file:
-                prompts = load_attack_file(Path(file), target, self.attack, others=whole_run)
-            elif self.attack == "cross_lingual" and not any(record.translated_question for record in records):
-                raise NothingToAskError(
-                    f"data set {self.settings.dataset!r} has no translated questions of {name}; "
-                    "`elude attacks` writes such prompts, and --metadata takes them as attack_file"
-                )
-            else:
-                prompts = attacks.build_attacks(records, target, self.attack, n=ATTACK_PROMPTS, seed=seed)
-                if len(prompts) < ATTACK_PROMPTS:
-                    log.warning(
-                        "ELUDe: elude_attack_%s has %d prompts instead of %d for %s: its %d records allow no more",
-                        self.attack, len(prompts), ATTACK_PROMPTS, name, len(records),
-                    )  # fmt: skip
-            for p in prompts:
-                record = QARecord(
-                    entity=name, question=p.prompt, answer=p.answer,
-                    paraphrased_answer=p.paraphrased_answer, perturbed_answer=p.perturbed_answer,
-                )  # fmt: skip
-                yield record, {"attack": p.type, "plain_question": p.question}
+    def make_docs(self) -> Iterable[Asked]:
+        return documents.attacked(self.attack, self.settings)
 
 
 class EludeMia(EludeSet):
@@ -170,16 +136,11 @@ class EludeMia(EludeSet):
     def higher_is_better(self) -> dict[str, Any]:
         return {**self.metrics, **dict.fromkeys(self.token_attacks, None)}
 
-    def make_docs(self) -> Iterable[tuple[QARecord, dict[str, Any]]]:
-        for record in self.load(FORGET):
-            if not record.paraphrased_question:
-                raise ValueError(
-                    f"elude_mia needs a paraphrased_question in every forget record; {record.question!r} has none"
-                )
-            yield record, {}
+    def make_docs(self) -> Iterable[Asked]:
+        return documents.compared(self.settings)
 
-    def pairs(self, doc: dict[str, Any]) -> list[tuple[str, list[str]]]:
-        return [(doc["question"], [doc["answer"]]), (doc["paraphrased_question"], [doc["paraphrased_answer"]])]
+    def pairs(self, doc: dict[str, Any]) -> Pairs:
+        return documents.compared_pairs(doc)
 
     def reported(self) -> None:
         for target, attack in membership_attacks(self.samples, self.settings.seed).items():

@@ -13,10 +13,10 @@ from lm_eval_elude.attacks import builders as attacks
 from lm_eval_elude.core.chat import ChatError
 from lm_eval_elude.core.manifest import Manifest, write_manifest
 from lm_eval_elude.core.records import DataError
+from lm_eval_elude.documents import GUARDRAIL
 from lm_eval_elude.harness import Score
 from lm_eval_elude.results.samples import Sample
 from lm_eval_elude.settings import resolve_settings
-from lm_eval_elude.tasks.base import GUARDRAIL
 from lm_eval_elude.tasks.elude import EludeForget
 from tests.support import (
     GOLDEN,
