@@ -241,7 +241,7 @@ def _folder(source: str) -> Path:
         return MINI
     try:
         path = Path(source).expanduser()
-        if path.exists():
+        if path.is_dir() or path.is_file():  # a pipe would be waited for
             return path
     except (OSError, ValueError, RuntimeError):  # too long, not readable, or a home that nobody has
         pass
