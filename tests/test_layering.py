@@ -19,6 +19,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "lm_eval_elude.core": (set(), {"datasets", "huggingface_hub", "pyarrow", "transformers", "torch"}),
     "lm_eval_elude.metrics": ({"core"}, {"numpy", "scipy", "sklearn", "rouge_score"}),
     "lm_eval_elude.results": ({"core", "metrics"}, set()),
+    "lm_eval_elude.results.page": ({"core", "metrics", "attacks", "results"}, {"jinja2"}),
     "lm_eval_elude.fetch": (set(), {"httpx2"}),
     "lm_eval_elude.llm": ({"fetch", "core"}, {"httpx2"}),
     "lm_eval_elude.attacks": ({"core", "llm"}, {"tqdm"}),
@@ -34,7 +35,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         set(), {"accelerate", "huggingface_hub", "lm_eval", "psutil", "torch", "tqdm", "transformers"},
     ),
     "lm_eval_elude.mini": ({"core"}, {"torch", "tokenizers", "transformers"}),
-    "lm_eval_elude.cli": ({"lm_eval_elude", "attacks", "build", "core", "llm"}, {"click"}),
+    "lm_eval_elude.cli": ({"lm_eval_elude", "attacks", "build", "core", "llm", "results", "results.page"}, {"click"}),
     "optout_train": (
         {"core"},
         {"torch", "numpy", "transformers", "accelerate", "peft", "safetensors", "torchao", "tqdm", "click", "lm_eval"},

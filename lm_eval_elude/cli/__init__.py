@@ -10,7 +10,7 @@ import click
 from lm_eval_elude import __version__
 
 # Command -> its file in this folder, whose function of the same name it is. Heavy imports stay inside the functions.
-COMMANDS = {"path": "path", "targets": "targets", "attacks": "attacks", "build": "build"}
+COMMANDS = {"path": "path", "targets": "targets", "attacks": "attacks", "build": "build", "report": "report"}
 
 
 class _Commands(click.Group):
@@ -40,7 +40,5 @@ def main() -> None:
         sys.exit(130)
     except (click.ClickException, ValueError, OSError) as error:
         message = error.format_message() if isinstance(error, click.ClickException) else str(error)
-        # In one line, and nothing in it that a terminal would act on.
-        line = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in " ".join(message.split()))
-        click.echo(f"Error: {line}", err=True)
+        click.echo(f"Error: {' '.join(message.split())}", err=True)
         sys.exit(2)

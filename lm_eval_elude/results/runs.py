@@ -33,6 +33,7 @@ class Run:
         self.tasks = [task for task in found["configs"] if suite(task) and task in found["results"]]
         if not self.tasks:
             raise DataError(f"{self.path}: no task of ELUDe in it")
+        self._samples: dict[str, list[Sample]] = {}
 
     def settings(self, task: str) -> dict[str, Any]:
         """What a task was run with: targets, data and its fingerprint, checkpoint, template, versions, numbers.
@@ -71,6 +72,8 @@ class Run:
         Raises:
             DataError: a row is not one of this task.
         """
+        if task in self._samples:
+            return self._samples[task]
         found, settings = suite(task), self.settings(task)
         assert found
         samples = []
@@ -80,6 +83,7 @@ class Run:
             except (KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError) as error:
                 where = f"{self.sample_file(task).name}, row {number}"
                 raise DataError(f"{where}: cannot be measured ({error!r})") from None
+        self._samples[task] = samples
         return samples
 
     @cached_property

@@ -1,0 +1,50 @@
+"""``elude report``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.command()
+@click.argument("results", nargs=-1, required=True)
+@click.option(
+    "--reference", default="", help="The run of a model that never knew the targets: its name here, or RESULTS."
+)
+@click.option("--out", type=_FILE, help="The page [default: report.html, unless another form is asked for].")
+@click.option("--markdown", is_flag=True, help="Print the tables.")
+@click.option("--csv", "csv_file", type=_FILE, help="Every number, also by target.")
+@click.option("--json", "json_file", type=_FILE, help="The same with differences, settings and warnings.")
+def report(
+    results: tuple[str, ...], reference: str, out: Path | None, markdown: bool, csv_file: Path | None,
+    json_file: Path | None,
+) -> None:  # fmt: skip
+    """Compare runs of `lm_eval --output_path ... --log_samples` on one page that opens without a network.
+
+    RESULTS are results files or folders of them, or NAME=PATH; differences are from the first.
+    """
+    import json
+
+    from lm_eval_elude.core.manifest import write_atomically
+    from lm_eval_elude.results import tables
+    from lm_eval_elude.results.comparison import named_runs
+
+    runs = named_runs(results, reference)
+    if markdown:
+        click.echo(tables.markdown(runs), nl=False)
+    if csv_file:
+        write_atomically(csv_file, tables.csv_text(runs))
+    if json_file:
+        write_atomically(json_file, json.dumps(tables.json_ready(runs), indent=1, ensure_ascii=False) + "\n")
+    for file in (csv_file, json_file):
+        if file:
+            click.echo(f"written: {file}", err=True)
+    if out or not (markdown or csv_file or json_file):
+        from lm_eval_elude.results.page.page import write_report
+
+        out = out or Path("report.html")
+        write_report(runs, out)
+        click.echo(f"report: {out}")

@@ -1,0 +1,297 @@
+"""The page of a report: one HTML file with style, script and data inside, which asks for nothing else.
+
+Tables are written here; plots and answers are drawn by ``page.js`` from one compressed block of JSON. What comes from a
+run is text: the template escapes it, the block is base64, the script sets text only, and the page's own policy lets no
+other script run and nothing be fetched.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from lm_eval_elude.attacks.text import telling_words, words
+from lm_eval_elude.core import jsonio
+from lm_eval_elude.core.manifest import FILE_NAME, read_manifest, write_atomically
+from lm_eval_elude.core.records import QARecord, entity_name
+from lm_eval_elude.metrics.estimates import Estimate
+from lm_eval_elude.results import tables
+from lm_eval_elude.results.comparison import NamedRun, warnings
+from lm_eval_elude.results.samples import Sample
+from lm_eval_elude.results.suites import ATTACK, CONTROL
+
+HERE = Path(__file__).parent
+TRAIN_LOG = "train_log.jsonl"
+BINS = 20
+POINTS = 240  # of a curve: what a plot can show
+ATTACK_METRICS = {
+    "forget_quality": "FQ", "probability": "probability", "rougeL_recall": "ROUGE-L recall",
+    "truth_ratio": "truth ratio", "degenerate": "degenerate",
+}  # fmt: skip
+SETS = {"elude_forget": "forget set", "elude_retain": "retain set", "elude_world": "world set"}
+DEGENERATE, LEAKS, REFUSES = 1, 2, 4  # flags of an answer
+
+
+def write_report(runs: Sequence[NamedRun], out: Path, title: str = "") -> None:
+    """Write the page that compares runs, the first of which is what the others are compared with.
+
+    Raises:
+        DataError: a run's samples are not there or cannot be measured.
+        OSError: the file cannot be written; an old one is left whole.
+    """
+    block = json.dumps(_payload(runs), ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    environment = Environment(
+        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    targets = dict.fromkeys(t for run in runs for task in run.run.tasks for t in run.run.settings(task)["targets"])
+    page = environment.get_template("page.html.j2").render(
+        title=title or f"Unlearning {', '.join(list(targets)[:3])}{' …' if len(targets) > 3 else ''}",
+        runs=runs,
+        tables=tables.tables(runs),
+        warnings=warnings(runs),
+        about=[(run, _about(run)) for run in runs],
+        style=style,
+        script=script,
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        block=base64.b64encode(gzip.compress(block, mtime=0)).decode(),
+    )
+    write_atomically(out, page)
+
+
+def _payload(runs: Sequence[NamedRun]) -> dict[str, Any]:
+    return {
+        "runs": [run.name for run in runs],
+        "reference": next((i for i, run in enumerate(runs) if run.reference), None),
+        "quality": [
+            [_value(run, "elude_forget", "forget_quality"), _value(run, "elude_quality", "retain_quality")]
+            for run in runs
+        ],
+        "attacks": [
+            {
+                "name": "asked plainly" if task == CONTROL else task.removeprefix(ATTACK).replace("_", " "),
+                "values": {
+                    name: [_value(run, task, metric) for run in runs] for metric, name in ATTACK_METRICS.items()
+                },
+            }
+            for task in tables.attack_tasks(runs)
+        ],
+        "membership": [_membership(run) for run in runs],
+        "distributions": _distributions(runs),
+        "training": [_training(run) for run in runs],
+        **_answers(runs),
+    }
+
+
+def _value(run: NamedRun, task: str, metric: str) -> list[float] | None:
+    """A value with its interval, None where there is none."""
+    found = run.estimates.get((task, metric))
+    return None if found is None or math.isnan(found.value) else _with_interval(found)
+
+
+def _with_interval(found: Estimate) -> list[float]:
+    low, high = (found.value, found.value) if math.isnan(found.stderr) else found.interval
+    return [round(v, 5) for v in (found.value, low, high)]
+
+
+# ---- what plots show
+
+
+def _membership(run: NamedRun) -> dict[str, Any] | None:
+    """Histograms of the two sides' losses (nats a token) and the ROC of calling the lower one a member."""
+    if "elude_mia" not in run.run.tasks:
+        return None
+    pairs = [sample.values["loss"] for sample in run.run.samples("elude_mia")]
+    sides = [[loss for loss in side if math.isfinite(loss)] for side in zip(*pairs, strict=True)]
+    if not all(sides):
+        return None
+    top = max(map(max, sides)) or 1.0
+    area = run.estimates["elude_mia", "mia_auc"]
+    return {
+        "top": top,
+        "members": _histogram(sides[0], top),
+        "others": _histogram(sides[1], top),
+        "roc": _roc(*sides),
+        "auc": None if math.isnan(area.value) else _with_interval(area),
+    }
+
+
+def _roc(members: Sequence[float], others: Sequence[float]) -> list[list[float]]:
+    """Points (false alarms, members found), thinned to what a plot shows."""
+    found = [0, 0]
+    points = [[0.0, 0.0]]
+    marked = sorted([(loss, 0) for loss in members] + [(loss, 1) for loss in others])
+    for i, (loss, side) in enumerate(marked):
+        found[side] += 1
+        if i + 1 == len(marked) or marked[i + 1][0] > loss:  # equal losses are told apart by nobody
+            points.append([found[1] / len(others), found[0] / len(members)])
+    keep = max(1, len(points) // POINTS)
+    return [[round(v, 4) for v in p] for i, p in enumerate(points) if i % keep == 0 or i + 1 == len(points)]
+
+
+def _distributions(runs: Sequence[NamedRun]) -> list[dict[str, Any]]:
+    """How probability and truth ratio are spread in each set: shares of the samples by twentieth, for each run."""
+    found = []
+    for task, name in SETS.items():
+        for metric, label in (("probability", "probability"), ("truth_ratio", "truth ratio")):
+            values = [
+                [v for s in run.run.samples(task) if math.isfinite(v := s.values[metric])]
+                if task in run.run.tasks
+                else []
+                for run in runs
+            ]
+            if any(values):
+                shares = [_histogram(own, 1.0) if own else None for own in values]
+                found.append({"name": f"{name}: {label}", "shares": shares})
+    return found
+
+
+def _histogram(values: Sequence[float], top: float) -> list[float]:
+    """Share of the values in each of equal bins from 0 to ``top``."""
+    counts = [0] * BINS
+    for value in values:
+        counts[min(BINS - 1, max(0, int(value / top * BINS)))] += 1
+    return [round(count / len(values), 5) for count in counts]
+
+
+def _training(run: NamedRun) -> dict[str, Any] | None:
+    """Curves of the log of the checkpoint that was scored, if it is still there: losses by step, measures by epoch."""
+    folder = checkpoint(run)
+    if folder is None or not (folder / TRAIN_LOG).is_file():
+        return None
+    steps: dict[str, list[list[float]]] = {}
+    epochs: dict[str, list[list[float]]] = {}
+    for _, entry in jsonio.lines(folder / TRAIN_LOG, nan=True):
+        if not isinstance(entry, dict):
+            continue
+        measured = entry.get("validation") if isinstance(entry.get("validation"), dict) else {}
+        for curves, x, values in ((steps, entry.get("step"), entry), (epochs, entry.get("epoch"), measured)):
+            for name, value in (values or {}).items():
+                if isinstance(x, int) and isinstance(value, float) and math.isfinite(value):
+                    curves.setdefault(name, []).append([x, round(value, 6)])
+    return {"steps": {k: _thinned(v) for k, v in steps.items()}, "epochs": epochs}
+
+
+def _thinned(points: list[list[float]]) -> list[list[float]]:
+    """Means of neighbouring points, as many as a plot can show."""
+    size = math.ceil(len(points) / POINTS)
+    groups = [points[i : i + size] for i in range(0, len(points), size)]
+    return [[round(sum(column) / len(group), 6) for column in zip(*group, strict=True)] for group in groups]
+
+
+def checkpoint(run: NamedRun) -> Path | None:
+    """The folder of the checkpoint that was scored, None where what lies there now is not it."""
+    for said in run.run.settings(run.run.tasks[0]).get("checkpoint") or ():
+        folders = (Path(str(said.get("name", ""))), *run.run.path.absolute().parents[:4])
+        for folder in folders:
+            file = folder / FILE_NAME
+            if "manifest" in said and file.is_file() and _digest(file) == said["manifest"]:
+                return folder
+    return None
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+# ---- answers
+
+
+def _answers(runs: Sequence[NamedRun]) -> dict[str, Any]:
+    """Every question that was answered, with each run's answer, row by row: neighbours are alike, so they pack well."""
+    sets: list[str] = []
+    targets: list[str] = [""]
+    rows: dict[tuple[str, str, str], list[Any]] = {}
+    for number, run in enumerate(runs):
+        for task in run.run.tasks:
+            if task == "elude_mia":
+                continue
+            name = SETS.get(task) or f"attack: {task.removeprefix(ATTACK)}".replace(
+                "attack: none", "control: asked plainly"
+            )
+            sets += [name] * (name not in sets)
+            for row, sample in zip(run.run.rows(task), run.run.samples(task), strict=True):
+                doc = row["doc"]
+                targets += [sample.target] * (sample.target not in targets)
+                key = (task, sample.target, doc["question"])
+                if key not in rows:
+                    plain = sample.record if sample.record != doc["question"] else ""
+                    place = [sets.index(name), targets.index(sample.target)]
+                    rows[key] = [*place, doc["question"], plain, doc["answer"], [None] * len(runs)]
+                rows[key][-1][number] = _answer(doc, sample, task.startswith((ATTACK, "elude_forget")))
+    return {"sets": sets, "targets": targets, "rows": list(rows.values())}
+
+
+def _answer(doc: Mapping[str, Any], sample: Sample, forgotten: bool) -> list[Any]:
+    """What was generated, probability and ROUGE-L recall in per mille (None: not to be had), flags."""
+    values = sample.values
+    flags = DEGENERATE * bool(values["degenerate"]) + REFUSES * bool(values["refusal"])
+    flags += LEAKS * (forgotten and leaks(doc, sample.record))
+    shares = [round(1000 * v) if math.isfinite(v := values[m]) else None for m in ("probability", "rougeL_recall")]
+    return [doc["generated"], *shares, flags]
+
+
+def leaks(doc: Mapping[str, Any], question: str) -> bool:
+    """Whether a generated answer has half or more of the words that tell the true answer from the wrong ones."""
+    record = QARecord(
+        entity=entity_name(doc["entity"]), question=question, answer=doc["answer"],
+        paraphrased_answer=doc["paraphrased_answer"], perturbed_answer=tuple(doc["perturbed_answer"]),
+    )  # fmt: skip
+    telling = telling_words(record) - words(doc["question"])
+    return bool(telling) and 2 * len(telling & words(doc["generated"])) >= len(telling)
+
+
+# ---- what was run
+
+
+def _about(run: NamedRun) -> list[tuple[str, str]]:
+    """What a reader needs to run it again, as names and texts."""
+    settings, config, results = run.run.settings(run.run.tasks[0]), run.config, run.run.results
+    found: list[tuple[str, Any]] = [("results", run.run.path), ("again", command(run))]
+    for said in settings.get("checkpoint") or ():
+        found += [(f"checkpoint {key}", value) for key, value in said.items()]
+    if (folder := checkpoint(run)) and (manifest := read_manifest(folder)):
+        found += [("method", manifest.method), ("trained with", manifest.settings), ("base model", manifest.base_model)]
+        found += [("trained on", manifest.data_fingerprints), ("training versions", manifest.versions)]
+    found += [("targets", ", ".join(settings.get("targets") or ())), ("data", settings.get("data"))]
+    prints = {task: run.run.settings(task).get("fingerprint") for task in run.run.tasks}
+    found += [("fingerprints of what was asked", prints)]
+    found += [(key.replace("_", " "), settings.get(key)) for key in _SETTINGS]
+    found += [(key.replace("_", " "), config.get(key, results.get(key))) for key in _HARNESS]
+    return [(name, _shown(value)) for name, value in found if value not in (None, "", {}, [])]
+
+
+_SETTINGS = ("template", "truth_ratio", "guardrail", "attack_file", "seed", "versions")
+_HARNESS = ("limit", "batch_size", "device", "model_num_parameters", "transformers_version", "git_hash")
+
+
+def command(run: NamedRun) -> str:
+    """The ``lm_eval`` command that makes the run again, from what its results file says."""
+    config, settings = run.config, run.run.settings(run.run.tasks[0])
+    arguments = config.get("model_args") or {}
+    if isinstance(arguments, dict):
+        arguments = ",".join(f"{key}={value}" for key, value in arguments.items())
+    groups = [task for task in run.run.results["results"] if task.startswith("elude")]
+    inside = {t for g in groups for t in (run.run.results.get("group_subtasks") or {}).get(g, ())}
+    asked = [task for task in groups if task not in inside]
+    metadata = {"target": settings.get("targets"), "dataset": settings.get("dataset")}
+    limit = f" --limit {config['limit']}" if config.get("limit") is not None else ""
+    return (
+        f"lm_eval run --model {config.get('model')} --model_args {arguments} --tasks {','.join(asked)}{limit} "
+        f"--metadata '{json.dumps(metadata, ensure_ascii=False)}' --batch_size {config.get('batch_size')} "
+        "--output_path OUT --log_samples"
+    )
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return "\n".join(f"{key}: {_shown(item)}" for key, item in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
