@@ -16,14 +16,14 @@ import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from functools import lru_cache, wraps
 from importlib import import_module
 from itertools import chain
 from typing import Any
 
 from lm_eval import evaluator_utils
 from lm_eval.api.instance import Instance
-from lm_eval.api.model import CachingLM
+from lm_eval.api.model import LM, CachingLM
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.utils import hash_string
 
@@ -133,20 +133,25 @@ def cache_key(*parts: Any) -> str:
     return str(hash_string(json.dumps(parts, sort_keys=True)))[:16]
 
 
-def require_log_probabilities() -> None:
-    """Refuse a backend that cannot score answers before any request runs.
+def check_backend() -> None:
+    """Refuse a backend that cannot score answers before any request runs, and say where one loses precision.
 
-    The harness tells a task nothing about the model, so the model is looked for where the requests are asked for.
-    Unnecessary once tasks are told.
+    The harness tells a task nothing about the model, so the model is looked for among what the harness's functions that
+    led here hold, under whatever name. Unnecessary once tasks are told.
 
     Raises:
         ValueError: the backend has no log-probabilities of given answers.
     """
-    callers = (frame.f_locals.get("lm") for frame, _ in traceback.walk_stack(sys._getframe(1)))
-    model = next((lm for lm in callers if hasattr(lm, "loglikelihood")), None)
+    frames = [frame for frame, _ in traceback.walk_stack(sys._getframe(1))]
+    callers = [f for f in frames if str(f.f_globals.get("__name__")).startswith("lm_eval.")]
+    held = (value for frame in callers for value in frame.f_locals.values())
+    model = next((value for value in held if isinstance(value, (LM, CachingLM))), None)
     if model is None:
+        if callers:
+            _say("ELUDe: this lm-eval keeps its model where tasks cannot see it: whether it can score is not checked")
         return
     model = model.lm if isinstance(model, CachingLM) else model
+    _say(imprecise(model))
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # it draws empty progress bars
             model.loglikelihood([])
@@ -155,6 +160,26 @@ def require_log_probabilities() -> None:
         raise ValueError(f"ELUDe needs log-probabilities of given answers, and the backend {name} has none") from None
     except Exception as error:  # an empty batch may trouble a backend that scores well
         log.debug("probe with an empty batch: %s", error)
+
+
+def imprecise(model: Any) -> str:
+    """What to say of a backend that forms log-probabilities in 16 bits, as stock ``hf`` does by default; else ""."""
+    if not hasattr(model, "softmax_dtype"):
+        return ""
+    kind = model.softmax_dtype or model.mixed_precision_dtype or model.model.dtype
+    if kind.itemsize > 2:
+        return ""
+    return (
+        f"ELUDe: log-probabilities are formed in {str(kind).removeprefix('torch.')}, up to 0.1 nats a token off: "
+        "add softmax_dtype=float32 to --model_args, or take --model elude"
+    )
+
+
+@lru_cache(maxsize=8)
+def _say(line: str) -> None:
+    """A warning, once for all tasks of a process."""
+    if line:
+        log.warning(line)
 
 
 class HarnessTask(ConfigurableTask):

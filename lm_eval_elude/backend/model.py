@@ -64,6 +64,8 @@ class EludeLM(HFLM):
         ValueError: ``batch_tokens`` is not a positive whole number.
     """
 
+    softmax_dtype: torch.dtype | None
+
     def __init__(self, pretrained: Any, batch_tokens: int | str | None = None, **kwargs: Any) -> None:
         if batch_tokens is not None and (not str(batch_tokens).isdigit() or int(batch_tokens) < 1):
             raise ValueError(f"batch_tokens={batch_tokens!r} in --model_args must be a positive whole number")
@@ -78,6 +80,8 @@ class EludeLM(HFLM):
         kwargs.setdefault("device", str(torch.accelerator.current_accelerator()) if accelerated else "cpu")
         super().__init__(pretrained, **kwargs)
         self._arguments = kwargs
+        if self.softmax_dtype is None and (self.mixed_precision_dtype or self.model.dtype).itemsize < 4:
+            self.softmax_dtype = torch.float32  # what goes the stock way would be summed in 16 bits
         accelerator = getattr(self, "accelerator", None)
         if self.world_size == 1 and accelerator is not None and not kwargs.get("parallelize"):
             self._rank, self._world_size = accelerator.process_index, accelerator.num_processes

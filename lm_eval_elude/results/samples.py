@@ -7,6 +7,7 @@ paraphrase and the wrong answers, in this order) and, where something was genera
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain, repeat
 from typing import Any, NamedTuple
 
 from lm_eval_elude.core.likelihood import AnswerScore, TruthRatioMean, harmonic_mean
@@ -60,13 +61,19 @@ def compared(doc: Mapping[str, Any], tokens: Sequence[Any] = ()) -> Sample:
         tokens: of the answer and its paraphrase, and again under a reference model where there is one: token
             log-probabilities, whether each is the greedy choice, means and standard deviations of the model's
             distribution, as numbers or as the text that a log has; () where the backend gives none. The first
-            ``prompt_tokens`` of each belong to the prompt, as the document says.
+            ``prompt_tokens`` of each belong to the prompt, as the document says; ``reference_prompt_tokens`` of the
+            reference model's.
     """
     member, other = (AnswerScore(*pair).loss for pair in doc["answer_scores"])
     values: dict[str, Any] = {"loss": (member, other)}
     if tokens:
         numbers = ((log_probs, means, stds) for log_probs, _, means, stds in tokens)
-        sides = [tuple([float(v) for v in column[doc["prompt_tokens"] :]] for column in side) for side in numbers]
+        first = doc["prompt_tokens"]
+        starts = chain((first, first), repeat(doc.get("reference_prompt_tokens", first)))
+        sides = [
+            tuple([float(v) for v in column[start:]] for column in side)
+            for side, start in zip(numbers, starts, strict=False)
+        ]
         own, texts = sides[:2], (doc["answer"], doc["paraphrased_answer"])
         values["mia_zlib_auc"] = tuple(membership.zlib_ratio(t[0], x) for t, x in zip(own, texts, strict=True))
         values["mia_min_k_auc"] = tuple(membership.min_k(t[0]) for t in own)

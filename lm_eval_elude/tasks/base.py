@@ -18,6 +18,7 @@ from lm_eval.api.group import Group
 from lm_eval.api.instance import Instance
 
 from lm_eval_elude import documents, harness
+from lm_eval_elude.core.chat import Renderer
 from lm_eval_elude.core.likelihood import AnswerScore
 from lm_eval_elude.core.records import QARecord, fingerprint
 from lm_eval_elude.documents import Asked, NothingToAskError, Pairs
@@ -93,7 +94,7 @@ class QuestionTask(HarnessTask):
             raise ValueError(
                 f"{self.config.task} asks without examples: --num_fewshot must be 0, got {self.config.num_fewshot}"
             )
-        harness.require_log_probabilities()
+        harness.check_backend()
         own = (self.VERSION, asdict(self.settings), self.config.generation_kwargs, fingerprint(self.records))
         super().build_all_requests(
             tokenizer_name=harness.cache_key(tokenizer_name, self.renderer.fingerprint, *own), **kwargs
@@ -127,8 +128,12 @@ class QuestionTask(HarnessTask):
     @cached_property
     def space_tokens(self) -> int:
         """Number of tokens of the white space that ends a prompt; the same for all prompts of a template."""
+        return self.space_tokens_of(self.renderer)
+
+    def space_tokens_of(self, other: Renderer) -> int:
+        """The same where another model's tokenizer reads this model's prompts."""
         prompt = self.renderer.prompt(self.docs[0]["question"])
-        return len(self.renderer.encode(prompt)) - len(self.renderer.encode(prompt.rstrip()))
+        return len(other.encode(prompt)) - len(other.encode(prompt.rstrip()))
 
     def _count_tokens(self) -> None:
         """Number of answer tokens of every log-likelihood request, by document, in the order of the requests."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 from lm_eval.api.instance import Instance
@@ -16,6 +17,7 @@ from lm_eval_elude.core.sets import FORGET, RETAIN, WORLD, SetSpec
 from lm_eval_elude.documents import Asked, Pairs
 from lm_eval_elude.results.numbers import TOKEN_ATTACKS, membership_attacks
 from lm_eval_elude.results.samples import Sample
+from lm_eval_elude.settings import model_renderer
 from lm_eval_elude.tasks.base import QuestionGroup, QuestionTask
 
 log = logging.getLogger("lm_eval.elude")
@@ -93,6 +95,12 @@ class EludeMia(EludeSet):
         """Model of the reference attack, "" for none."""
         return str(self.config.metadata.get("mia_reference") or "")
 
+    @cached_property
+    def reference_space_tokens(self) -> int:
+        """:attr:`space_tokens` in the reference model's own tokens."""
+        metadata = self.config.metadata
+        return self.space_tokens_of(model_renderer({**metadata, "tokenizer": self.reference, "revision": None}))
+
     def build_all_requests(self, *, tokenizer_name: str = "", **kwargs: Any) -> None:
         if "token_logprobs" in getattr(kwargs.get("rank"), "serves", ()):
             self.token_attacks = TOKEN_ATTACKS if self.reference else TOKEN_ATTACKS[:-1]
@@ -118,6 +126,8 @@ class EludeMia(EludeSet):
             return super().answer_scores(doc, results)
         # The white space at the start of a continuation belongs to the prompt.
         doc["prompt_tokens"] = self.space_tokens
+        if self.reference:
+            doc["reference_prompt_tokens"] = self.reference_space_tokens
         own = [r.log_probs[self.space_tokens :] for r in results[:2]]
         return [AnswerScore(sum(log_probs), len(log_probs)) for log_probs in own]
 

@@ -27,11 +27,12 @@ from lm_eval.models.huggingface import HFLM
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tqdm import tqdm
 
-from lm_eval_elude import backend
+from lm_eval_elude import backend, harness
 from lm_eval_elude.backend import checked
 from lm_eval_elude.backend.model import EludeLM
 from lm_eval_elude.backend.packing import lay_out, plant
 from lm_eval_elude.core.chat import Renderer
+from tests.support import make_tokenizer, task_manager
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = "the quick brown fox jumps over a lazy dog . when and where was she born ? he won in 1998 and 2001 the prize ! "
@@ -432,12 +433,18 @@ def test_torch_built_for_an_accelerator_that_is_not_there(folder: str, monkeypat
     assert EludeLM(folder).device.type == "cpu"
 
 
-def scored(folder: str, model: str, task: str, **metadata: Any) -> dict[str, Any]:
-    results = lm_eval.simple_evaluate(
-        model=model, model_args={"pretrained": folder}, tasks=[task], device="cpu", limit=12, bootstrap_iters=0,
-        metadata={"pretrained": folder, "dataset": "mini", "target": "Cristiano Ronaldo", **metadata},
-        gen_kwargs="max_gen_toks=4",
+def evaluated(
+    folder: str, model: str, task: str, limit: int = 12, arguments: dict[str, str] | None = None, **metadata: Any
+) -> Any:
+    metadata = {"pretrained": folder, "dataset": "mini", "target": "Cristiano Ronaldo", **metadata}
+    return lm_eval.simple_evaluate(
+        model=model, model_args={"pretrained": folder, **(arguments or {})}, tasks=[task], device="cpu", limit=limit,
+        bootstrap_iters=0, gen_kwargs="max_gen_toks=4", task_manager=task_manager(metadata),
     )  # fmt: skip
+
+
+def scored(folder: str, model: str, task: str, **metadata: Any) -> dict[str, Any]:
+    results = evaluated(folder, model, task, **metadata)
     return {k.removesuffix(",none"): v for k, v in results["results"][task].items() if k.endswith(",none")}
 
 
@@ -452,6 +459,56 @@ def test_membership_attacks_need_this_backend_and_the_loss_stays_the_same(folder
         assert fast[name] == pytest.approx(stock[name], abs=1e-6, nan_ok=True) or fast[name] == stock[name]
     assert fast["mia_reference_auc"] == 0.5  # the model is its own reference: all gaps are 0
     assert all(0 <= fast[name] <= 1 for name in more)
+
+
+def test_a_reference_with_another_tokenizer_skips_the_prompts_white_space_in_its_own_tokens(
+    folder: str, tokenizer: Any, tmp_path: Path
+) -> None:
+    """Against plain forwards that count the tokens behind the prompt by where they stand in the text."""
+    other = make_tokenizer("base")
+    assert [len(t.encode("\n\n", add_special_tokens=False)) for t in (tokenizer, other)] == [2, 1]
+    models = {folder: make(tokenizer, max_position_embeddings=1024), str(tmp_path): make(other, num_hidden_layers=1)}
+    other.save_pretrained(tmp_path)
+    models[str(tmp_path)].save_pretrained(tmp_path)
+    told = evaluated(folder, "elude", "elude_mia", limit=2, mia_reference=str(tmp_path))
+
+    def mean_log_prob(name: str, prompt: str, answer: str) -> float:
+        spelt = transformers.AutoTokenizer.from_pretrained(name)(prompt + answer, return_offsets_mapping=True)
+        ids, first = spelt["input_ids"], [start >= len(prompt) for start, _ in spelt["offset_mapping"]].index(True)
+        with torch.no_grad():
+            logs = models[name](torch.tensor([ids])).logits[0].log_softmax(-1)
+        return float(logs[range(first - 1, len(ids) - 1), ids[first:]].mean())
+
+    renderer = Renderer(transformers.AutoTokenizer.from_pretrained(folder))
+    for sample in told["samples"]["elude_mia"]:
+        doc, gaps = sample["doc"], []
+        for side in ("", "paraphrased_"):
+            pair = renderer.prompt(doc[f"{side}question"]), renderer.answer(doc[f"{side}answer"])
+            gaps.append(mean_log_prob(folder, *pair) - mean_log_prob(str(tmp_path), *pair))
+        assert sample["mia_reference_auc"] == pytest.approx(gaps[0] - gaps[1], abs=1e-4)
+
+
+def test_sixteen_bits_are_warned_of_where_they_cost_precision(folder: str, caplog: Any) -> None:
+    for model, arguments, warned in [
+        ("hf", {"dtype": "bfloat16"}, True),
+        ("hf", {"dtype": "bfloat16", "softmax_dtype": "float32"}, False),
+        ("hf", {"dtype": "float32"}, False),
+        ("elude", {"dtype": "bfloat16"}, False),
+    ]:
+        harness._say.cache_clear()
+        caplog.clear()
+        evaluated(folder, model, "elude_mia", 1, arguments)
+        lines = [r.message for r in caplog.records if "softmax_dtype=float32" in r.message]
+        assert len(lines) == warned, (model, arguments)
+
+
+def test_what_goes_the_stock_way_is_summed_in_float32(tokenizer: Any) -> None:
+    fast, stock = both(make(tokenizer).to(torch.bfloat16), tokenizer)
+    fast._packs = False
+    requests = asked("loglikelihood", QUESTIONS)
+    ours, theirs = (lm.loglikelihood(requests, True) for lm in (fast, stock))
+    stock.softmax_dtype = torch.float32
+    assert ours == stock.loglikelihood(requests, True) != theirs
 
 
 RANKS = """

@@ -3,12 +3,13 @@
 import logging
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lm_eval.api.model import LM
 
 import lm_eval_elude.tasks.elude as tasks_module
-from lm_eval_elude import _autoload, settings
+from lm_eval_elude import _autoload, harness, settings
 from lm_eval_elude.attacks import builders as attacks
 from lm_eval_elude.core.chat import ChatError
 from lm_eval_elude.core.manifest import Manifest, write_manifest
@@ -313,6 +314,26 @@ def test_the_harness_own_chat_completions_backend_is_refused(tokenizers):
 
     with pytest.raises(ValueError, match="the backend Unplugged has none"):
         run(["elude_forget"], Unplugged(), metadata={"tokenizer": tokenizers["base"], **RONALDO})
+
+
+def calling(variable: str, model: Any, name: str = "lm_eval.evaluator") -> None:
+    """Ask our task for its requests from a function of the harness that holds a model under some name."""
+    code = f"def evaluate({variable}):\n    check_backend()"
+    module: dict[str, Any] = {"__name__": name, "check_backend": harness.check_backend}
+    exec(code, module)
+    module["evaluate"](model)
+
+
+def test_the_backend_is_found_whatever_the_harness_calls_it_and_a_harness_that_hides_it_is_named(caplog):
+    for variable in ("lm", "model", "renamed"):
+        with pytest.raises(ValueError, match="the backend NoLogProbs has none"):
+            calling(variable, NoLogProbs())
+    harness._say.cache_clear()
+    calling("lm", Counting())
+    calling("lm", None, "somebody.elses")
+    assert not caplog.records
+    calling("lm", None)
+    assert "keeps its model where tasks cannot see it" in caplog.text
 
 
 def test_a_tokenizer_that_cannot_be_found_is_refused(tmp_path):
