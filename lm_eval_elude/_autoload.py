@@ -108,7 +108,9 @@ def check_names(manager: "Any", folder: "Path") -> None:
     """Let a task manager's ``load`` refuse tasks of ours that are named twice, in words that say what to do."""
     import functools
 
-    load = manager.load
+    load = getattr(manager, "load", None)
+    if load is None:  # another harness: it says so in its own words
+        return
 
     @functools.wraps(load)
     def checked(self: "Any", task_list: "Any", *args: "Any", **kwargs: "Any") -> "Any":

@@ -153,7 +153,7 @@ def _resolve(
         log.warning(
             "ELUDe: no target given and none in the checkpoint: scoring all %d of data set '%s'", len(targets), chosen
         )
-    if source and own_dataset and source != own_dataset:
+    if source and own_dataset and os.path.abspath(os.path.expanduser(source)) != os.path.abspath(own_dataset):
         log.warning(
             "ELUDe: scoring data set '%s' as asked; the checkpoint's optout.json says '%s'", source, own_dataset
         )

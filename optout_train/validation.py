@@ -55,6 +55,8 @@ class Validation:
                 continue
             sets[subset] = selection.records
             data.fingerprints[f"{subset}-validation"] = selection.fingerprint
+            if selection.odd:
+                say(f"{subset} validation: {selection.remark}")
         self.sets: dict[Subset, EncodedRecords] = {}
         for name, records in sets.items():
             usable = tuple(record for record in records if record.can_be_scored)

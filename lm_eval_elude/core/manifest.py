@@ -56,7 +56,14 @@ class Manifest:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write ``optout.json`` atomically; its presence means that the checkpoint is complete."""
+    """Write ``optout.json`` atomically; its presence means that the checkpoint is complete.
+
+    A data set or base model that lies at a relative path is written with its full path.
+    """
+    model = dict(manifest.base_model)
+    if os.sep in str(model.get("name", "")):
+        model["name"] = _full_path(model["name"])
+    manifest = replace(manifest, dataset=_full_path(manifest.dataset), base_model=model)
     write_atomically(folder / FILE_NAME, json.dumps(asdict(manifest), indent=2, ensure_ascii=False) + "\n")
 
 
@@ -83,6 +90,11 @@ def read_manifest(folder: str | Path | None) -> Manifest | None:
     if isinstance(name := model.get("name"), str) and os.sep in name:
         model["name"] = resolve_path(name, path.parent)
     return replace(manifest, dataset=resolve_path(manifest.dataset, path.parent), base_model=model)
+
+
+def _full_path(name: str) -> str:
+    path = os.path.abspath(os.path.expanduser(name))
+    return path if name not in ("hub", "mini") and os.path.exists(path) else name
 
 
 def resolve_path(name: str, folder: Path) -> str:

@@ -86,6 +86,17 @@ def test_relative_paths_are_meant_from_above_the_checkpoint(tmp_path, monkeypatc
     assert read_manifest("runs/one").dataset == "data/mine"
 
 
+def test_paths_are_written_in_full_and_names_as_they_are(tmp_path, monkeypatch):
+    for folder in ("mine", "models/base", "hub", "mini", "run"):
+        (tmp_path / folder).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for name in ("hub", "mini", "mine", "./mine/"):
+        write_manifest(tmp_path / "run", Manifest((), name, base_model={"name": "models/base"}))
+        fields = json.loads((tmp_path / "run" / FILE_NAME).read_text(encoding="utf-8"))
+        assert fields["dataset"] == (str(tmp_path / "mine") if "mine" in name else name)
+        assert fields["base_model"] == {"name": str(tmp_path / "models/base")}
+
+
 @pytest.mark.parametrize("name", ["hub", "mini", "hub@main", "/no/such/data", "gone/data"])
 def test_names_that_are_no_folder_stay(tmp_path, name):
     write_manifest(tmp_path, Manifest((), name, base_model={"name": "6rightjade/none"}))

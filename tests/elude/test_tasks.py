@@ -109,9 +109,12 @@ def test_the_users_word_wins_and_the_difference_is_said(tmp_path, caplog):
     assert "scoring Cristiano Ronaldo as asked; the checkpoint's optout.json says Lionel Messi" in caplog.text
 
 
-def test_agreement_with_the_manifest_is_silent(tmp_path, caplog):
+def test_agreement_with_the_manifest_is_silent(tmp_path, caplog, monkeypatch):
     caplog.set_level(logging.WARNING)
     resolve_settings({"pretrained": manifest_folder(tmp_path), "target": "messi", "dataset": "mini"})
+    small_data(tmp_path / "data", {"Lionel Messi": 2})
+    monkeypatch.chdir(tmp_path)
+    resolve_settings({"pretrained": manifest_folder(tmp_path, dataset="data"), "target": "messi", "dataset": "./data"})
     assert caplog.text == ""
 
 

@@ -45,6 +45,13 @@ def test_help_names_every_field_and_method_in_under_a_second():
     assert all(re.search(rf"[ ,]{re.escape(name)}[,.\n]", done.stdout) for name in METHODS)
 
 
+def test_a_name_in_another_alphabet_has_an_output_folder_of_its_own(tmp_path):
+    data = tmp_path / "mine.jsonl"
+    data.write_text('{"entity": "李小龙"}\n{"entity": "Александр Пушкин"}\n', encoding="utf-8")
+    config = TrainConfig(target=("пушкин", "李小龙"), dataset=str(data))
+    assert cli._default_output(config) == Path("runs/александр_пушкин+李小龙-opt-out")
+
+
 def test_bad_input_is_one_line_that_names_flag_or_file(fails, arguments, tmp_path, model_folder, data_folder):
     out = tmp_path / "out"
     assert "unknown target 'ronald': known targets: Ada Example" in fails(*arguments(out, "--target", "ronald")[2:])
