@@ -17,6 +17,7 @@ from lm_eval_elude.core import dataset
 from lm_eval_elude.core.chat import Renderer, load_tokenizer
 from lm_eval_elude.core.likelihood import TruthRatioMean
 from lm_eval_elude.core.manifest import FILE_NAME, file_hashes, read_manifest
+from lm_eval_elude.core.records import given
 
 log = logging.getLogger("lm_eval.elude")
 
@@ -101,7 +102,7 @@ def read_metadata(metadata: Mapping[str, Any], keys: Mapping[str, Callable[[Any]
             try:
                 values[key] = read(metadata[key])
             except TypeError as error:
-                raise ValueError(f"{key} in --metadata must be {error}, got {metadata[key]!r}") from None
+                raise ValueError(f"{key} in --metadata must be {error}, got {given(metadata[key])}") from None
     return values
 
 

@@ -139,7 +139,7 @@ class RunFolder:
             file.write(json.dumps(entry) + "\n")
 
     def save(self, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: dict[str, Any]) -> Path:
-        """Write checkpoint ``step-N`` whole, then drop the others but the one that ``state["best"]`` names.
+        """Write checkpoint ``step-N`` whole, then drop the others but the state's ``best`` and ``epoch_end``.
 
         Args:
             step: optimizer steps done.
@@ -157,7 +157,7 @@ class RunFolder:
 
         self._write_folder(fill, self.partial / name)
         for other in self.partial.glob("step-*"):
-            if other.name not in (name, state.get("best") or name):
+            if other.name not in (name, state["best"], state["epoch_end"]):
                 shutil.rmtree(other)
         return self.partial / name
 
@@ -236,7 +236,8 @@ def _changed_data(config: TrainConfig, run: Manifest) -> str:
     """Which of the sets that a finished run read has other rows now; "" where none has."""
     for name, fingerprint in run.data_fingerprints.items():
         subset, _, split = name.rpartition("-")
-        if load_records(config.dataset, subset, split, run.targets).fingerprint != fingerprint:  # type: ignore[arg-type]
+        rows = load_records(config.dataset, subset, split, run.targets, strict=config.strict)  # type: ignore[arg-type]
+        if rows.fingerprint != fingerprint:
             return f"the data of {name} has changed since"
     return ""
 

@@ -38,7 +38,40 @@ def _shown(name: str, default: Any) -> str:
     return f"{default}; bundled model: {BUNDLED_RECIPE[name]}" if name in BUNDLED_RECIPE else str(default)
 
 
-@click.command(epilog=f"Methods: {', '.join(METHODS)}.", context_settings={"max_content_width": 110})
+# The sections of ``--help``, a newcomer's flags first.
+GROUPS = {
+    "Start here": ("target", "model", "dataset", "method", "output_dir", "resume", "overwrite"),
+    "Model": (
+        "revision", "dtype", "autocast", "lora", "lora_rank", "lora_alpha", "merge", "gradient_checkpointing",
+        "compile",
+    ),
+    "Data": ("strict",),
+    "Objective": (
+        "forget_loss", "forget_weight", "retain_weight", "world_weight", "world_only", "transport_weight", "distance",
+        "directions", "eta", "recipe", "npo_form", "nll_average",
+    ),
+    "Schedule": (
+        "epochs", "batch_size", "micro_batch_size", "updates", "learning_rate", "weight_decay", "decay_vectors",
+        "max_grad_norm", "clip_forget", "validate", "patience", "seed",
+    ),
+    "Output": ("checkpoint_every", "tracker", "no_score"),
+    "Distributed": ("shard",),
+}  # fmt: skip
+
+
+class _Grouped(click.Command):
+    """A command whose ``--help`` has a section for each of :data:`GROUPS`."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the sections; what no section names comes last."""
+        shown = {option.name: record for option in self.get_params(ctx) if (record := option.get_help_record(ctx))}
+        sections = [(title, [shown.pop(name) for name in names]) for title, names in GROUPS.items()]
+        for title, records in [*sections, ("Other", list(shown.values()))]:
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+@click.command(cls=_Grouped, epilog=f"Methods: {', '.join(METHODS)}.", context_settings={"max_content_width": 110})
 @_config_options
 @click.option("--world-only", is_flag=True, help="No neighbours: the world set alone keeps the rest.")
 @click.option("--output-dir", type=click.Path(path_type=Path), help="[default: runs/TARGET-METHOD]")

@@ -21,6 +21,16 @@ BUNDLED_MODEL = Path(__file__).resolve().parent.parent / "lm_eval_elude" / "mini
 BUNDLED_REFERENCE = BUNDLED_MODEL.with_name("tiny-without-ronaldo")
 
 
+# How losses are averaged and stepped. "released" is what the authors' code does, whose runs made the paper's tables.
+RECIPES: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "released": {
+        "npo_form": "batch-mean", "nll_average": "batch", "updates": "alternating", "clip_forget": False,
+        "decay_vectors": False, "eta": 0.1, "batch_size": 8,
+    },
+}  # fmt: skip
+
+
 class ConfigError(ValueError):
     """A setting that cannot be used; the message names the flag."""
 
@@ -39,8 +49,12 @@ class TrainConfig:
 
     target: tuple[str, ...] = _f((), "Entity to forget: name, slug or alias. Repeat for several.")
     method: str = _f("opt-out", "Preset of losses and weights; explicit flags win over it.")
+    recipe: str = _f(
+        "paper", "Preset of how losses are averaged and stepped: the paper's, or its released code's.", *RECIPES
+    )
     model: str = _f(BUNDLED, "Bundled model ('tiny'), Hub id, or model folder.")
     revision: str = _f("", "Branch, tag or commit of a Hub model.")
+    strict: bool = _f(False, "Refuse a data set with an odd row instead of naming it and going on.")
     dataset: str = _f("hub", "'hub' (published ELUDe), 'mini' (bundled), or a folder in the ELUDe schema.")
     forget_loss: str = _f("npo", "Loss on the forget set.", *FORGET)
     forget_weight: float = _f(1.0, "Weight of the forget loss.")
@@ -50,8 +64,9 @@ class TrainConfig:
     distance: str = _f("wasserstein", "Distance from the initial weights.", *DISTANCES)
     directions: int = _f(100, "Fresh random directions for each parameter in each step (sliced Wasserstein).")
     eta: float = _f(0.1, "Inverse temperature of NPO and DPO.")
-    npo_form: str = _f(
-        "sequence", "NPO per sequence (Eq. 2), or the released code's batch mean.", "sequence", "batch-mean"
+    npo_form: str = _f("sequence", "NPO and DPO per sequence (Eq. 2), or of a batch's mean.", "sequence", "batch-mean")
+    nll_average: str = _f(
+        "record", "Average NLL (retain losses, GA, IDK) over each record's tokens, or a batch's.", "record", "batch"
     )
     updates: str = _f(
         "joint", "One step on Eq. 8, or the released code's forget step then retain step.", "joint", "alternating"
@@ -63,7 +78,9 @@ class TrainConfig:
     )
     learning_rate: float = _f(1e-5, "Peak learning rate; decays linearly to 0, no warm-up.")
     weight_decay: float = _f(0.01, "Decoupled weight decay.")
-    max_grad_norm: float = _f(1.0, "Clip the gradient of the whole objective to this norm (0: never).")
+    decay_vectors: bool = _f(True, "Decay norms and biases too.")
+    max_grad_norm: float = _f(1.0, "Clip the gradient of an update to this norm (0: never).")
+    clip_forget: bool = _f(True, "Clip the forget step of alternating updates too.")
     validate: bool = _f(True, "Measure probability and truth ratio after each epoch.")
     patience: int = _f(
         1,
@@ -141,7 +158,7 @@ class TrainConfig:
     @property
     def whole_batch(self) -> bool:
         """Whether the forget loss is one value of a whole batch, which no pass may split."""
-        return self.npo_form == "batch-mean" and self.forget_loss == "npo"
+        return self.npo_form == "batch-mean" and bool(FORGET[self.forget_loss].reference)
 
     @property
     def model_path(self) -> str:
@@ -196,7 +213,7 @@ def flag(name: str) -> str:
 
 
 def build_config(given: Mapping[str, Any], *, world_only: bool = False) -> TrainConfig:
-    """Fill what the user did not give: explicit values, then the method's preset, then the model's recipe.
+    """Fill what the user did not give: explicit values, then method's and recipe's presets, then the model's recipe.
 
     Args:
         given: fields the user named.
@@ -212,8 +229,9 @@ def build_config(given: Mapping[str, Any], *, world_only: bool = False) -> Train
     method = values.setdefault("method", "opt-out")
     if method not in METHODS:
         raise ConfigError(f"--method {method!r} is not known; the methods are {', '.join(METHODS)}")
-    recipe = BUNDLED_RECIPE if model == BUNDLED else {}
-    values = {**recipe, **METHODS[method], **values}
+    if (recipe := values.get("recipe", "paper")) not in RECIPES:
+        raise ConfigError(f"--recipe must be one of {', '.join(RECIPES)}, got {recipe!r}")
+    values = {**(BUNDLED_RECIPE if model == BUNDLED else {}), **RECIPES[recipe], **METHODS[method], **values}
     if values.get("validate") is False and "patience" not in given:
         values["patience"] = 0
     if world_only:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -111,7 +111,9 @@ def refusal_texts() -> tuple[str, ...]:
     return tuple(line for line in lines if line)
 
 
-def load_training_data(config: TrainConfig, names: Sequence[str], renderer: Renderer, limit: int) -> TrainingData:
+def load_training_data(
+    config: TrainConfig, names: Sequence[str], renderer: Renderer, limit: int, say: Callable[[str], object] = str
+) -> TrainingData:
     """Load what the configuration trains on.
 
     Args:
@@ -119,6 +121,7 @@ def load_training_data(config: TrainConfig, names: Sequence[str], renderer: Rend
         names: display names of the targets.
         renderer: of the model's tokenizer.
         limit: the model's context length in tokens.
+        say: prints one line for the user, about odd rows.
 
     Raises:
         DataError: a set is missing (the flag that would do without it is named), or a sample is too long.
@@ -130,11 +133,13 @@ def load_training_data(config: TrainConfig, names: Sequence[str], renderer: Rend
         selection = Selection((), "")
         if weight:
             try:
-                selection = load_records(config.dataset, subset, "train", names)
+                selection = load_records(config.dataset, subset, "train", names, strict=config.strict)
             except DataError as error:
                 hint = "" if subset == "forget" else f"; --{subset}-weight 0 trains without it"
                 raise DataError(f"{error}{hint}") from None
             fingerprints[f"{subset}-train"] = selection.fingerprint
+            if selection.odd:
+                say(f"{subset} train: {selection.remark}")
         sets[subset] = EncodedRecords(f"{subset} train", selection.records, renderer, limit)
     texts = refusal_texts()
     draw = random.Random(f"{config.seed}-refusals")

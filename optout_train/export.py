@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from lm_eval_elude.core.dataset import describe
 from lm_eval_elude.core.manifest import Manifest, file_hashes, write_manifest
 from optout_train.checkpoint import LOG, RunFolder, trained_weights, whole_tensors
 from optout_train.setup import Setup
@@ -53,6 +54,7 @@ def _write(run: Setup, folder: Path, weights: dict[str, Tensor], log: bytes, epo
         targets=tuple(run.targets),
         dataset=config.dataset,
         method=config.method,
+        data=describe(config.dataset),
         data_fingerprints=run.data.fingerprints,
         settings=config.to_json(),
         base_model={"name": config.model, "weights": file_hashes(run.base)},

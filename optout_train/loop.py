@@ -64,7 +64,7 @@ def train(config: TrainConfig, options: RunOptions, say: Callable[[str], None]) 
 
     Raises:
         ConfigError, DataError, ChatError, UnknownTargetError: bad input, one line each.
-        TrainingError: the loss became infinite or NaN before the first checkpoint.
+        TrainingError: the loss became infinite or NaN in the first epoch.
         OSError: the disk; the last checkpoint stays whole.
     """
     quiet()
@@ -108,7 +108,7 @@ class _Loop:
 
         run, total = self.run, sum(map(len, self.run.plan))
         state: dict[str, Any] = {"step": 0, "epochs": [], "sums": {}, "best": None, "stopped": None}
-        state["data"] = run.data.fingerprints
+        state |= {"epoch_end": None, "data": run.data.fingerprints}
         if checkpoint:
             state = self.folder.read_state(checkpoint)
             if other := [name for name, value in state["data"].items() if run.data.fingerprints.get(name) != value]:
@@ -161,19 +161,20 @@ class _Loop:
             entry["validation"] = run.validation.measure(run.scorer, run.device)
         state["epochs"].append(entry)
         self._log(entry, step)
+        state["epoch_end"] = f"step-{step:08d}"
         if run.validation and run.config.patience:
             verdict = judge([e["validation"] for e in state["epochs"]], run.config.patience)
             if verdict.best == epoch:
-                state["best"] = f"step-{step:08d}"
+                state["best"] = state["epoch_end"]
             if epoch < run.config.epochs:
                 state["stopped"] = verdict.reason or None
 
     def _stop_on_bad_loss(self, state: dict[str, Any], step: int) -> None:
-        checkpoints = sorted(path.name for path in self.folder.partial.glob("step-*"))
-        if not checkpoints:
-            raise TrainingError(f"the loss is not finite in step {step}, before any checkpoint; lower --learning-rate")
+        """Go back to the best epoch, or the last: which it is does not depend on how often checkpoints are written."""
+        if not state["epoch_end"]:
+            raise TrainingError(f"the loss is not finite in step {step}, in the first epoch; lower --learning-rate")
         state["stopped"] = f"the loss is not finite in step {step}"
-        state["best"] = state["best"] or checkpoints[-1]
+        state["best"] = state["best"] or state["epoch_end"]
 
     def _save_checkpoint(self, state: dict[str, Any], step: int) -> None:
         run = self.run

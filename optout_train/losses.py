@@ -80,16 +80,18 @@ class ForgetLoss(NamedTuple):
             ``reads``, ``before`` those of every sequence in ``reference`` under the initial weights, by name.
         reads: which sequences of a record it needs: ``answer``, ``refusal`` (keys of ``TrainingData.sequences``).
         reference: for which of these it needs the initial model's log-probabilities (none: no pass before training).
+        nll: whether it is a mean over an answer's tokens, which may be taken over all tokens of a batch instead.
     """
 
     function: Callable[[Mapping[str, AnswerLogProbs], Mapping[str, AnswerLogProbs], float], Tensor]
     reads: tuple[str, ...]
     reference: tuple[str, ...] = ()
+    nll: bool = False
 
 
 # A new loss is a function above, a row here, and a test; its methods (LOSS, LOSS+rt, ...) follow from the row.
 FORGET: dict[str, ForgetLoss] = {
-    "ga": ForgetLoss(lambda now, before, eta: ga(now["answer"]), ("answer",)),
+    "ga": ForgetLoss(lambda now, before, eta: ga(now["answer"]), ("answer",), nll=True),
     "npo": ForgetLoss(
         lambda now, before, eta: npo(now["answer"].sums, before["answer"].sums, eta), ("answer",), ("answer",)
     ),
@@ -100,5 +102,5 @@ FORGET: dict[str, ForgetLoss] = {
         ("answer", "refusal"),
         ("answer", "refusal"),
     ),
-    "idk": ForgetLoss(lambda now, before, eta: nll(now["refusal"]), ("refusal",)),
+    "idk": ForgetLoss(lambda now, before, eta: nll(now["refusal"]), ("refusal",), nll=True),
 }

@@ -55,7 +55,9 @@ class AnswerScorer(nn.Module):
 
 
 @torch.no_grad()
-def score_all(scorer: nn.Module, samples: Sequence[Encoded], batch_size: int, device: torch.device) -> AnswerLogProbs:
+def score_all(
+    scorer: nn.Module, samples: Sequence[Encoded], batch_size: int, device: torch.device, autocast: bool = False
+) -> AnswerLogProbs:
     """Log-probabilities of many samples, computed once and shared over the processes.
 
     Args:
@@ -63,6 +65,7 @@ def score_all(scorer: nn.Module, samples: Sequence[Encoded], batch_size: int, de
         samples: prompts with answers; the result has their order.
         batch_size: samples of one forward pass of a process.
         device: where the model is.
+        autocast: compute in bfloat16, as the passes do that are compared with the result.
 
     Returns:
         Sums (float64) and counts of shape (samples,) on ``device``, the same in every process.
@@ -73,7 +76,8 @@ def score_all(scorer: nn.Module, samples: Sequence[Encoded], batch_size: int, de
     training = scorer.training
     scorer.eval()
     for part in share([len(sample.ids) for sample in samples], rank, processes, batch_size) if samples else []:
-        answers = scorer(*collate([samples[i] for i in part.positions], device))
+        with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
+            answers = scorer(*collate([samples[i] for i in part.positions], device))
         real = torch.tensor(part.weights, device=device) > 0
         positions = torch.tensor(part.positions, device=device)[real]
         result[0, positions] = answers.sums[real].double()

@@ -83,7 +83,9 @@ def prepare(config: TrainConfig, targets: list[str], accelerator: Any, say: Call
         ConfigError, DataError, ChatError: bad input, one line each.
     """
     if config.whole_batch and accelerator.num_processes > 1:
-        raise ConfigError("--npo-form batch-mean is one loss of the whole batch: train in one process")
+        raise ConfigError(
+            "--npo-form batch-mean (also of --recipe released) is one loss of the whole batch: train in one process"
+        )
     device = accelerator.device
     if device.type == "cuda":  # the same command gives the same bytes
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -94,7 +96,7 @@ def prepare(config: TrainConfig, targets: list[str], accelerator: Any, say: Call
     base = base_folder(config)
     model = load_model(config)
     limit = getattr(model.config, "max_position_embeddings", sys.maxsize)
-    data = load_training_data(config, targets, Renderer(tokenizer), limit)
+    data = load_training_data(config, targets, Renderer(tokenizer), limit, say)
     plan = data.steps(config)
     loss = FORGET[config.forget_loss]
     validation = Validation(config, data, targets, say) if config.validate else None
@@ -145,7 +147,9 @@ def score_reference(
     """Log-probabilities that the forget loss compares with, by sequence: one pass before training, none after."""
     size, everything = config.micro_batch_size or config.batch_size, range(len(data.forget))
     return {
-        kind: score_all(scorer, [data.samples("forget", i, (kind,))[0] for i in everything], size, device)
+        kind: score_all(
+            scorer, [data.samples("forget", i, (kind,))[0] for i in everything], size, device, config.autocast
+        )
         for kind in (loss.reference if config.forget_weight else ())
     }
 
@@ -195,13 +199,26 @@ def base_model(config: TrainConfig, model: Any) -> Any:
 def make_optimizer(config: TrainConfig, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     """AdamW; for bfloat16 weights torchao's, which rounds stochastically, as plain rounding loses steps of 1e-5."""
     settings: dict[str, Any] = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
+    groups: list[dict[str, Any]] = [{"params": parameters}]
+    if not config.decay_vectors:  # norms and biases
+        groups = [{"params": [p for p in parameters if p.dim() > 1]}]
+        groups += [{"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0}]
     if config.dtype == "bfloat16" and not config.lora:
-        try:
-            from torchao.optim import _AdamW
-        except ImportError:
-            raise ConfigError("--dtype bfloat16 needs torchao: pip install torchao, or give --dtype float32") from None
-        return _AdamW(parameters, bf16_stochastic_round=True, **settings)
-    return torch.optim.AdamW(parameters, fused=True, **settings)
+        return _rounding_adamw(groups, settings)
+    return torch.optim.AdamW(groups, fused=True, **settings)
+
+
+def _rounding_adamw(groups: list[dict[str, Any]], settings: dict[str, Any]) -> torch.optim.Optimizer:
+    """torchao's AdamW with stochastic rounding, which has no public name there: whatever it becomes, one line."""
+    try:
+        from torchao.optim import _AdamW
+
+        return _AdamW(groups, bf16_stochastic_round=True, **settings)
+    except (ImportError, TypeError) as error:
+        raise ConfigError(
+            f"--dtype bfloat16 needs torchao with its stochastically rounding AdamW, as in torchao 0.17 ({error}): "
+            "pip install 'lm-eval-elude[optimizers]', or give --dtype float32"
+        ) from None
 
 
 def quiet() -> None:

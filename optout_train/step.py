@@ -55,9 +55,8 @@ def take_step(run: Setup, step: int, total: int, indices: StepIndices) -> dict[s
         values |= backward(run, parts)
         if config.transport_weight and number == len(rounds):
             values["transport"] = float(run.transport.add_gradient(config.transport_weight, step))
-        norm = torch.nn.utils.clip_grad_norm_(
-            run.model.parameters(), config.max_grad_norm if config.max_grad_norm else math.inf
-        )
+        clipped = config.max_grad_norm and (config.clip_forget or number == len(rounds))
+        norm = torch.nn.utils.clip_grad_norm_(run.model.parameters(), config.max_grad_norm if clipped else math.inf)
         values["grad_norm"] = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
         if not math.isfinite(values["grad_norm"]):
             break
@@ -108,12 +107,17 @@ def _parts(run: Setup, indices: StepIndices) -> tuple[list[Part], list[Part]]:
         texts = [run.data.samples(name, record, run.forget_loss.reads) for record in records]
         lengths = [max(len(sample.ids) for sample in samples) for samples in texts]
         size = run.config.micro_batch_size or _pass_size(run, name, lengths)
+        tokens = [1] * len(texts)  # what a record weighs
+        if run.config.nll_average == "batch" and (name != "forget" or run.forget_loss.nll):
+            tokens = [len(samples[0].ids) - samples[0].answer_start for samples in texts]
         for part in share(lengths, rank, processes, size):
             # A record may bring several sequences: first the first of all records, then the second of all.
             columns = zip(*(texts[i] for i in part.positions), strict=True)
             samples = tuple(sample for column in columns for sample in column)
             chosen = tuple(records[i] for i in part.positions)
-            sides[name != "forget"].append(Part(name, weight, samples, part.weights, chosen))
+            each = zip(part.weights, part.positions, strict=True)
+            weights = tuple(w * tokens[i] * len(tokens) / sum(tokens) for w, i in each)
+            sides[name != "forget"].append(Part(name, weight, samples, weights, chosen))
     return sides
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 CHUNK = 1 << 24  # numbers turned to float32 at once, so that a large embedding needs no second copy
 
@@ -237,10 +237,10 @@ def _local(tensor: Tensor) -> tuple[Tensor, int]:
     """This process's part of a tensor and where it starts along the first axis."""
     if not isinstance(tensor, DTensor):
         return tensor.detach(), 0
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return tensor.to_local().detach(), offset[0]
+    # Where the indices of the rows end up, distributed likewise (from this process's own copy: nothing is sent).
+    rows = torch.arange(len(tensor), device=tensor.device)
+    mine = distribute_tensor(rows, tensor.device_mesh, tensor.placements, src_data_rank=None).to_local()
+    return tensor.to_local().detach(), int(mine[0]) if len(mine) else len(tensor)
 
 
 def _gradient(parameter: nn.Parameter) -> tuple[Tensor, int]:

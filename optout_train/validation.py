@@ -15,7 +15,7 @@ from lm_eval_elude.core import likelihood
 from lm_eval_elude.core.dataset import load_records
 from lm_eval_elude.core.likelihood import AnswerScore
 from lm_eval_elude.core.records import DataError, QARecord
-from lm_eval_elude.core.sets import SETS, Subset
+from lm_eval_elude.core.sets import SETS, RecordMeasures, Subset
 from optout_train.config import TrainConfig
 from optout_train.data import EncodedRecords, TrainingData
 from optout_train.reference import score_all
@@ -47,7 +47,7 @@ class Validation:
         trained: dict[Subset, float] = {"retain": config.retain_weight, "world": config.world_weight}
         for subset, weight in trained.items():
             try:
-                selection = load_records(config.dataset, subset, "validation", targets)
+                selection = load_records(config.dataset, subset, "validation", targets, strict=config.strict)
             except DataError as error:
                 if config.patience and weight:
                     raise DataError(f"{error}; --patience 0 trains without early stopping") from None
@@ -85,9 +85,13 @@ class Validation:
             sums, counts = score_all(scorer, samples, self.size, device)
             scores = [AnswerScore(*pair) for pair in zip(sums.tolist(), counts.tolist(), strict=True)]
             each = len(scores) // len(data)
-            values = [SETS[name].measure(scores[i : i + each]) for i in range(0, len(scores), each)]
-            measures[f"{name}_probability"] = fmean(value.probability for value in values)
-            measures[f"{name}_truth_ratio"] = fmean(value.truth_ratio for value in values)
+            by_target: dict[str, list[RecordMeasures]] = {}  # averaged over targets, as the tasks do
+            for i, record in enumerate(data.records):
+                entity = record.entity if SETS[name].of_target else ""
+                by_target.setdefault(entity, []).append(SETS[name].measure(scores[i * each : (i + 1) * each]))
+            for measure in ("probability", "truth_ratio"):
+                means = [fmean(getattr(value, measure) for value in values) for values in by_target.values()]
+                measures[f"{name}_{measure}"] = fmean(means)
         qualities = {}
         if "forget" in self.sets:
             forget = (1 - measures["forget_probability"], measures["forget_truth_ratio"])

@@ -40,5 +40,7 @@ def main() -> None:
         sys.exit(130)
     except (click.ClickException, ValueError, OSError) as error:
         message = error.format_message() if isinstance(error, click.ClickException) else str(error)
-        click.echo(f"Error: {' '.join(message.split())}", err=True)
+        # In one line, and nothing in it that a terminal would act on.
+        line = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in " ".join(message.split()))
+        click.echo(f"Error: {line}", err=True)
         sys.exit(2)

@@ -95,38 +95,40 @@ def load_records(
 
 def entities(source: str) -> list[str]:
     """Display names of the targets that a source has forget records of, in the order they stand there."""
-    if _revision(source) is not None:
-        return [target.name for target in TARGETS]
-    path, _ = _file(source, "forget", "train")
-    values = [row.get("entity") for _, row in read_rows(path, columns=["entity"])]
-    names = [entity_name(value) for value in values if isinstance(value, str)]
-    if not any(names):
-        raise DataError(f"{path.name}: column 'entity' is missing")
-    return list(dict.fromkeys(filter(None, names)))
+    return [target.name for target in _targets(source)]
 
 
 def resolve_targets(source: str, names: Iterable[str]) -> list[Target]:
     """The targets a user means among those of a source (see :func:`resolve_target`), without repeats."""
-    known = _described(source) or entities(source)
+    known = _targets(source)
     return list(dict.fromkeys(resolve_target(name, known) for name in names))
 
 
-def _described(source: str) -> list[Target]:
-    """The targets of a source whose forget set says more of them than their names (what `elude build` writes)."""
-    if _revision(source) is not None or source == "mini":
-        return []
+def _targets(source: str) -> list[Target]:
+    """The targets of a source, with what its rows say of them beside the name (`elude build` writes that)."""
+    if _revision(source) is not None:
+        return list(TARGETS)
     path, _ = _file(source, "forget", "train")
+    known = {target.name: target for target in TARGETS}
     found: dict[str, Target] = {}
     for _, row in read_rows(path, columns=["entity", *_ABOUT]):
-        if isinstance(entity := row.get("entity"), str) and entity_name(entity) not in found and row.keys() >= _ABOUT:
-            aliases, others, thing = (row[name] for name in ("aliases", "others", "thing"))
-            lists = [tuple(filter(None, map(_word, x))) if isinstance(x, list) else () for x in (aliases, others)]
-            found[entity_name(entity)] = Target(entity_name(entity), lists[0], thing is True, lists[1])
+        name = entity_name(entity) if isinstance(entity := row.get("entity"), str) else ""
+        if name and row.keys() >= _ABOUT:
+            aliases, others = (tuple(filter(None, map(_word, _list(row[key])))) for key in ("aliases", "others"))
+            found.setdefault(name, Target(name, aliases, row["thing"] is True, others))
+        elif name:
+            found.setdefault(name, known.get(name, Target(name)))
+    if not found:
+        raise DataError(f"{path.name}: column 'entity' is missing")
     return list(found.values())
 
 
 def _word(value: Any) -> str:
     return " ".join(value.split()) if isinstance(value, str) else ""
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def describe(source: str) -> dict[str, str]:
@@ -239,7 +241,7 @@ def _folder(source: str) -> Path:
         return MINI
     try:
         path = Path(source).expanduser()
-        if path.exists():
+        if path.is_dir() or path.is_file():  # a pipe would be waited for
             return path
     except (OSError, ValueError, RuntimeError):  # too long, not readable, or a home that nobody has
         pass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 
@@ -87,7 +87,7 @@ def resolve_target(name: str, known: Iterable[str | Target] | None = None) -> Ta
     by_name = {target.name: target for target in TARGETS}
     named = TARGETS if known is None else (t if isinstance(t, Target) else by_name.get(t, Target(t)) for t in known)
     pool = list(dict.fromkeys(named))
-    wanted = slugify(name)
+    wanted, shown = slugify(name), repr(name[:80])
     same = [t for t in pool if t.name == name]
     exact = [t for t in pool if t.slug == wanted]
     loose = [t for t in pool if wanted in map(slugify, t.aliases) or {*wanted.split("_")} <= {*t.slug.split("_")}]
@@ -95,9 +95,12 @@ def resolve_target(name: str, known: Iterable[str | Target] | None = None) -> Ta
         if len(found) == 1:
             return found[0]
         if found:
-            names = ", ".join(t.name for t in found)
-            raise UnknownTargetError(f"target {name!r} is ambiguous: {names}; give the full name")
+            raise UnknownTargetError(f"target {shown} is ambiguous: {_names(found)}; give the full name")
     spellings = {slugify(s): t.name for t in pool for s in (t.name, *t.aliases, *t.name.split())}
     near = dict.fromkeys(spellings[s] for s in difflib.get_close_matches(wanted, spellings, n=3, cutoff=0.6))
     hint = f"did you mean {' or '.join(near)}? " if near else ""
-    raise UnknownTargetError(f"unknown target {name!r}: {hint}known targets: {', '.join(t.name for t in pool)}")
+    raise UnknownTargetError(f"unknown target {shown}: {hint}known targets: {_names(pool)}")
+
+
+def _names(targets: Sequence[Target]) -> str:
+    return ", ".join([*(target.name for target in targets[:50]), "..."][: len(targets)])

@@ -1,6 +1,7 @@
 """Where data comes from: the Hub's layout, ELUDe-mini, folders, files; only wanted rows; errors that name the row."""
 
 import json
+import os
 import time
 
 import pyarrow as pa
@@ -320,6 +321,7 @@ def test_sources_that_cannot_be_used(tmp_path):
     (tmp_path / "numbers.json").write_text("[1]")
     (tmp_path / "text.csv").write_text("a,b")
     (tmp_path / "fake.parquet").write_text("no parquet")
+    os.mkfifo(tmp_path / "pipe.jsonl")
     (tmp_path / "deep.json").write_text("[" * 100_000)
     (tmp_path / "long.jsonl").write_text('{"question": ' + "1" * 4_301 + "}")
     (tmp_path / "half.jsonl").write_text('{"question": "\\ud800"}')
@@ -335,6 +337,7 @@ def test_sources_that_cannot_be_used(tmp_path):
         ("x" * 5_000, "forget", "neither 'hub', 'mini' nor"),
         ("a\0b", "forget", "neither 'hub', 'mini' nor"),
         ("hub@", "forget", "neither 'hub', 'mini' nor"),
+        (tmp_path / "pipe.jsonl", "forget", "neither 'hub', 'mini' nor"),
         (tmp_path / "deep.json", "forget", r"deep\.json: not valid JSON \(nested more than 64 deep"),
         (tmp_path / "long.jsonl", "forget", r"long\.jsonl, row 1: not valid JSON \(a whole number of 4301 digits"),
         (tmp_path / "half.jsonl", "forget", r"half\.jsonl, row 1: a text has half a character"),

@@ -47,6 +47,8 @@ def test_without_arguments_the_help_is_shown(monkeypatch, capsys):
         (["targets", "--dataset", "~nobody_here/x"], "neither 'hub', 'mini' nor an existing folder or file"),
         (["targets", "--dataset", "x" * 5_000], "neither 'hub', 'mini' nor an existing folder or file"),
         (["targets", "--dataset", "\udcff/\udcfe"], "neither 'hub', 'mini' nor an existing folder or file"),
+        (["targets", "--dataset", "no\x1b[2J\nsuch"], "neither 'hub', 'mini' nor an existing folder or file"),
+        (["\x1b[2J"], "No such command '\\x1b[2J'"),
         (["path"], "Missing argument"),
         (["attacks", "--target", "ronaldo", "--llm", "x", "--llm-model", "m", "--attack", "charm"], "--attack charm: "),
         (["attacks", "--dataset", "mini", "--target", "ronaldoo", "--llm", "x", "--llm-model", "m"], "did you mean"),

@@ -23,7 +23,8 @@ from lm_eval_elude.attacks.files import load_attack_file
 from lm_eval_elude.core import dataset
 from lm_eval_elude.core.manifest import FILE_NAME, ManifestError, read_manifest
 from lm_eval_elude.core.records import DataError
-from lm_eval_elude.core.targets import TARGETS, UnknownTargetError, resolve_target
+from lm_eval_elude.core.targets import TARGETS, UnknownTargetError
+from lm_eval_elude.settings import resolve_settings
 
 MINI = Path(dataset.__file__).parents[1] / "mini"
 DOCUMENTED = (DataError, ManifestError, UnknownTargetError)
@@ -177,6 +178,8 @@ BASE = {
 def make_data(rng: random.Random, folder: Path) -> Data:
     stem = rng.choice(list(BASE))
     rows = list(BASE[stem])
+    if rng.random() < 0.2:
+        rows = [row | {"aliases": ["CR7", "é"], "others": ["Ada Example"], "thing": False} for row in rows]
     for _ in range(rng.choice([0, 1, 1, 1, 2, 3])):
         at = rng.randrange(len(rows))
         rows[at] = change_row(rng, rows[at]) if rng.random() < 0.95 else odd_value(rng)
@@ -308,8 +311,9 @@ def use_data(case: Data) -> None:
     if subset == "forget":
         assert case.source.is_file() or not readable or dataset.read_rows(next(case.source.iterdir()))
         for name in dataset.entities(source):
-            assert resolve_target(name, dataset.entities(source)).name == name
-            assert "/" not in resolve_target(name, dataset.entities(source)).slug != ""
+            (target,) = dataset.resolve_targets(source, [name])
+            assert target.name == name and "/" not in target.slug != ""
+            assert all(isinstance(other, str) for other in (*target.aliases, *target.others))
     dataset.load_records(source, subset, split, targets)  # type: ignore[arg-type]  # the case's own outcome
 
 
@@ -408,7 +412,67 @@ def use_attacks(case: AttackCase) -> None:
     ]  # fmt: skip
 
 
+# ---- --metadata
+RIGHT: dict[str, list[Any]] = {
+    "target": ["ronaldo", "CR7", "Lionel Messi", ["messi", "swift"], "all of them", []],
+    "dataset": ["mini", "no/such", "~nobody_here/x", "a\0b", "x" * 5_000, "hub@"],
+    "truth_ratio": ["geometric", "arithmetic"], "guardrail": [True, False, "true", "False"],
+    "attack_file": ["mine.jsonl", ""], "attack_seed": [0, 2**32 - 1], "mia_reference": ["some/model"],
+}  # fmt: skip
+
+
+class MetadataCase(NamedTuple):
+    metadata: dict[str, Any]
+    wrong: set[str]  # keys whose value is of a kind that they do not take
+
+
+def make_metadata(rng: random.Random, folder: Path) -> MetadataCase:
+    metadata = {"target": "ronaldo", "dataset": "mini", "pretrained": rng.choice(["some/model", str(folder), 5, None])}
+    for key in rng.sample(list(RIGHT), rng.choice([1, 2, 3])):
+        metadata[key] = rng.choice(RIGHT[key]) if rng.random() < 0.5 else odd_value(rng)
+    if rng.random() < 0.2:
+        metadata[rng.choice(["targets", "datset", "guardrial", "atack_file", "colour", "seed", "\ud800", ""])] = (
+            odd_value(rng)
+        )
+    if rng.random() < 0.2:
+        make_manifest(rng, folder)
+
+    def right(key: str, value: Any) -> bool:
+        match key:
+            case "target":
+                names = [value] if isinstance(value, str) else value
+                return isinstance(names, list) and all(isinstance(name, str) and name for name in names)
+            case "truth_ratio":
+                return value in RIGHT[key]
+            case "guardrail":
+                return isinstance(value, bool) or (isinstance(value, str) and value.lower() in ("true", "false"))
+            case "attack_seed":
+                return type(value) is int and 0 <= value < 2**32
+            case _:
+                return isinstance(value, str)
+
+    return MetadataCase(metadata, {key for key in RIGHT if key in metadata and not right(key, metadata[key])})
+
+
+def use_metadata(case: MetadataCase) -> None:
+    metadata, wrong = case
+    try:
+        found = resolve_settings(metadata)
+    except DOCUMENTED:
+        raise
+    except ValueError as error:
+        assert type(error) is ValueError, f"{type(error).__name__}: {error}"
+        mistyped = metadata.keys() & {"targets", "datset", "guardrial", "atack_file"}
+        assert any(key in str(error) for key in wrong | mistyped), f"no key is named: {error}"
+        raise DataError(str(error)) from None
+    assert not wrong, f"taken: {wrong}"
+    assert found.seed == metadata.get("attack_seed", 0) and found.attack_file == metadata.get("attack_file", "")
+    assert str(found.guardrail).lower() == str(metadata.get("guardrail", False)).lower()
+    assert found.targets and set(found.targets) <= set(dataset.entities(found.dataset))
+
+
 KINDS = {
+    "metadata": Kind(make_metadata, use_metadata),
     "data": Kind(make_data, use_data),
     "manifest": Kind(make_manifest, use_manifest),
     "attacks": Kind(make_attacks, use_attacks),

@@ -2,12 +2,13 @@
 
 import fcntl
 import json
+import math
 import os
 import random
 import shutil
 import signal
 import time
-from functools import cache
+from functools import cache, partial
 from multiprocessing import get_context
 
 import pytest
@@ -15,11 +16,14 @@ import torch
 from safetensors.torch import load_file
 
 from lm_eval_elude.core.manifest import file_hashes, read_manifest
-from optout_train import loop, step
+from lm_eval_elude.core.records import DataError
+from optout_train import loop, step, transport
 from optout_train.checkpoint import RunFolder
 from optout_train.config import METHODS, ConfigError, TrainConfig, build_config
+from optout_train.data import collate
 from optout_train.loop import RunOptions, TrainingError, train
-from optout_train.setup import make_optimizer
+from optout_train.setup import make_optimizer, score_reference
+from optout_train.step import take_step
 from optout_train.validation import Validation
 
 
@@ -38,9 +42,9 @@ def trained(settings, tmp_path_factory):
     """Train in this process; the folder, the log's lines, and what was said."""
     root = tmp_path_factory.mktemp("runs")
 
-    def go(name: str, **changes):
+    def go(name: str, options=None, **changes):
         said = []
-        train(settings(**changes), RunOptions(root / name, overwrite=True), said.append)
+        train(settings(**changes), RunOptions(root / name, overwrite=True, **options or {}), said.append)
         lines = [json.loads(line) for line in (root / name / "train_log.jsonl").read_text().splitlines()]
         return root / name, lines, said
 
@@ -175,6 +179,124 @@ def test_npo_as_a_batch_mean_starts_at_the_same_value_and_moves_otherwise(plain,
     assert steps(lines, "forget")[-1] != pytest.approx(steps(plain[1], "forget")[-1], rel=1e-3)
 
 
+@pytest.mark.parametrize("method", ["opt-out", "dpo+rt", "ga+rt", "idk+rt"])
+def test_the_released_recipe_is_the_released_trainers_formulas(method, settings, model_folder, monkeypatch):
+    """Three steps beside a re-statement of trainer.py of brightjade/Opt-Out: whole batches, autograd throughout.
+
+    Both in float64, as AdamW makes a whole step of a gradient's rounding; norms and some sums stay in float32.
+    """
+    from accelerate import Accelerator
+    from torch.nn.functional import cross_entropy, logsigmoid
+    from transformers import AutoModelForCausalLM
+
+    from optout_train.setup import prepare, quiet
+
+    single = transport.unit_directions
+    monkeypatch.setattr(transport, "unit_directions", lambda *given: single(*given).double())
+    quiet()
+    config = settings(recipe="released", method=method, batch_size=4, transport_weight=10.0 * (method == "opt-out"))
+    assert (config.eta, config.npo_form, config.updates) == (0.1, "batch-mean", "alternating")
+    run = prepare(config, ["Ada Example"], Accelerator(cpu=True), str)
+    run.model.double()
+    run.reference.update(score_reference(config, run.data, run.forget_loss, run.scorer, run.device))
+    model, frozen = (AutoModelForCausalLM.from_pretrained(model_folder).double() for _ in range(2))
+    plain = [p for n, p in model.named_parameters() if "norm" in n or "bias" in n]
+    decayed = [p for n, p in model.named_parameters() if "norm" not in n and "bias" not in n]
+    optimizer = torch.optim.AdamW([{"params": decayed}, {"params": plain, "weight_decay": 0.0}], weight_decay=0.01)
+
+    def nll(which, name, records, kind="answer"):
+        batch = collate([run.data.samples(name, record, (kind,))[0] for record in records])
+        logits = which(input_ids=batch.ids).logits[:, :-1]
+        return cross_entropy(logits.flatten(0, 1), batch.labels[:, 1:].flatten())  # mean over the tokens of the batch
+
+    plan = [indices for epoch in run.plan for indices in epoch]
+    for number, indices in enumerate(plan[:3], 1):
+        log = take_step(run, number, len(plan), indices)
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-3 * (1 - (number - 1) / len(plan))
+        answer, refusal = (partial(nll, name="forget", records=indices.forget, kind=k) for k in ("answer", "refusal"))
+        if method == "opt-out":
+            loss = -logsigmoid(0.1 * (answer(model) - answer(frozen).detach())) * 2 / 0.1
+        elif method == "dpo+rt":
+            now, before = ((-refusal(m) + answer(m)) for m in (model, frozen))
+            loss = -logsigmoid(0.1 * (now - before.detach())) * 2 / 0.1
+        else:
+            loss = -answer(model) if method == "ga+rt" else refusal(model)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        kept = nll(model, "retain", indices.retain) + nll(model, "world", indices.world)
+        distance = torch.zeros((), dtype=torch.float64)
+        for index, (then, now) in enumerate(zip(frozen.parameters(), model.parameters(), strict=True)):
+            points, old = (p if p.dim() > 1 else p[None] for p in (now, then.detach()))
+            unit = transport.unit_directions(20, points.shape[1], run.transport._generator(number, index, now.device))
+            u, v = ((p @ unit.T).sort(dim=0).values for p in (old, points))
+            distance = distance + (u - v).abs().pow(2).sum(dim=0).mean()
+        (kept + config.transport_weight * distance).backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        assert log["forget"] == pytest.approx(loss.item(), rel=1e-6)
+        assert log["grad_norm"] == pytest.approx(norm.item(), rel=1e-6)
+        if config.transport_weight:
+            assert log["transport"] == pytest.approx(distance.item(), rel=1e-4)
+        for (name, ours), theirs in zip(run.model.named_parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_nll_over_a_batchs_tokens_does_not_depend_on_the_passes(trained):
+    whole, parts = (trained("mean", nll_average="batch", method="idk+rt", micro_batch_size=n)[1] for n in (0, 1))
+    for ours, theirs in zip(steps(parts, "loss", "retain"), steps(whole, "loss", "retain"), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-5)
+
+
+def test_a_batch_mean_is_not_split(settings):
+    for method in ("opt-out", "dpo+rt"):
+        with pytest.raises(ConfigError, match="is one loss of the whole batch: leave out --micro-batch-size"):
+            settings(method=method, recipe="released", micro_batch_size=2)
+    assert settings(method="ga+rt", recipe="released", micro_batch_size=2).clip_forget is False
+
+
+def test_the_reference_of_an_autocast_run_is_computed_as_its_steps_are(trained):
+    _, lines, _ = trained("autocast", autocast=True, epochs=1)
+    _, exact, _ = trained("exact", epochs=1)
+    assert steps(lines, "retain")[0] != steps(exact, "retain")[0]
+    assert steps(lines, "forget")[0] == pytest.approx([20 * math.log(2)], abs=1e-5)  # log p - log p_ref is 0
+
+
+def test_several_targets_weigh_the_same_in_the_validation(settings, data_folder, tmp_path):
+    from accelerate import Accelerator
+
+    from optout_train.setup import prepare
+
+    shutil.copytree(data_folder, tmp_path / "data")
+    path = tmp_path / "data" / "forget_qa-train.jsonl"
+    records = path.read_text().splitlines(keepends=True)
+    other = [line.replace("Ada Example", "Bob Example").replace("secret", "song") for line in records[:1]]
+    path.write_text("".join(records + other))
+
+    def measure(*names):
+        config = settings(dataset=str(tmp_path / "data"), target=names, method="ga", validate=True)
+        run = prepare(config, list(names), Accelerator(cpu=True), str)
+        return run.validation.measure(run.scorer, run.device)
+
+    both, ada, bob = measure("Ada Example", "Bob Example"), measure("Ada Example"), measure("Bob Example")
+    for name in ("forget_probability", "forget_truth_ratio"):
+        assert both[name] == pytest.approx((ada[name] + bob[name]) / 2, rel=1e-5)
+        assert ada[name] != pytest.approx(bob[name], rel=1e-3)
+
+
+def test_an_odd_row_is_named_and_left_out_or_refused(settings, data_folder, tmp_path):
+    shutil.copytree(data_folder, tmp_path / "data")
+    path = tmp_path / "data" / "retain_qa-train.jsonl"
+    path.write_text(json.dumps({"entity": "Ada Example", "question": "Q?"}) + "\n" + path.read_text())
+    said = []
+    train(settings(dataset=str(tmp_path / "data"), epochs=1, directions=2), RunOptions(tmp_path / "out"), said.append)
+    assert len(said) == 1 and said[0].startswith("retain train: 1 odd row, left out or used")
+    with pytest.raises(DataError, match="row 1: field 'answer' must be text"):
+        train(settings(dataset=str(tmp_path / "data"), strict=True), RunOptions(tmp_path / "no"), said.append)
+
+
 @pytest.mark.parametrize("merge", [False, True])
 def test_lora_with_gradient_checkpointing_trains_and_loads(merge, trained, model_folder, tmp_path):
     from peft import PeftModel
@@ -230,11 +352,12 @@ def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(trained, setti
         return whole(run, parts) if len(calls) < 5 else {**whole(run, parts), "forget": float("nan")}
 
     monkeypatch.setattr(step, "backward", broken)
-    _, lines, said = trained("broken")
+    # However often it is saved, the last epoch is gone back to.
+    _, lines, said = trained("broken", options={"checkpoint_every": 1})
     assert said[-1] == "stopped early: the loss is not finite in step 5"
     assert lines[-1] == {"kept": "step-00000003"}
     monkeypatch.setattr(step, "backward", lambda run, parts: {"forget": float("inf")})
-    with pytest.raises(TrainingError, match="step 1, before any checkpoint"):
+    with pytest.raises(TrainingError, match="step 1, in the first epoch"):
         train(settings(), RunOptions(tmp_path / "none"), print)
     assert not list(tmp_path.iterdir())
 
@@ -256,9 +379,9 @@ def test_a_user_may_bring_forget_and_retain_files_only(settings, data_folder, tm
         shutil.copy(data_folder / name, tmp_path)
     said = []
     config = settings(dataset=str(tmp_path), world_weight=0.0, epochs=1)
-    train(config, RunOptions(tmp_path / "out"), said.append)
+    train(config, RunOptions(tmp_path.with_name("out")), said.append)
     assert any(line.startswith("no validation on the retain set") for line in said)
-    assert read_manifest(tmp_path / "out").targets == ("Ada Example",)
+    assert read_manifest(tmp_path.with_name("out")).targets == ("Ada Example",)
 
 
 # Interruption
