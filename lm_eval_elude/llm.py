@@ -193,9 +193,10 @@ class Client:
             EndpointError: no answer, or a refusal that trying again cannot change.
         """
         try:
-            answer = await self._post(_turns(KNOCK), retries=1)
+            short = self._options | {"max_tokens": 16}
+            answer = await self._post(_turns(KNOCK), 1, short)
             if answer.status in (400, 422) and self._options.pop("response_format", None):
-                answer = await self._post(_turns(KNOCK), retries=1)
+                answer = await self._post(_turns(KNOCK), 1, self._options)
         except FetchError as error:
             if error.too_long:
                 return
@@ -279,7 +280,7 @@ class Client:
 
     async def _call(self, turns: list[dict[str, str]]) -> tuple[Reply, list[int]]:
         try:
-            answer = await self._post(turns, self._retries)
+            answer = await self._post(turns, self._retries, self._options)
         except FetchError as error:
             if not error.too_long:
                 raise
@@ -293,8 +294,8 @@ class Client:
         reply = Reply("" if reason else text, self.redact(reason), self.redact(body))
         return reply, usage or [estimate(str(turns)), estimate(body)]
 
-    async def _post(self, turns: list[dict[str, str]], retries: int) -> Answer:
-        content = json.dumps({"model": self.model, "messages": turns, **self._options}).encode()
+    async def _post(self, turns: list[dict[str, str]], retries: int, options: dict[str, Any]) -> Answer:
+        content = json.dumps({"model": self.model, "messages": turns, **options}).encode()
         return await fetch(
             self._http, "POST", self._url, timeout=self._timeout, limit=MAX_REPLY, retries=retries,
             content=content, headers={"Content-Type": "application/json"},

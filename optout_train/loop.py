@@ -28,7 +28,7 @@ from optout_train.config import ConfigError, TrainConfig
 from optout_train.export import export
 from optout_train.setup import Setup, prepare, quiet
 from optout_train.step import take_step
-from optout_train.validation import judge
+from optout_train.validation import judge, unknown
 
 
 class TrainingError(RuntimeError):
@@ -121,6 +121,8 @@ class _Loop:
         if state["step"] == 0 and run.validation:
             state["epochs"].append({"epoch": 0, "validation": run.validation.measure(run.scorer, run.device)})
             self._log(state["epochs"][0], 0)
+            if warning := unknown(state["epochs"][0]["validation"]):
+                self.say(f"warning: {warning}")
         step = 0
         bar = tqdm(
             total=total,

@@ -22,6 +22,8 @@ from optout_train.reference import score_all
 
 # An epoch that leaves less than this share of the retain quality before training has lost the model.
 COLLAPSE = 0.5
+# Of the forget facts; a model that knew fewer before training has a high forget quality for nothing.
+KNOWN = 0.5
 
 
 class Validation:
@@ -92,6 +94,9 @@ class Validation:
             for measure in ("probability", "truth_ratio"):
                 means = [fmean(getattr(value, measure) for value in values) for values in by_target.values()]
                 measures[f"{name}_{measure}"] = fmean(means)
+            if name == "forget":
+                known = (likelihood.knows(scores[i + 1], scores[i + 2 : i + each]) for i in range(0, len(scores), each))
+                measures["forget_known"] = fmean(known)
         qualities = {}
         if "forget" in self.sets:
             forget = (1 - measures["forget_probability"], measures["forget_truth_ratio"])
@@ -99,6 +104,20 @@ class Validation:
         if keep := [value for name, value in measures.items() if not name.startswith("forget")]:
             qualities["retain_quality"] = likelihood.harmonic_mean(keep)
         return measures | qualities | {"score": likelihood.harmonic_mean(tuple(qualities.values()))}
+
+
+def unknown(measures: Mapping[str, float]) -> str:
+    """A warning where the model knew few of the facts before training, "" where it knew enough.
+
+    Args:
+        measures: of :meth:`Validation.measure` before training.
+    """
+    if (share := measures.get("forget_known", 1.0)) >= KNOWN:
+        return ""
+    return (
+        f"the model knows {share:.0%} of the facts to forget (their paraphrase above all wrong answers; 17% by luck), "
+        f"below {KNOWN:.0%}: its forget quality says nothing; `elude known` says which"
+    )
 
 
 class Verdict(NamedTuple):

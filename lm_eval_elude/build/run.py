@@ -28,9 +28,6 @@ from lm_eval_elude.build.wikipedia import Page, Person, Wiki
 from lm_eval_elude.core.records import DataError, fingerprint, parse_record
 from lm_eval_elude.llm import Client, Journal, Usage
 
-# A reply that goes on for ever costs no more than this many tokens; the longest that is meant has about 400.
-_OPTIONS = {"max_tokens": 2000, "response_format": {"type": "json_object"}}
-
 
 class Material(NamedTuple):
     """What a data set is made from: documents with their raw bytes, what was left out, and who is who."""
@@ -167,7 +164,8 @@ def build(
     try:
         client = Client(
             url, model, workers=workers, timeout=timeout, retries=retries, journal=journal, budget=budget,
-            options=_OPTIONS,
+            # A pair has some 45 tokens, the longest other reply that is meant some 300; nothing goes on for ever.
+            options={"max_tokens": 600 + 100 * pairs, "response_format": {"type": "json_object"}},
         )  # fmt: skip
         maker = Maker(client, material.subjects, pairs, translate)
         made = asyncio.run(_make(client, maker, material.parts))

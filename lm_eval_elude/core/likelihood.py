@@ -75,6 +75,11 @@ def truth_ratio(paraphrase: AnswerScore, perturbed: Sequence[AnswerScore], mean:
     return math.exp(exponent) if exponent < 700 else (math.nan if math.isnan(exponent) else math.inf)
 
 
+def knows(paraphrase: AnswerScore, perturbed: Sequence[AnswerScore]) -> bool:
+    """Whether the paraphrased right answer is likelier, a token, than each wrong one (by luck one time in six)."""
+    return all(paraphrase.mean > wrong.mean for wrong in perturbed)
+
+
 def forget_truth_ratio(ratio: float) -> float:
     """min(R, 1/R), in [0, 1]: 1 where right and wrong answers are equally likely."""
     return ratio if ratio <= 1 else 1 / ratio

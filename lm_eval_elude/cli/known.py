@@ -1,0 +1,47 @@
+"""``elude known``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from lm_eval_elude.cli import options
+
+
+@click.command()
+@click.option("--model", required=True, help="Model folder or Hub id, before unlearning.")
+@options.dataset
+@click.option("--target", "names", multiple=True, help="Whose facts (repeatable) [default: all of the data set].")
+@click.option("--share", default=0.5, show_default=True, type=click.FloatRange(0, 1), help="Warn below it.")
+@click.option("--seed", default=0, show_default=True, help="Of the wrong persons.")
+@click.option("--batch-size", default=16, show_default=True, type=click.IntRange(1), help="Answers scored at once.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="JSON file for every fact's measures.")
+def known(
+    model: str, dataset: str, names: tuple[str, ...], share: float, seed: int, batch_size: int, out: Path | None
+) -> None:
+    """Say which facts a model knows, before they are unlearned: where it knows few, Forget Quality says nothing."""
+    import json
+
+    from lm_eval_elude.build import known as room
+    from lm_eval_elude.core import dataset as data
+    from lm_eval_elude.core.manifest import write_atomically
+
+    targets = data.resolve_targets(dataset, names or data.entities(dataset))
+    sets = [data.load_records(dataset, "forget", "train", [target.name], scored=True).records for target in targets]
+    judge = room.Judge(model, batch_size)
+    reports = []
+    click.echo(f"{'':22}{'facts':>6}{'known':>8}{'above':>8}{'beyond':>8}{'stated':>8}{'prob.':>8}")
+    for target, records in zip(targets, sets, strict=True):
+        one = room.report(model, dataset, target.name, judge.judge(records, target, seed))
+        reports.append(one)
+        click.echo(f"{target.name:22}{one['n']:6}" + "".join(f"{value:8.1%}" for value in one["shares"].values()))
+    click.echo("above: the paraphrase over all wrong answers; beyond: over wrong persons; known: both (by luck 4 %)")
+    if out:
+        write_atomically(out, json.dumps(reports, indent=1, ensure_ascii=False) + "\n")
+    for one in reports:
+        if one["shares"]["known"] < share:
+            click.echo(
+                f"warning: of {one['target']} the model knows {one['shares']['known']:.0%} of the facts, below "
+                f"{share:.0%}: its Forget Quality would be high before any unlearning and says nothing", err=True,
+            )  # fmt: skip
