@@ -288,11 +288,13 @@ def test_several_targets_weigh_the_same_in_the_validation(settings, data_folder,
 
 def test_an_odd_row_is_named_and_left_out_or_refused(settings, data_folder, tmp_path):
     shutil.copytree(data_folder, tmp_path / "data")
-    path = tmp_path / "data" / "retain_qa-train.jsonl"
-    path.write_text(json.dumps({"entity": "Ada Example", "question": "Q?"}) + "\n" + path.read_text())
+    for split in ("train", "validation"):
+        path = tmp_path / "data" / f"retain_qa-{split}.jsonl"
+        path.write_text(json.dumps({"entity": "Ada Example", "question": "Q?"}) + "\n" + path.read_text())
     said = []
     train(settings(dataset=str(tmp_path / "data"), epochs=1, directions=2), RunOptions(tmp_path / "out"), said.append)
-    assert len(said) == 1 and said[0].startswith("retain train: 1 odd row, left out or used")
+    named = [f"retain {split}: 1 odd row, left out or used without what is odd" for split in ("train", "validation")]
+    assert [line.partition(": retain_qa")[0] for line in said if "odd" in line] == named
     with pytest.raises(DataError, match="row 1: field 'answer' must be text"):
         train(settings(dataset=str(tmp_path / "data"), strict=True), RunOptions(tmp_path / "no"), said.append)
 
