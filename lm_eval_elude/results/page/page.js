@@ -23,18 +23,26 @@ async function read() {
 
 // ---- plots
 
+/** Round numbers between two values. */
+function ticks([low, high]) {
+  const raw = (high - low || 1) / 4;
+  const unit = 10 ** Math.floor(Math.log10(raw));
+  const step = [1, 2, 2.5, 5, 10].map((m) => m * unit).find((s) => s >= raw * 0.99);
+  const first = Math.ceil(low / step - 1e-9);
+  return Array.from({ length: Math.floor((high - low) / step + 1e-9) + 1 }, (_, i) => (first + i) * step).filter((v) => v <= high + step * 1e-6);
+}
+
 /** An empty plot with axes; X and Y map values to its pixels. */
-function plot({ width = 345, height = 210, x = [0, 1], y = [0, 1], xTicks, yTicks, xLabel, yLabel, form = short }) {
+function plot({ width = 345, height = 210, x = [0, 1], y = [0, 1], xLabel, yLabel, form = short }) {
   const [left, right, top, bottom] = [46, 14, 12, 38];
   const X = (v) => left + ((v - x[0]) / (x[1] - x[0] || 1)) * (width - left - right);
   const Y = (v) => height - bottom - ((v - y[0]) / (y[1] - y[0] || 1)) * (height - top - bottom);
   const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, width, role: "img" });
-  const even = ([low, high], n) => Array.from({ length: n + 1 }, (_, i) => low + ((high - low) * i) / n);
-  for (const v of xTicks ?? even(x, 4)) {
+  for (const v of ticks(x)) {
     root.append(svg("line", { class: "grid", x1: X(v), x2: X(v), y1: Y(y[0]), y2: Y(y[1]) }));
     root.append(svg("text", { x: X(v), y: height - bottom + 15, "text-anchor": "middle" }, form(v)));
   }
-  for (const v of yTicks ?? even(y, 4)) {
+  for (const v of ticks(y)) {
     root.append(svg("line", { class: "grid", x1: X(x[0]), x2: X(x[1]), y1: Y(v), y2: Y(v) }));
     root.append(svg("text", { x: left - 6, y: Y(v) + 4, "text-anchor": "end" }, form(v)));
   }
@@ -50,6 +58,7 @@ const whole = (v) => String(Math.round(100 * v));
 function qualityPlot(data) {
   if (!data.quality.some((q) => q[0] && q[1])) return null;
   const { root, X, Y } = plot({ width: 440, height: 360, xLabel: "forget quality (FQ), %", yLabel: "retain quality (RQ), %", form: whole });
+  const taken = [];
   data.quality.forEach(([fq, rq], i) => {
     if (!fq || !rq) return;
     const group = svg("g", { class: color(i) }, svg("title", {}, `${data.runs[i]}: FQ ${said(fq)}, RQ ${said(rq)}`));
@@ -60,10 +69,13 @@ function qualityPlot(data) {
     group.append(svg("line", { class: "error", x1: X(fq[1]), x2: X(fq[2]), y1: Y(rq[0]), y2: Y(rq[0]) }));
     group.append(svg("line", { class: "error", x1: X(fq[0]), x2: X(fq[0]), y1: Y(rq[1]), y2: Y(rq[2]) }));
     group.append(svg("circle", { class: i === data.reference ? "hollow" : "dot", cx: X(fq[0]), cy: Y(rq[0]), r: 5.5 }));
-    const flip = fq[0] > 0.7;
-    // Names of points that lie beside each other stand above each other.
-    const near = data.quality.slice(0, i).filter(([f, r]) => f && r && Math.abs(f[0] - fq[0]) < 0.3 && Math.abs(r[0] - rq[0]) < 0.08).length;
-    group.append(svg("text", { class: "name", x: X(fq[0]) + (flip ? -9 : 9), y: Y(rq[0]) + (near ? 18 : -9) + Math.max(0, near - 1) * 14, "text-anchor": flip ? "end" : "start" }, data.runs[i]));
+    const [flip, wide] = [fq[0] > 0.6, 7 * data.runs[i].length];
+    const left = X(fq[0]) + (flip ? -9 - wide : 9);
+    // A name stands above or below its point, where no other name stands.
+    const free = (y) => !taken.some((t) => Math.abs(t.y - y) < 13 && t.left < left + wide && left < t.left + t.wide);
+    const y = [-9, 18, -23, 32, -37, 46].map((dy) => Y(rq[0]) + dy).find(free) ?? Y(rq[0]) - 9;
+    taken.push({ left, wide, y });
+    group.append(svg("text", { class: "name", x: X(fq[0]) + (flip ? -9 : 9), y, "text-anchor": flip ? "end" : "start" }, data.runs[i]));
     root.append(group);
   });
   return figure("Forget against retain quality, with 95 % intervals", root);
@@ -106,10 +118,10 @@ function attackPlot(data) {
   return figure("Attacks, in per cent; the tick on a bar is the same run asked plainly", choice, holder);
 }
 
-/** The outline of a histogram, from shares of equal bins. */
+/** The outline of a histogram in per cent, from shares of equal bins. */
 function outline(shares, X, Y, top) {
   const points = [[X(0), Y(0)]];
-  shares.forEach((share, i) => points.push([X((top * i) / shares.length), Y(share)], [X((top * (i + 1)) / shares.length), Y(share)]));
+  shares.forEach((share, i) => points.push([X((top * i) / shares.length), Y(100 * share)], [X((top * (i + 1)) / shares.length), Y(100 * share)]));
   return [...points, [X(top), Y(0)]];
 }
 
@@ -123,8 +135,7 @@ function membershipPlots(data) {
       path(m.roc.map(([x, y]) => [X(x), Y(y)]), { class: i === data.reference ? "curve dashed" : "curve" })));
   const histograms = having.map(([m, i]) => {
     const high = Math.max(...m.members, ...m.others);
-    const p = plot({ x: [0, m.top], y: [0, high], yTicks: [0, high / 2, high], xLabel: "loss, nats a token", yLabel: "share, %", form: short });
-    for (const text of p.root.querySelectorAll("text[text-anchor=end]")) text.textContent = short(100 * +text.textContent);
+    const p = plot({ x: [0, m.top], y: [0, 100 * high], xLabel: "loss, nats a token", yLabel: "share, %" });
     p.root.append(svg("g", { class: color(i) }, path(outline(m.members, p.X, p.Y, m.top), { class: "area" })));
     p.root.append(path(outline(m.others, p.X, p.Y, m.top), { class: "curve other" }));
     return figure(el("span", {}, el("i", { class: `swatch ${color(i)}` }), `${data.runs[i]}: losses of the forget set (filled) and its paraphrase (line)`), p.root);
@@ -135,7 +146,7 @@ function membershipPlots(data) {
 function distributionPlots(data) {
   return data.distributions.map(({ name, shares }) => {
     const high = Math.max(...shares.filter(Boolean).flat());
-    const { root, X, Y } = plot({ y: [0, high], yTicks: [0, high / 2, high], xLabel: name.split(": ")[1], yLabel: "share of samples" });
+    const { root, X, Y } = plot({ y: [0, 100 * high], xLabel: name.split(": ")[1], yLabel: "share, %" });
     shares.forEach((own, i) => {
       if (own) root.append(svg("g", { class: color(i) }, svg("title", {}, data.runs[i]), path(outline(own, X, Y, 1), { class: i === data.reference ? "curve dashed" : "curve" })));
     });
@@ -180,13 +191,14 @@ function plots(data) {
 
 const [DEGENERATE, LEAKS, REFUSES] = [1, 2, 4];
 const PAGE = 25;
+const WORD = /[\p{L}\p{N}]{4,}|\p{N}+/gu;
 
 /** A generated text in which the longer words of the true answer that the prompt lacks are marked. */
 function marked(text, truth, prompt) {
-  const words = (s) => new Set(s.toLowerCase().match(/[\p{L}\p{N}]{3,}/gu) ?? []);
+  const words = (s) => new Set(s.toLowerCase().match(WORD) ?? []);
   const asked = words(prompt);
   const telling = new Set([...words(truth)].filter((word) => !asked.has(word)));
-  return text.split(/([\p{L}\p{N}]{3,})/u).map((piece, i) => (i % 2 && telling.has(piece.toLowerCase()) ? el("mark", {}, piece) : piece));
+  return text.split(new RegExp(`(${WORD.source})`, "gu")).map((piece, i) => (i % 2 && telling.has(piece.toLowerCase()) ? el("mark", {}, piece) : piece));
 }
 
 function answers(data) {
