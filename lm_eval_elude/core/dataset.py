@@ -114,7 +114,7 @@ def _targets(source: str) -> list[Target]:
     for _, row in read_rows(path, columns=["entity", *_ABOUT]):
         name = entity_name(entity) if isinstance(entity := row.get("entity"), str) else ""
         if name and row.keys() >= _ABOUT:
-            aliases, others = (tuple(filter(None, map(_word, _list(row[key])))) for key in ("aliases", "others"))
+            aliases, others = _names(row["aliases"]), _names(row["others"])
             found.setdefault(name, Target(name, aliases, row["thing"] is True, others))
         elif name:
             found.setdefault(name, known.get(name, Target(name)))
@@ -123,12 +123,9 @@ def _targets(source: str) -> list[Target]:
     return list(found.values())
 
 
-def _word(value: Any) -> str:
-    return " ".join(value.split()) if isinstance(value, str) else ""
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
+def _names(value: Any) -> tuple[str, ...]:
+    texts = value if isinstance(value, list) else []
+    return tuple(" ".join(text.split()) for text in texts if isinstance(text, str) and text.strip())
 
 
 def describe(source: str) -> dict[str, str]:

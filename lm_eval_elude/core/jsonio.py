@@ -40,12 +40,9 @@ def loads(text: str, where: str, *, nan: bool = False) -> Any:
     """
     try:
         _check_depth(text)
+        decimal = partial(_decimal, nan=nan)
         value = json.loads(
-            text,
-            object_pairs_hook=_table,
-            parse_int=_whole,
-            parse_float=partial(_decimal, nan=nan),
-            parse_constant=partial(_decimal, nan=nan),
+            text, object_pairs_hook=_table, parse_int=_whole, parse_float=decimal, parse_constant=decimal
         )
         if not text.isascii() or "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()
@@ -58,20 +55,12 @@ def loads(text: str, where: str, *, nan: bool = False) -> Any:
 
 
 def load(path: Path, *, nan: bool = False, max_bytes: int = MAX_BYTES) -> Any:
-    """The value of a JSON file.
-
-    Raises:
-        DataError: as :func:`loads` and :func:`read_text`.
-    """
+    """The value of a JSON file; DataErrors as of :func:`loads` and :func:`read_text`."""
     return loads(read_text(path, max_bytes=max_bytes), str(path), nan=nan)
 
 
 def lines(path: Path, *, nan: bool = False, max_bytes: int = MAX_BYTES) -> Iterator[tuple[str, Any]]:
-    """The rows of a JSONL file, each with how to call it in an error; blank lines are passed over.
-
-    Raises:
-        DataError: as :func:`loads` and :func:`read_text`.
-    """
+    """The rows of a JSONL file, each with how to call it in an error; blank lines are passed over. Errors as above."""
     # Not splitlines(): texts may hold other line separators (U+2028).
     for number, line in enumerate(read_text(path, max_bytes=max_bytes).split("\n"), 1):
         if line.strip():
