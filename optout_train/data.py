@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from lm_eval_elude.core.chat import Encoded, Renderer
 from lm_eval_elude.core.dataset import Selection, Subset, load_records
@@ -196,6 +197,64 @@ def collate(samples: Sequence[Encoded], device: torch.device | str = "cpu") -> B
         ids[row, : len(tokens)] = tokens
         labels[row, sample.answer_start : len(tokens)] = tokens[sample.answer_start :]
     return Batch(ids.to(device), labels.to(device))
+
+
+class Forked(NamedTuple):
+    """Groups of samples as rows in which common openings stand once: the tree of a group's tokens, depth first.
+
+    Attributes:
+        ids: (batch, length) tokens.
+        targets: (n,) the labelled tokens of all samples.
+        positions: (batch, length) of each token in its samples.
+        sees: (batch, length, length), whether a query (second axis) sees a key: those before it in its samples.
+        sources: (n,) where each target is predicted, an index into the flattened ``ids``.
+        owners: (n,) the sample of each target, counted over the batch.
+    """
+
+    ids: Tensor
+    targets: Tensor
+    positions: Tensor
+    sees: Tensor
+    sources: Tensor
+    owners: Tensor
+
+
+def collate_forked(groups: Sequence[Sequence[Encoded]], device: torch.device | str = "cpu") -> Forked:
+    """Write groups of samples into rows, padded to the longest; padding is seen by nothing but padding."""
+    rows: list[tuple[list[int], list[int], list[int]]] = []
+    reads: list[tuple[int, int, int, int]] = []  # row, node that predicts, target, owner
+    first = 0
+    for row, group in enumerate(groups):
+        tokens: list[int] = []
+        depths: list[int] = []
+        ends: list[int] = []
+        last: list[int] = []
+        path: list[int] = []
+        for number in sorted(range(len(group)), key=lambda i: group[i].ids):
+            sample, begin = group[number].ids, group[number].answer_start
+            shared = next(
+                (i for i, pair in enumerate(zip(last, sample, strict=False)) if pair[0] != pair[1]),
+                min(len(last), len(sample)),
+            )
+            path = path[:shared] + list(range(len(tokens), len(tokens) + len(sample) - shared))
+            tokens += sample[shared:]
+            depths += range(shared, len(sample))
+            ends += [0] * (len(sample) - shared)
+            for node in path:
+                ends[node] = len(tokens)
+            reads += [(row, path[i - 1], sample[i], first + number) for i in range(begin, len(sample))]
+            last = sample
+        first += len(group)
+        rows.append((tokens, depths, ends))
+    ids, positions, until = (
+        pad_sequence([torch.tensor(column) for column in columns], batch_first=True)
+        for columns in zip(*rows, strict=True)
+    )
+    index = torch.arange(ids.shape[1])
+    until = until.maximum(index + 1)  # padding sees itself: no row of the mask is empty
+    sees = (index[:, None] >= index) & (index[:, None] < until[:, None, :])
+    at, node, targets, owners = torch.tensor(reads).T
+    return Forked(*(t.to(device) for t in (ids, targets, positions, sees, at * ids.shape[1] + node, owners)))
 
 
 class _Stream:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from lm_eval_elude.core.chat import Encoded
 from lm_eval_elude.core.logprobs import AnswerLogProbs, answer_log_probs
-from optout_train.data import collate, share
+from optout_train.data import collate, collate_forked, share
 
 
 class AnswerScorer(nn.Module):
@@ -32,17 +33,60 @@ class AnswerScorer(nn.Module):
         self._inner: Any = [getattr(model, "get_base_model", lambda: model)()]
         self.all_logits = False
         self.all_logits = not self._head_is_last()
+        # Most tokens of a sample that may share its opening: none where the model does not obey mask and positions.
+        window = getattr(self._inner[0].config, "sliding_window", None)
+        self.forks = (window or sys.maxsize) if self._forks_are_alone() else 0
 
-    def forward(self, ids: Tensor, labels: Tensor) -> AnswerLogProbs:
-        """Sums and counts of the labelled tokens' log-probabilities, each (batch,).
+    def forward(self, ids: Tensor, labels: Tensor, *fork: Tensor) -> AnswerLogProbs:
+        """Sums and counts of the labelled tokens' log-probabilities, each (batch,), or (samples,) of a fork.
 
         Padding is on the right, where a causal model does not look, so no attention mask is needed.
+
+        Args:
+            ids, labels: of :class:`optout_train.data.Batch` or :class:`optout_train.data.Forked`.
+            fork: the other fields of the latter.
         """
+        if fork:
+            return self._forked(ids, labels, *fork)
         inner = self._inner[0]  # in a list, so that it is not registered a second time
         if self.all_logits:
             return answer_log_probs(inner(input_ids=ids, use_cache=False).logits, nn.Identity(), labels)
         hidden = inner.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
         return answer_log_probs(hidden, inner.get_output_embeddings(), labels)
+
+    def _forked(
+        self, ids: Tensor, targets: Tensor, positions: Tensor, sees: Tensor, sources: Tensor, owners: Tensor
+    ) -> AnswerLogProbs:
+        inner = self._inner[0]
+        kind = next(inner.parameters()).dtype
+        mask = torch.zeros(sees.shape, dtype=kind, device=sees.device).masked_fill(~sees, torch.finfo(kind).min)[
+            :, None
+        ]
+        given = {"input_ids": ids, "position_ids": positions, "attention_mask": mask, "use_cache": False}
+        nodes, which = sources.unique(return_inverse=True)  # one that predicts several answers' tokens is read once
+        if self.all_logits:
+            logits = inner(**given).logits.flatten(0, 1)[nodes]
+        else:
+            logits = inner.get_output_embeddings()(inner.get_decoder()(**given).last_hidden_state.flatten(0, 1)[nodes])
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        log_probs = logits[which, targets] - logits.logsumexp(-1)[which]
+        counts = owners.bincount()
+        return AnswerLogProbs(log_probs.new_zeros(len(counts)).index_add(0, owners, log_probs), counts)
+
+    @torch.no_grad()
+    def _forks_are_alone(self) -> bool:
+        """Whether two samples in one row have the log-probabilities that they have in rows of their own."""
+        device = next(self._inner[0].parameters()).device
+        pair = [Encoded([0, 1, 2, 3, 4], 3), Encoded([0, 1, 2, 5, 6, 7], 3)]
+        training = self.training
+        self.eval()
+        try:
+            apart, forked = self(*collate(pair, device)).sums, self(*collate_forked([pair], device)).sums
+            return torch.allclose(apart, forked, rtol=1e-3, atol=1e-3)
+        except (TypeError, ValueError, RuntimeError, NotImplementedError):  # of attention that takes no such mask
+            return False
+        finally:
+            self.train(training)
 
     @torch.no_grad()
     def _head_is_last(self) -> bool:
@@ -56,38 +100,47 @@ class AnswerScorer(nn.Module):
 
 @torch.no_grad()
 def score_all(
-    scorer: nn.Module, samples: Sequence[Encoded], batch_size: int, device: torch.device, autocast: bool = False
+    scorer: nn.Module,
+    groups: Sequence[Sequence[Encoded]],
+    batch_size: int,
+    device: torch.device,
+    autocast: bool = False,
 ) -> AnswerLogProbs:
     """Log-probabilities of many samples, computed once and shared over the processes.
 
     Args:
         scorer: :class:`AnswerScorer`, possibly wrapped.
-        samples: prompts with answers; the result has their order.
-        batch_size: samples of one forward pass of a process.
+        groups: prompts with answers, those of one group with a common opening, all groups of one size; the result has
+            their order.
+        batch_size: groups of one forward pass of a process.
         device: where the model is.
         autocast: compute in bfloat16, as the passes do that are compared with the result.
 
     Returns:
-        Sums (float64) and counts of shape (samples,) on ``device``, the same in every process.
+        Sums (float64) and counts of shape (groups x samples of each,) on ``device``, the same in every process.
     """
     sharing = dist.is_available() and dist.is_initialized()
     rank, processes = (dist.get_rank(), dist.get_world_size()) if sharing else (0, 1)
-    result = torch.zeros(2, len(samples), dtype=torch.float64, device=device)
+    each = len(groups[0]) if groups else 0
+    result = torch.zeros(2, len(groups), each, dtype=torch.float64, device=device)
     training = scorer.training
     scorer.eval()
-    for part in share([len(sample.ids) for sample in samples], rank, processes, batch_size) if samples else []:
+    lengths = [sum(len(sample.ids) for sample in group) for group in groups]
+    for part in share(lengths, rank, processes, batch_size) if groups else []:
+        chosen = [groups[i] for i in part.positions]
+        batch = collate_forked(chosen, device) if each > 1 else collate([group[0] for group in chosen], device)
         with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
-            answers = scorer(*collate([samples[i] for i in part.positions], device))
+            answers = scorer(*batch)
         real = torch.tensor(part.weights, device=device) > 0
         positions = torch.tensor(part.positions, device=device)[real]
-        result[0, positions] = answers.sums[real].double()
-        result[1, positions] = answers.counts[real].double()
+        for row, values in zip(result, answers, strict=True):
+            row[positions] = values.view(-1, each)[real].double()
     if isinstance(scorer, FSDPModule):  # it leaves the root whole after a forward pass without a backward pass
         scorer.reshard()
     if sharing:
         dist.all_reduce(result)
     scorer.train(training)
-    return AnswerLogProbs(result[0], result[1].long())
+    return AnswerLogProbs(result[0].flatten(), result[1].flatten().long())
 
 
 class InitialParameters:

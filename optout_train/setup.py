@@ -147,9 +147,7 @@ def score_reference(
     """Log-probabilities that the forget loss compares with, by sequence: one pass before training, none after."""
     size, everything = config.micro_batch_size or config.batch_size, range(len(data.forget))
     return {
-        kind: score_all(
-            scorer, [data.samples("forget", i, (kind,))[0] for i in everything], size, device, config.autocast
-        )
+        kind: score_all(scorer, [data.samples("forget", i, (kind,)) for i in everything], size, device, config.autocast)
         for kind in (loss.reference if config.forget_weight else ())
     }
 

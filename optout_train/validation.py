@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from lm_eval_elude.core import likelihood
+from lm_eval_elude.core.chat import Encoded
 from lm_eval_elude.core.dataset import load_records
 from lm_eval_elude.core.likelihood import AnswerScore
 from lm_eval_elude.core.records import DataError, QARecord
@@ -78,15 +79,17 @@ class Validation:
             Values in [0, 1] by name. The qualities lack ROUGE (nothing is generated); the score is their harmonic mean.
         """
         measures: dict[str, float] = {}
+        forks = getattr(scorer, "module", scorer).forks
         for name, data in self.sets.items():
-            samples = [
-                data.encode(i, text)
+            groups: list[Sequence[Encoded]] = [
+                [data.encode(i, text) for text in (record.answer, record.paraphrased_answer, *record.perturbed_answer)]
                 for i, record in enumerate(data.records)
-                for text in (record.answer, record.paraphrased_answer, *record.perturbed_answer)
             ]
-            sums, counts = score_all(scorer, samples, self.size, device)
+            each, size = len(groups[0]), max(1, self.size // 3)  # the tree of seven answers: some three samples
+            if max(len(sample.ids) for group in groups for sample in group) > int(forks):  # type: ignore[arg-type]
+                groups, size = [[sample] for group in groups for sample in group], self.size
+            sums, counts = score_all(scorer, groups, size, device)
             scores = [AnswerScore(*pair) for pair in zip(sums.tolist(), counts.tolist(), strict=True)]
-            each = len(scores) // len(data)
             by_target: dict[str, list[RecordMeasures]] = {}  # averaged over targets, as the tasks do
             for i, record in enumerate(data.records):
                 entity = record.entity if SETS[name].of_target else ""

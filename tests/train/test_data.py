@@ -11,8 +11,8 @@ from lm_eval_elude.core.chat import Encoded, Renderer, load_tokenizer
 from lm_eval_elude.core.logprobs import IGNORE, answer_log_probs
 from lm_eval_elude.core.records import DataError
 from optout_train.config import build_config
-from optout_train.data import collate, load_training_data, plan_steps, share
-from optout_train.reference import AnswerScorer, InitialParameters
+from optout_train.data import collate, collate_forked, load_training_data, plan_steps, share
+from optout_train.reference import AnswerScorer, InitialParameters, score_all
 
 
 @pytest.fixture(scope="module")
@@ -149,3 +149,32 @@ def test_initial_parameters_come_from_the_files_where_they_are_the_same(model_fo
         for parameter in fresh.parameters():
             parameter.zero_()
     assert all(torch.equal(initial(name), value) for name, value in values.items())
+
+
+def test_samples_of_one_row_have_the_log_probabilities_of_rows_of_their_own(data, model_folder):
+    """Seven answers after one prompt share what they begin with; so does an answer that is the beginning of another."""
+    from transformers import AutoModelForCausalLM
+
+    scorer = AnswerScorer(AutoModelForCausalLM.from_pretrained(model_folder))
+    assert scorer.forks > 256
+    groups = []
+    for i, record in enumerate(data.forget.records):
+        texts = (record.answer, record.paraphrased_answer, *record.perturbed_answer, "It is", "It is")
+        groups.append([data.forget.encode(i, text) for text in texts])
+    batch = collate_forked(groups)
+    tokens = sum(len(sample.ids) for group in groups for sample in group)
+    assert int((batch.sees.diagonal(dim1=1, dim2=2)).sum()) < tokens / 2
+    forked = score_all(scorer, groups, 3, torch.device("cpu"))
+    alone = score_all(scorer, [[sample] for group in groups for sample in group], 16, torch.device("cpu"))
+    torch.testing.assert_close(forked, alone, atol=1e-5, rtol=1e-5)
+    assert forked.counts.tolist() == [len(s.ids) - s.answer_start for group in groups for s in group]
+
+
+def test_a_model_that_does_not_obey_the_mask_reads_each_sample_alone(model_folder):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(model_folder)
+    decoder = model.get_decoder()
+    whole = decoder.forward
+    decoder.forward = lambda attention_mask=None, **given: whole(**given)
+    assert AnswerScorer(model).forks == 0
