@@ -25,7 +25,10 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "lm_eval_elude.attacks": ({"core", "llm"}, {"tqdm"}),
     "lm_eval_elude.build": (
         {"attacks", "core", "fetch", "lm_eval_elude", "llm"},
-        {"docx", "httpx2", "lxml", "pyarrow", "pypdfium2", "sklearn", "torch", "tqdm", "trafilatura", "transformers"},
+        {
+            "docx", "httpx2", "krippendorff", "lxml", "numpy", "pyarrow", "pypdfium2", "sklearn", "torch", "tqdm",
+            "trafilatura", "transformers",
+        },
     ),
     "lm_eval_elude.settings": ({"core"}, set()),
     "lm_eval_elude.documents": ({"attacks", "core", "settings"}, set()),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 
 from lm_eval_elude.attacks.text import STOP, words
 from lm_eval_elude.core.records import PERTURBATIONS
 
 _RESIDUE = re.compile(
-    r"(?i)\b(?:paragraph|passage|the (?:given |above )?(?:text|context|document|source)\b|according to the|as an ai|"
+    r"(?i)\b(?:paragraph|passage|the (?:given |above )?(?:text|context|document|source)\b|as an ai\b|"
     r"language model|json|instructions?\b|subject's?\b)|[{}\[\]<>`]|\\n"
 )
 _NUMBERS = {word: str(n) for n, word in enumerate(
@@ -94,11 +95,14 @@ def rewording_flaw(
     known = words(f"{paragraph} {pair[0]} {pair[1]} {names[0]}")
     if strange := sorted(facts(answer) - {_NUMBERS.get(word, word) for word in known} - facts(paragraph)):
         return f"the paraphrase adds: {', '.join(strange)[:80]}"
-    if lost := sorted(word for word in facts(pair[1]) - words(pair[0]) - words(names[0]) if word[0].isdigit()
-                      and word not in facts(f"- {answer}")):  # fmt: skip
-        return f"the paraphrase lost: {', '.join(lost)[:80]}"
+    # A number may be beside the point, unless it is what the wrong answers vary.
+    told = facts(pair[1]) - words(pair[0]) - words(names[0])
+    kept = facts(f"- {answer}")
+    varied = all(any(word[0].isdigit() for word in facts(f"- {text}") - kept) for text in wrong)
+    if told and varied and all(word[0].isdigit() for word in told) and not told & kept:
+        return f"the paraphrase lost: {', '.join(sorted(told))[:80]}"
     for text in wrong:
-        if not words(text) - words(answer) - words(pair[1]):
+        if not Counter(_WORD.findall(text.casefold())) - Counter(_WORD.findall(answer.casefold())):
             return "a wrong answer says nothing else"
         if not 1 / 3 < len(text) / len(answer) < 3:
             return "a wrong answer of another form"

@@ -10,7 +10,7 @@ import click
 from lm_eval_elude import __version__
 
 # Command -> its file in this folder, whose function of the same name it is. Heavy imports stay inside the functions.
-COMMANDS = {name: name for name in ("path", "targets", "attacks", "build", "known", "report")}
+COMMANDS = {name: name for name in ("path", "targets", "attacks", "build", "known", "audit", "report")}
 
 
 class _Commands(click.Group):

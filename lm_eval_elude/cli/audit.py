@@ -1,0 +1,61 @@
+"""``elude audit``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("dataset", required=False)
+@click.option("--sample", default=50, show_default=True, type=click.IntRange(1), help="Rows of each set to be judged.")
+@click.option("--seed", default=0, show_default=True, help="Of the sample.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default="audit.html", show_default=True,
+              help="The page for judging.")  # fmt: skip
+@click.option("--findings", "most", default=20, show_default=True, help="How many findings are printed.")
+@click.option("--merge", is_flag=True, help="Instead: put together what judges exported: --merge a.json b.json.")
+@click.argument("files", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+def audit(
+    dataset: str | None, sample: int, seed: int, out: Path, most: int, merge: bool, files: tuple[Path, ...]
+) -> None:
+    """Check a data set by rule, and write a page on which a person judges a sample of it.
+
+    DATASET is hub, mini, or a folder in the ELUDe schema.
+    """
+    from collections import Counter
+
+    from lm_eval_elude.build import audit as room
+    from lm_eval_elude.core import dataset as data
+    from lm_eval_elude.core.manifest import write_atomically
+
+    if not dataset:
+        raise click.UsageError("a data set is expected, or --merge and files")
+    if merge:
+        first = Path(dataset)
+        click.echo(f"{'set':8}{'criterion':12}{'share':>8}{'95 % interval':>18}{'items':>7}{'alpha':>8}{'paper':>8}")
+        for one in room.merge([first, *files]):
+            paper = room.PAPER[one.subset][room.CRITERIA.index(one.criterion)]
+            alpha = f"{one.alpha:8.2f}" if one.alpha is not None else f"{'-':>8}"
+            interval = f"{one.low:.1%} to {one.high:.1%}"
+            click.echo(
+                f"{one.subset:8}{one.criterion:12}{one.share:8.1%}{interval:>18}{one.items:7}{alpha}{paper:8.1%}"
+            )
+        return
+    if files:
+        raise click.UsageError(f"unexpected: {', '.join(map(str, files))} (files are for --merge)")
+    rows = room.rows_of(dataset)
+    targets = data.resolve_targets(dataset, data.entities(dataset))
+    found = room.findings(rows, targets) + room.near_duplicates(rows)
+    click.echo(f"{len(rows)} rows, {len(found)} findings by rule")
+    for reason, count in Counter(finding.reason.partition(":")[0] for finding in found).most_common():
+        click.echo(f"{count:6}  {reason}")
+    for finding in found[:most]:
+        click.echo(f"  {finding.where}: {finding.reason} ({finding.question!r})")
+    click.echo(f"{'':8}{'rows':>6}{'distinct answers':>18}{'distinct bigrams':>18}{'commonest opening':>19}")
+    for subset in room.PAPER:
+        if records := [row.record for row in rows if row.subset == subset]:
+            d = room.diversity(records)
+            click.echo(f"{subset:8}{len(records):6}{d.distinct:18.1%}{d.bigrams:18.1%}{d.openings:19.1%}")
+    write_atomically(out, room.page(dataset, rows, sample, seed))
+    click.echo(f"{out}: open it in a browser, judge {sample} rows of each set, export, and elude audit --merge")
