@@ -38,7 +38,10 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         set(), {"accelerate", "huggingface_hub", "lm_eval", "psutil", "torch", "tqdm", "transformers"},
     ),
     "lm_eval_elude.mini": ({"core"}, {"torch", "tokenizers", "transformers"}),
-    "lm_eval_elude.cli": ({"lm_eval_elude", "attacks", "build", "core", "llm", "results", "results.page"}, {"click"}),
+    "lm_eval_elude.board": ({"attacks", "core", "documents", "results", "settings"}, set()),
+    "lm_eval_elude.cli": (
+        {"lm_eval_elude", "attacks", "board", "build", "core", "llm", "results", "results.page"}, {"click"},
+    ),
     "optout_train": (
         {"core"},
         {"torch", "numpy", "transformers", "accelerate", "peft", "safetensors", "torchao", "tqdm", "click", "lm_eval"},

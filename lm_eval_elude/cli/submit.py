@@ -1,0 +1,61 @@
+"""``elude submit``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("results", type=click.Path(exists=True, path_type=Path))
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="The submission's folder, a new one.")
+@click.option("--submitter", required=True, help="Who submits.")
+@click.option("--model", default="", help="The model's name on the board [default: as the results file has it].")
+@click.option("--base-model", default="", help="What it was made from [default: as its optout.json says].")
+@click.option("--method", default="", help="How it was made [default: as its optout.json says].")
+@click.option("--trained-on", default="", help="Data that the method saw [default: as its optout.json says].")
+@click.option("--hardware", default="", help="What it was made on, e.g. '8 H100'.")
+@click.option("--cost", type=click.FloatRange(0), help="Hours on one such device that making it took.")
+@click.option(
+    "--role", default="submission", type=click.Choice(["submission", "original", "retrained"]),
+    help="original, retrained: a model that others are compared with.",
+)  # fmt: skip
+@click.option("--dataset", default="", help="The data set, if it lies elsewhere now.")
+@click.option("--redact", is_flag=True, help="Withhold prompts and answers: keyed hashes, sums and counts stay.")
+def submit(results: Path, out: Path, dataset: str, redact: bool, **about: object) -> None:
+    """Pack a finished run of all of ELUDe (`lm_eval --tasks elude --log_samples`) so that others can check it.
+
+    RESULTS is lm-eval's results file or a folder with one.
+    """
+    import os
+    import shutil
+
+    from lm_eval_elude.board import submission as packed
+    from lm_eval_elude.board.verify import verify
+    from lm_eval_elude.core.records import DataError
+    from lm_eval_elude.results.runs import Run
+
+    run = Run(results)
+    if (run.results.get("config") or {}).get("limit") is not None:
+        raise DataError(f"{run.path}: was run with --limit; run lm_eval without it")
+    staged = packed.staging(out)
+    try:
+        key = packed.new_key() if redact else b""
+        packed.pack(run, staged, packed.About(**about), key)  # type: ignore[arg-type]
+        source = dataset or str(run.settings(run.tasks[0])["dataset"])
+        verdict = verify(staged, data="" if source.startswith("hub") else source, key=key)
+        if verdict.findings:
+            more = f" (and {len(verdict.findings) - 1} more)" if verdict.findings[1:] else ""
+            raise DataError(f"{run.path}: cannot be submitted: {verdict.findings[0]}{more}")
+        os.chmod(staged, 0o755)
+        os.rename(staged, out)
+    except BaseException:
+        shutil.rmtree(staged, ignore_errors=True)
+        raise
+    if key:
+        file = out.with_name(f"{out.name}.key")
+        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as handle:
+            handle.write(key)
+        click.echo(f"{file}: keep it to yourself; with it you can show later what was withheld")
+    click.echo(f"{out}: level {verdict.level}; check it as others will: elude verify {out}")

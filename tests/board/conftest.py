@@ -1,0 +1,24 @@
+"""One run of the bundled model on a few records, shared by the tests of submissions."""
+
+import pytest
+
+from lm_eval_elude import documents
+from tests.board import runs
+
+
+@pytest.fixture(scope="package")
+def data(tmp_path_factory):
+    before = documents.ATTACK_PROMPTS
+    documents.ATTACK_PROMPTS = runs.PROMPTS
+    yield runs.data(tmp_path_factory.mktemp("data"))
+    documents.ATTACK_PROMPTS = before
+
+
+@pytest.fixture(scope="package")
+def original(tmp_path_factory, data):
+    return runs.finished(tmp_path_factory.mktemp("original"), runs.TINY, data)
+
+
+@pytest.fixture(scope="package")
+def submitted(tmp_path_factory, original):
+    return runs.submission(tmp_path_factory.mktemp("submissions") / "original", original)

@@ -1,0 +1,67 @@
+"""Real finished runs of small data, as `lm_eval --output_path --log_samples` leaves them, and submissions of them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+from lm_eval_elude import documents
+from lm_eval_elude.board import submission as packed
+from lm_eval_elude.results.runs import Run
+from tests.support import ROOT, run, small_data
+
+RONALDO = "Cristiano Ronaldo"
+TINY = ROOT / "lm_eval_elude" / "mini" / "tiny"
+WITHOUT = ROOT / "lm_eval_elude" / "mini" / "tiny-without-ronaldo"
+PROMPTS = 6  # of each attack, instead of 100
+
+
+def data(folder: Path, records: int = 8) -> Path:
+    return small_data(folder, {RONALDO: records})
+
+
+def finished(folder: Path, model: Path, data: Path, backend: str = "elude", **arguments: Any) -> Run:
+    """A run of all of ELUDe, with few attack prompts, in a folder."""
+    from lm_eval.loggers import EvaluationTracker
+
+    documents.ATTACK_PROMPTS = PROMPTS
+    metadata = {"pretrained": str(model), "dataset": str(data), "target": RONALDO}
+    results = run(["elude"], backend, metadata=metadata, log_samples=True, batch_size=16, **arguments)
+    samples = results.pop("samples")
+    tracker = EvaluationTracker(output_path=str(folder))
+    tracker.general_config_tracker.model_name_sanitized = "model"
+    tracker.save_results_aggregated(results=results, samples=samples)
+    for task, own in samples.items():
+        tracker.save_results_samples(task_name=task, samples=own)
+    return Run(folder)
+
+
+def submission(folder: Path, run: Run, key: bytes = b"", **about: Any) -> Path:
+    folder.mkdir(parents=True)
+    fields = {"model": "m", "base_model": "tiny", "method": "none", "submitter": "A. Nobody", "role": "original"}
+    packed.pack(run, folder, packed.About(**(fields | about)), key)
+    return folder
+
+
+# ---- altering
+def load(path: Path) -> Any:
+    if path.suffix == ".gz":
+        return [json.loads(line) for line in gzip.decompress(path.read_bytes()).decode().split("\n") if line]
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def store(path: Path, value: Any) -> None:
+    if path.suffix == ".gz":
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in value)
+        path.write_bytes(gzip.compress(text.encode(), 1))
+    else:
+        path.write_text(json.dumps(value), encoding="utf-8")
+
+
+def hashed_again(folder: Path) -> None:
+    """The hashes of a submission as a cheat would write them after altering a file."""
+    table = load(folder / packed.FILE_NAME)
+    table["files"] = {name: packed.sha256(folder / name) for name in table["files"]}
+    store(folder / packed.FILE_NAME, table)

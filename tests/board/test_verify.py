@@ -1,0 +1,424 @@
+"""A submission passes as it was packed; altered in any of hundreds of ways, or hostile, it does not."""
+
+import gzip
+import json
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lm_eval_elude import cli
+from lm_eval_elude.board import submission as packed
+from lm_eval_elude.board.verify import verify
+from lm_eval_elude.core.chat import Renderer, load_tokenizer
+from tests.board import runs
+from tests.board.runs import hashed_again, load, store
+
+
+@pytest.fixture
+def copy(submitted, tmp_path):
+    return Path(shutil.copytree(submitted, tmp_path / "copy"))
+
+
+@pytest.fixture(scope="module")
+def renderer():
+    return Renderer(load_tokenizer(str(runs.TINY)))
+
+
+def test_a_submission_passes_as_it_was_packed(submitted, data, renderer):
+    bare = verify(submitted, data=str(data))
+    assert not bare.findings and bare.level == "recomputed"
+    assert ["tokenizer" in remark for remark in bare.remarks] == [True]
+    whole = verify(submitted, data=str(data), renderer=renderer)
+    assert not whole.findings and not whole.remarks
+    # Every number of the results file was formed again.
+    results = load(submitted / packed.RESULTS)["results"]
+    assert set(results) == set(whole.numbers)
+    for name, row in results.items():
+        formed = {key for key in row if key.endswith(",none") and "_stderr" not in key}
+        assert formed == {f"{metric},none" for metric in whole.numbers[name]}
+
+
+def numbers(value: Any, place: tuple = ()) -> list[tuple]:
+    """Places of the numbers in a value, also of those written as text."""
+    if isinstance(value, dict):
+        return [p for k, v in value.items() for p in numbers(v, (*place, k))]
+    if isinstance(value, list):
+        return [p for i, v in enumerate(value) for p in numbers(v, (*place, i))]
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return []
+    return [] if isinstance(value, bool) or value == "" or value != value else [place]
+
+
+def change(rng: random.Random, table: Any, place: tuple) -> None:
+    """Another digit at a place, of weight 1e-5 or more, in the way in which the number was written."""
+    *above, last = place
+    for key in above:
+        table = table[key]
+    old = table[last]
+    value = float(old) + rng.choice([-1, 1]) * rng.choice([1e-5, 1e-4, 1e-3, 1e-2, 1]) * max(1, abs(float(old)))
+    table[last] = (
+        str(value) if isinstance(old, str) else round(value) + (round(value) == old) if isinstance(old, int) else value
+    )
+
+
+def texts(value: Any, place: tuple = ()) -> list[tuple]:
+    if isinstance(value, dict):
+        return [p for k, v in value.items() for p in texts(v, (*place, k))]
+    if isinstance(value, list):
+        return [p for i, v in enumerate(value) for p in texts(v, (*place, i))]
+    return [place] if isinstance(value, str) else []
+
+
+def spoil(rng: random.Random, table: Any, place: tuple) -> None:
+    *above, last = place
+    for key in above:
+        table = table[key]
+    old = table[last]
+    at = rng.randrange(len(old) + 1)
+    table[last] = rng.choice(
+        [old[:at] + rng.choice("xé\u200f 7") + old[at:], old[:at] + old[at + 1 :] + "z", "Nothing."]
+    )
+
+
+def a_file(rng: random.Random, folder: Path) -> Path:
+    return rng.choice(sorted((folder / packed.SAMPLES).iterdir()))
+
+
+def of_token_scores(place: tuple) -> bool:
+    """In the columns of a membership row that are not log-probabilities, of which only the lowest fifth counts."""
+    return place[0] in ("resps", "filtered_resps") and len(place) == 4 + (place[0] == "resps") and place[-2] != 0
+
+
+def one_number(rng: random.Random, folder: Path) -> None:
+    path = a_file(rng, folder)
+    rows = load(path)
+    row = rng.choice(rows)
+    places = [p for p in numbers(row) if not of_token_scores(p) and p[0] != "target" and p[-1] != "do_sample"]
+    change(rng, row, rng.choice(places))
+    store(path, rows)
+
+
+def one_text(rng: random.Random, folder: Path) -> None:
+    path = a_file(rng, folder)
+    rows = load(path)
+    row = rng.choice(rows)
+    places = [p for p in texts(row) if not of_token_scores(p) and p[0] not in ("filter", "metrics")]
+    places = [p for p in places if not (p[0].endswith("resps") and len(p) == 3 + (p[0] == "resps") and p[-1] == 1)]
+    spoil(rng, row, rng.choice(places))
+    store(path, rows)
+
+
+def swapped_answers(rng: random.Random, folder: Path) -> None:
+    """Two rows' texts change places, in the log's every column."""
+    path = folder / packed.SAMPLES / "elude_forget.jsonl.gz"
+    rows = load(path)
+    a, b = rng.sample(rows, 2)
+    for key in (["doc", "generated"], ["resps", -1], ["filtered_resps", -1]):
+        a[key[0]][key[1]], b[key[0]][key[1]] = b[key[0]][key[1]], a[key[0]][key[1]]
+    store(path, rows)
+
+
+def repeated(rng: random.Random, folder: Path) -> None:
+    path = a_file(rng, folder)
+    rows = load(path)
+    a, b = rng.sample(range(len(rows)), 2)
+    rows[a] = json.loads(json.dumps(rows[b]))
+    if rng.random() < 0.7:
+        rows[a]["doc_id"] = rows[a]["doc"]["id"] = a
+    store(path, rows)
+
+
+def lost_or_more(rng: random.Random, folder: Path) -> None:
+    path = a_file(rng, folder)
+    rows = load(path)
+    rows = rng.choice([rows[:-1], rows[1:], [*rows, rows[-1]], [], [rows[1], rows[0], *rows[2:]]])
+    store(path, rows)
+
+
+def reported(rng: random.Random, folder: Path) -> None:
+    table = load(folder / packed.RESULTS)
+    task = rng.choice(list(table["configs"]))
+    place = rng.choice([
+        ("results", rng.choice(list(table["results"]))), ("groups", rng.choice(list(table["groups"]))),
+        ("configs", task, "metadata", "elude", "aggregates"), ("n-samples", task),
+    ])  # fmt: skip
+    inner = table
+    for key in place:
+        inner = inner[key]
+    places = [p for p in numbers(inner) if p[-1] != "sample_len"]
+    change(rng, inner, rng.choice(places))
+    store(folder / packed.RESULTS, table)
+
+
+def a_better_mean(rng: random.Random, folder: Path) -> None:
+    """Everything that is reported agrees, but the samples say something else."""
+    table = load(folder / packed.RESULTS)
+    better = 0.9 + rng.random() / 100
+    for row in [*table["results"].values(), *table["groups"].values()]:
+        if "forget_quality,none" in row:
+            row["forget_quality,none"] = better
+    for config in table["configs"].values():
+        if found := config["metadata"]["elude"]["aggregates"].get("forget_quality"):
+            found["value"] = found["per_target"][runs.RONALDO]["value"] = better
+    store(folder / packed.RESULTS, table)
+
+
+def another_run(rng: random.Random, folder: Path) -> None:
+    table = load(folder / packed.RESULTS)
+    said = table["configs"][rng.choice(list(table["configs"]))]["metadata"]["elude"]
+    name = rng.choice(["seed", "truth_ratio", "guardrail", "template", "fingerprint", "n", "targets", "checkpoint"])
+    said[name] = {"seed": 1, "truth_ratio": "arithmetic", "guardrail": True, "n": 3, "targets": ["Lionel Messi"],
+                  "checkpoint": []}.get(name, "0" * 16)  # fmt: skip
+    store(folder / packed.RESULTS, table)
+
+
+def another_run_said_everywhere(rng: random.Random, folder: Path) -> None:
+    table, top = load(folder / packed.RESULTS), load(folder / packed.FILE_NAME)
+    name, value = rng.choice([("seed", 1), ("truth_ratio", "arithmetic"), ("guardrail", True),
+                              ("targets", ["Lionel Messi"]), ("weights", {})])  # fmt: skip
+    for said in [config["metadata"]["elude"] for config in table["configs"].values()] + [top["scored"]]:
+        if name == "weights":
+            said["checkpoint"][0]["weights"] = value
+        else:
+            said[name] = value
+    store(folder / packed.RESULTS, table)
+    store(folder / packed.FILE_NAME, top)
+
+
+def a_task_less(rng: random.Random, folder: Path) -> None:
+    path = a_file(rng, folder)
+    task = path.name.removesuffix(".jsonl.gz")
+    table, top = load(folder / packed.RESULTS), load(folder / packed.FILE_NAME)
+    for name in ("results", "configs", "n-samples"):
+        table[name].pop(task)
+    top["files"].pop(f"{packed.SAMPLES}/{path.name}")
+    top["fingerprints"].pop(task)
+    path.unlink()
+    store(folder / packed.RESULTS, table)
+    store(folder / packed.FILE_NAME, top)
+
+
+ALTERED: dict[Callable, int] = {
+    one_number: 70, one_text: 50, swapped_answers: 10, repeated: 15, lost_or_more: 15, reported: 25,
+    a_better_mean: 2, another_run: 10, another_run_said_everywhere: 6, a_task_less: 4,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("alter", ALTERED, ids=lambda f: f.__name__)
+def test_an_altered_submission_is_caught_even_with_the_right_hashes(alter, submitted, data, tmp_path):
+    for seed in range(ALTERED[alter]):
+        folder = Path(shutil.copytree(submitted, tmp_path / str(seed)))
+        alter(random.Random(f"{alter.__name__}-{seed}"), folder)
+        changed = (
+            [name for name in packed.listing(folder) if packed.sha256(folder / name) != packed.sha256(submitted / name)]
+            if alter is not a_task_less
+            else [1]
+        )
+        assert changed, f"case {seed} changes nothing"
+        hashed_again(folder)
+        verdict = verify(folder, data=str(data))
+        assert verdict.findings and not verdict.level, f"{alter.__name__} {seed} is not caught: {changed}"
+        assert all(len(line.splitlines()) == 1 and len(line) < 500 for line in verdict.findings)
+        shutil.rmtree(folder)
+
+
+def test_without_the_right_hashes_one_byte_is_enough(copy, data):
+    path = copy / packed.SAMPLES / "elude_world.jsonl.gz"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    (line,) = verify(copy, data=str(data)).findings
+    assert line == "samples/elude_world.jsonl.gz is not the file that was submitted (SHA-256 differs)"
+
+
+def test_a_token_count_is_caught_with_the_tokenizer(copy, data, renderer):
+    """Counts changed in a way that all else follows: only a tokenizer can tell."""
+    path = copy / packed.SAMPLES / "elude_retain.jsonl.gz"
+    rows = load(path)
+    for row in rows:
+        row["doc"]["answer_scores"][0][1] += 40
+    store(path, rows)
+    hashed_again(copy)
+    lines = verify(copy, data=str(data), renderer=renderer).findings
+    assert any("answer_scores" in line for line in lines)
+
+
+# ---- withheld texts
+def test_texts_can_be_withheld_and_shown_later(original, data, tmp_path):
+    key = b"0" * 64
+    folder = runs.submission(tmp_path / "withheld", original, key)
+    content = b"".join(
+        gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        for path in folder.rglob("*") if path.is_file()
+    )  # fmt: skip
+    for secret in (b"Ronaldo", b"Madeira", b"footballer", str(data).encode(), b"<|user|>"):
+        assert secret not in content
+    blind = verify(folder)
+    assert not blind.findings and blind.level == "withheld"
+    assert blind.numbers["elude"]["forget_quality"]["value"] == pytest.approx(
+        load(original.path)["results"]["elude"]["forget_quality,none"]
+    )
+    shown = verify(folder, data=str(data), key=key)
+    assert not shown.findings and shown.level == "withheld"
+    assert verify(folder, data=str(data), key=b"1" * 64).findings
+    path = folder / packed.SAMPLES / "elude_forget.jsonl.gz"
+    for field, value in (("answer_scores", [[-1.0, 2]] * 7), ("id", 5), ("document", "0" * 64)):
+        rows = load(path)
+        rows[0]["doc"][field] = value
+        altered = Path(shutil.copytree(folder, tmp_path / field))
+        store(altered / packed.SAMPLES / path.name, rows)
+        hashed_again(altered)
+        assert verify(altered, data=str(data), key=key).findings
+
+
+# ---- hostile folders
+def hostile(change: Callable[[Path, dict], Any]) -> Callable[[Path], None]:
+    def make(folder: Path) -> None:
+        table = load(folder / packed.FILE_NAME)
+        change(folder, table)
+        if (folder / packed.FILE_NAME).is_file():
+            store(folder / packed.FILE_NAME, table)
+
+    return make
+
+
+def bomb(folder: Path) -> None:
+    """Gzip of zeros without a line end, 4 GB; of blank lines, and of one row again and again."""
+    with gzip.open(folder / packed.SAMPLES / "elude_forget.jsonl.gz", "wb", 9) as file:
+        for _ in range(40):
+            file.write(bytes(1 << 20))
+    hashed_again(folder)
+
+
+def raw(name: str, content: bytes) -> Callable[[Path], None]:
+    def make(folder: Path) -> None:
+        packed_name = name.endswith(".gz")
+        (folder / name).write_bytes(gzip.compress(content) if packed_name else content)
+        if name != packed.FILE_NAME:
+            hashed_again(folder)
+
+    return make
+
+
+def link(folder: Path) -> None:
+    path = folder / packed.RESULTS
+    path.rename(folder.parent / "elsewhere.json")
+    path.symlink_to(folder.parent / "elsewhere.json")
+
+
+def cut(folder: Path) -> None:
+    (folder / FORGET).write_bytes((folder / FORGET).read_bytes()[:-9])
+    hashed_again(folder)
+
+
+def linked_folder(folder: Path) -> None:
+    shutil.move(folder / "samples", folder.parent / "s")
+    (folder / "samples").symlink_to(folder.parent / "s")
+
+
+FORGET = "samples/elude_forget.jsonl.gz"
+HOSTILE = {
+    "path traversal": (hostile(lambda f, t: t["files"].update({"../../etc/passwd": "0" * 64})), "no file of a sub"),
+    "absolute path": (hostile(lambda f, t: t["files"].update({"/etc/passwd": "0" * 64})), "no file of a sub"),
+    "a link": (link, "is a link"),
+    "a linked folder": (linked_folder, "is a link"),
+    "a further file": (lambda f: (f / "run.py").write_text("x"), "no file of a submission"),
+    "a pickle": (lambda f: (f / "model.pkl").write_bytes(b"x"), "no file of a submission"),
+    "a pipe": (lambda f: ((f / "optout.json").unlink(), os.mkfifo(f / "optout.json")), "no file of a submission"),
+    "no first file": (lambda f: (f / "submission.json").unlink(), "cannot be read"),
+    "a bomb": (bomb, "longer than"),
+    "blank lines": (raw(FORGET, b"\n" * 10_000_000), "not valid JSON"),
+    "deep JSON": (raw("submission.json", b'{"files":' + b"[" * 500_000), "nested"),
+    "deep rows": (raw(FORGET, b"[" * 1_000_000 + b"\n"), "nested"),
+    "deep results": (raw("results.json", b'{"results":' * 100_000), "nested"),
+    "a key twice": (raw("submission.json", b'{"schema_version": 1, "schema_version": 1}'), "stands twice"),
+    "NaN": (hostile(lambda f, t: t.update(cost=float("nan"))), "not valid JSON"),
+    "another version": (hostile(lambda f, t: t.update(schema_version=2)), "schema_version 2, expected 1"),
+    "an unknown field": (hostile(lambda f, t: t.update(score=1)), "not known"),
+    "a list": (raw("submission.json", b"[]"), "a table is expected"),
+    "right to left": (hostile(lambda f, t: t.update(model="a\u202eb")), "U+202E"),
+    "control": (hostile(lambda f, t: t.update(submitter="a\x1b[2J")), "U+001B"),
+    "long name": (hostile(lambda f, t: t.update(model="a" * 9_000)), "characters, 300 at most"),
+    "results are a list": (raw("results.json", b"[]"), "not a results file"),
+    "results of null": (raw("results.json", b'{"results": {"elude_mia": null}, "configs": {"elude_mia": null}}'), ""),
+    "rows of null": (raw(FORGET, b"null\n" * 8), "cannot be read"),
+    "rows of text": (raw(FORGET, b'{"doc": "a", "doc_id": {}}\n' * 8), "cannot be read"),
+    "not gzip": (lambda f: ((f / FORGET).write_bytes(b"x" * 99), hashed_again(f)), "not a whole gzip"),
+    "cut gzip": (cut, "not a whole gzip"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_folders_end_in_one_clear_line_and_touch_nothing(case, copy, data):
+    make, expected = HOSTILE[case]
+    make(copy)
+    before = sorted(p for p in copy.parent.rglob("*"))
+    start = time.process_time()
+    verdict = verify(copy, data=str(data))
+    assert time.process_time() - start < 5
+    assert verdict.findings and not verdict.level
+    assert all(len(line.splitlines()) == 1 and line.isprintable() and len(line) < 500 for line in verdict.findings)
+    assert any(expected in line for line in verdict.findings), verdict.findings
+    assert sorted(p for p in copy.parent.rglob("*")) == before
+
+
+def test_markup_in_a_name_is_a_name(copy, data):
+    table = load(copy / packed.FILE_NAME)
+    table["model"] = "<script>alert(1)</script>"
+    store(copy / packed.FILE_NAME, table)
+    assert not verify(copy, data=str(data)).findings
+
+
+# ---- packing and the commands
+def elude(capsys, *arguments: Any) -> tuple[int, str, str]:
+    import sys
+
+    sys.argv = ["elude", *map(str, arguments)]
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    out, err = capsys.readouterr()
+    return int(left.value.code or 0), out, err
+
+
+def test_the_commands(original, data, tmp_path, capsys):
+    out = tmp_path / "mine"
+    submit = ("submit", original.path, "--out", out, "--submitter", "A. Nobody", "--role", "original")
+    code, _, err = elude(capsys, *submit)
+    assert code == 2 and "--base-model" in err and not out.exists() and not list(tmp_path.iterdir())
+    code, printed, _ = elude(capsys, *submit, "--base-model", "tiny")
+    assert code == 0 and "level recomputed" in printed
+    code, _, err = elude(capsys, *submit, "--base-model", "tiny")
+    assert code == 2 and "exists already" in err
+    code, printed, _ = elude(capsys, "verify", out, "--dataset", data, "--json")
+    assert code == 0 and json.loads(printed)["level"] == "recomputed" and json.loads(printed)["findings"] == []
+    (out / "more.txt").write_text("x")
+    code, printed, _ = elude(capsys, "verify", out, "--dataset", data)
+    assert code == 1 and printed.splitlines()[0] == "'more.txt' is no file of a submission"
+
+
+@pytest.mark.parametrize("spoilt", ["limit", "unfinished", "a suite less"])
+def test_what_cannot_be_submitted(spoilt, original, tmp_path, capsys):
+    folder = Path(shutil.copytree(original.path.parent, tmp_path / "run"))
+    path = folder / original.path.name
+    table = load(path)
+    if spoilt == "limit":
+        table["config"]["limit"] = 4
+    elif spoilt == "a suite less":
+        for name in ("results", "configs"):
+            del table[name]["elude_world"]
+    else:
+        file = next(folder.glob("samples_elude_retain_*"))
+        file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
+    store(path, table)
+    code, _, err = elude(capsys, "submit", path, "--out", tmp_path / "out", "--submitter", "x", "--base-model", "b",
+                         "--role", "original")  # fmt: skip
+    expected = {"limit": "--limit", "unfinished": "3 rows", "a suite less": "elude_world: not in the run"}[spoilt]
+    assert code == 2 and expected in err and len(err.splitlines()) == 1 and not (tmp_path / "out").exists()
