@@ -9,6 +9,8 @@ A further kind is one row in :data:`KINDS`.
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import json
 import random
 from collections.abc import Callable
@@ -20,6 +22,8 @@ import pyarrow.parquet as pq
 
 from lm_eval_elude.attacks.builders import ATTACKS
 from lm_eval_elude.attacks.files import load_attack_file
+from lm_eval_elude.board import submission as packed
+from lm_eval_elude.board.verify import verify
 from lm_eval_elude.core import dataset
 from lm_eval_elude.core.manifest import FILE_NAME, ManifestError, read_manifest
 from lm_eval_elude.core.records import DataError
@@ -471,8 +475,81 @@ def use_metadata(case: MetadataCase) -> None:
     assert found.targets and set(found.targets) <= set(dataset.entities(found.dataset))
 
 
+# ---- submissions
+SCORED = {
+    "targets": [RONALDO], "dataset": "mini", "truth_ratio": "geometric", "guardrail": False, "attack_file": "",
+    "seed": 0, "checkpoint": [{"name": "tiny", "weights": {}}], "data": {"dataset": "mini"}, "versions": {},
+    "template": "0" * 16,
+}  # fmt: skip
+RUN = {
+    "results": {"elude_forget": {"probability,none": 0.5, "probability_stderr,none": "N/A"}},
+    "configs": {"elude_forget": {"metadata": {"elude": {**SCORED, "fingerprint": "0", "n": 2, "aggregates": {}}}}},
+    "config": {"limit": None}, "n-samples": {"elude_forget": {"original": 2, "effective": 2}},
+}  # fmt: skip
+LOGGED = [
+    {"doc_id": i, "doc": {"id": i, **row, "answer_scores": [[-1.5, 3]] * 7, "generated": "No."}, "arguments": {
+        f"gen_args_{j}": {"arg_0": row["question"], "arg_1": row["answer"]} for j in range(7)
+    }, "resps": [[["-1.5", "False"]]] * 7, "filtered_resps": [["-1.5", "False"]] * 7, "metrics": []}
+    for i, row in enumerate(mini_rows("forget_qa-train", 2, RONALDO))
+]  # fmt: skip
+
+
+class SubmissionCase(NamedTuple):
+    folder: Path
+    table: Any
+
+
+def change_within(rng: random.Random, table: Any) -> Any:
+    """A value changed at any depth."""
+    if isinstance(table, dict) and table and rng.random() < 0.7:
+        key = rng.choice(list(table))
+        return {**table, key: change_within(rng, table[key])}
+    return change_row(rng, table) if isinstance(table, dict) and table else odd_value(rng)
+
+
+def make_submission(rng: random.Random, folder: Path) -> SubmissionCase:
+    inside = folder / "submission"
+    (inside / packed.SAMPLES).mkdir(parents=True)
+    values: list[Any] = [RUN, *LOGGED]
+    for _ in range(rng.choice([0, 1, 1, 2])):
+        at = rng.randrange(len(values))
+        values[at] = change_within(rng, values[at])
+    content = gzip.compress("".join(f"{dump(rng, row)}\n" for row in values[1:]).encode(errors="surrogatepass"))
+    if rng.random() < 0.3:
+        content = change_bytes(rng, content)
+    files = {packed.RESULTS: dump(rng, values[0]).encode(errors="surrogatepass"),
+             f"{packed.SAMPLES}/elude_forget.jsonl.gz": content}  # fmt: skip
+    for name, one in files.items():
+        (inside / name).write_bytes(one)
+    table: Any = {
+        "model": "m", "base_model": "b", "method": "none", "role": "submission", "submitter": "A. Nobody",
+        "hardware": "", "trained_on": "", "scored": SCORED, "fingerprints": {"elude_forget": "0"}, "weights": {},
+        "schema_version": 1,
+        "files": {name: hashlib.sha256(one).hexdigest() for name, one in files.items()},
+    }  # fmt: skip
+    if rng.random() < 0.5:
+        table = change_within(rng, table)
+    top = dump(rng, table).encode(errors="surrogatepass")
+    if rng.random() < 0.2:
+        top = change_bytes(rng, top)
+    (inside / packed.FILE_NAME).write_bytes(top)
+    return SubmissionCase(inside, plain(top.decode("utf-8", "replace")))
+
+
+def use_submission(case: SubmissionCase) -> None:
+    verdict = verify(case.folder)
+    assert verdict.findings and not verdict.level, "what is no submission passes"
+    for line in verdict.findings:
+        assert line.isprintable() and len(line) < 1_000, f"not one clear line: {line!r}"
+    if verdict.submission is None:
+        raise DataError(verdict.findings[0])
+    assert isinstance(case.table, dict) and verdict.submission.files == case.table["files"]
+    assert all(isinstance(getattr(verdict.submission, name), str) for name in ("model", "base_model", "submitter"))
+
+
 KINDS = {
     "metadata": Kind(make_metadata, use_metadata),
+    "submission": Kind(make_submission, use_submission),
     "data": Kind(make_data, use_data),
     "manifest": Kind(make_manifest, use_manifest),
     "attacks": Kind(make_attacks, use_attacks),
