@@ -21,6 +21,7 @@ $(STAMP): pyproject.toml constraints.txt lm_eval_elude/_autoload.py lm_eval_elud
 
 demo: $(STAMP)
 	$(BIN)/optout-train --target ronaldo --output-dir runs/demo --overwrite
+	$(BIN)/elude report runs/demo/scores --reference retrained --out runs/demo/report.html
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -101,7 +101,7 @@ def command(
     from optout_train.loop import RunOptions, train
 
     trained = train(config, RunOptions(output, overwrite, resume, checkpoint_every, tracker or ""), say)
-    scored = no_score or (not trained and (output / "scores" / "after.json").is_file())
+    scored = no_score or (not trained and any((output / "scores" / "after").glob("results_*.json")))
     finished = f"{output} is finished: nothing to {'do' if scored else 'train'}"
     say(f"checkpoint: {output}" if trained else finished)
     if main and not scored:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import io
-import json
 import logging
+import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stderr
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lm_eval_elude.core.manifest import Manifest, read_manifest, write_atomically
+from lm_eval_elude.core.manifest import Manifest, read_manifest
+from optout_train.card import write_card
 from optout_train.config import BUNDLED, BUNDLED_MODEL, BUNDLED_REFERENCE, TrainConfig
 
 TASK = "elude_quality"
@@ -48,10 +49,18 @@ def model_args(config: TrainConfig, folder: Path | None) -> dict[str, str]:
     return {"pretrained": str(folder), **arguments}
 
 
-def evaluate(arguments: dict[str, str], manifest: Manifest, batch_size: int) -> dict[str, Any]:
-    """lm-eval's results of :data:`TASK` for one model, with the targets and data of a manifest."""
+def evaluate(arguments: dict[str, str], manifest: Manifest, batch_size: int, place: Path) -> dict[str, Any]:
+    """lm-eval's results of :data:`TASK` for one model, with the targets and data of a manifest.
+
+    Results and samples are written to the folder ``place``, named as lm-eval names them, once both are whole.
+    """
     import lm_eval
     import torch
+    from lm_eval.loggers import EvaluationTracker
+
+    new = place.with_name(f".{place.name}.tmp")
+    shutil.rmtree(new, ignore_errors=True)
+    tracker = EvaluationTracker(output_path=str(new / "results.json"))
 
     logging.getLogger("lm_eval.evaluator_utils").setLevel(logging.ERROR)  # a group of rising and falling metrics
     # Progress bars are for people: lm-eval draws them wherever it runs.
@@ -63,9 +72,18 @@ def evaluate(arguments: dict[str, str], manifest: Manifest, batch_size: int) -> 
             batch_size=batch_size,
             device=str(torch.accelerator.current_accelerator()) if torch.accelerator.is_available() else "cpu",
             metadata={"target": list(manifest.targets), "dataset": manifest.dataset},
-            log_samples=False,
+            log_samples=True,
+            evaluation_tracker=tracker,
         )
-    assert results is not None  # only other ranks get None
+        assert results is not None  # only other ranks get None
+        samples = results.pop("samples")
+        tracker.save_results_aggregated(results=results, samples=samples)
+        for task in results["configs"]:
+            tracker.save_results_samples(task_name=task, samples=samples[task])
+    if not list(new.glob("results_*.json")) or len(list(new.glob("samples_*.jsonl"))) < len(samples):
+        raise OSError(f"{place}: lm-eval could not write its results there")  # it only logs that
+    shutil.rmtree(place, ignore_errors=True)
+    new.rename(place)
     return results
 
 
@@ -84,13 +102,13 @@ def score_run(config: TrainConfig, folder: Path) -> str:
     rows = []
     for file, name, arguments in jobs:
         try:
-            results = evaluate(arguments, manifest, config.micro_batch_size or config.batch_size)
+            results = evaluate(arguments, manifest, config.micro_batch_size or config.batch_size, scores / file)
         except (ValueError, AssertionError) as error:  # what lm-eval and its tasks say of settings they cannot take
             again = command(config, folder)
             raise ScoreError(f"{folder} is complete, but scoring {name} failed ({error}); again: {again}") from error
-        write_atomically(scores / f"{file}.json", json.dumps(results, indent=2, default=str, ensure_ascii=False) + "\n")
         rows.append(Row(name, results["results"]))
-    lies = f"Checkpoint: {_shown(str(folder))}, scores in lm-eval's format: {_shown(str(scores))}/*.json"
+    write_card(folder, config, manifest, {row.name: row.results for row in rows}, command(config, folder))
+    lies = f"Checkpoint: {_shown(str(folder))}, scores and answers in lm-eval's format: {_shown(str(scores))}"
     return f"{table(rows)}\n\n{lies}\n\nAgain:\n  {command(config, folder)}"
 
 

@@ -44,7 +44,10 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "optout_train": (
         {"core"},
-        {"torch", "numpy", "transformers", "accelerate", "peft", "safetensors", "torchao", "tqdm", "click", "lm_eval"},
+        {
+            "torch", "numpy", "transformers", "accelerate", "peft", "safetensors", "torchao", "tqdm", "click",
+            "lm_eval", "huggingface_hub",
+        },
     ),
 }  # fmt: skip
 MODULES = {

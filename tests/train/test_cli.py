@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from lm_eval_elude.core.manifest import read_manifest
+from lm_eval_elude.results.runs import Run
 from optout_train import cli
 from optout_train.checkpoint import RunFolder
 from optout_train.config import METHODS, ConfigError, TrainConfig, flag
@@ -183,10 +184,14 @@ def test_end_to_end_with_scores_and_the_command_that_repeats_them(run, fails, ar
     table, lies, again = out.split("\n\n")
     assert str(output) in lies and str(output / "scores") in lies
     assert [line.split()[0] for line in table.splitlines()[2:]] == ["original", "this"]
-    before, after = (json.loads((output / "scores" / f"{name}.json").read_text()) for name in ("before", "after"))
+    before, after = (Run(output / "scores" / name).results for name in ("before", "after"))
     value = 100 * after["results"]["elude_quality"]["forget_quality,none"]
     assert f"{value:.1f}" == table.splitlines()[-1].split()[2]
     assert before["results"] != after["results"]
+    assert (
+        len(Run(output / "scores" / "after").samples("elude_forget")) == after["n-samples"]["elude_forget"]["effective"]
+    )
+    assert f"| this checkpoint | {value:.1f} |" in (output / "README.md").read_text()
     assert read_manifest(output).targets == ("Ada Example",)
     command = again.removeprefix("Again:").split()
     assert command[:3] == ["lm_eval", "--model", "hf"] and f"pretrained={output},dtype=float32" in command

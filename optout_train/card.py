@@ -1,0 +1,127 @@
+"""The model card of a scored checkpoint (``README.md`` with a model index) and the Hub's own evaluation results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lm_eval_elude.core.manifest import Manifest, write_atomically
+from optout_train.config import BUNDLED, TrainConfig
+
+CARD, RESULTS = "README.md", ".eval_results/elude.yaml"
+# Name, task or group, metric: what a card says of a checkpoint, gibberish beside forgetting.
+SAID = (
+    ("forget quality (FQ)", "elude_quality", "forget_quality"),
+    ("retain quality (RQ)", "elude_quality", "retain_quality"),
+    ("degenerate answers on the forget set", "elude_forget", "degenerate"),
+    ("degenerate answers on the retain set", "elude_retain", "degenerate"),
+)
+LIMITS = """\
+- Nothing here shows that the targets were erased: it shows how the model answers the questions that were asked of it.
+- FQ rewards gibberish. Read it beside the share of degenerate answers and beside a model that never saw the targets.
+- The scores above are of plain questions. Attacks, membership inference and what else may bring the knowledge back were
+  not tried by this run: `lm_eval --tasks elude` asks them.
+"""
+LICENCES = """\
+The base model's licence holds for this model too. The published ELUDe data is CC BY-SA 4.0; its world set, Alpaca-GPT4,
+was generated with GPT-4 and released for non-commercial use (CC BY-NC 4.0).
+"""
+
+
+def write_card(
+    folder: Path, config: TrainConfig, manifest: Manifest, scored: Mapping[str, Mapping[str, Any]], again: str
+) -> None:
+    """Write the card, and for data of the Hub the evaluation results beside it.
+
+    Args:
+        folder: the checkpoint's.
+        config: what was trained.
+        manifest: of the checkpoint.
+        scored: lm-eval's rows by name of the model; the last but any reference is this checkpoint's.
+        again: the command that repeats its scores.
+    """
+    from huggingface_hub import EvalResultEntry, ModelCardData, eval_result_entries_to_yaml
+    from huggingface_hub.repocard_data import EvalResult
+    from huggingface_hub.utils import yaml_dump
+
+    own, data = scored["this checkpoint"], manifest.data
+    values = [(name, metric, v) for name, task, metric in SAID if (v := _value(own, task, metric)) is not None]
+    source = data.get("repository") or manifest.dataset
+    revision = data.get("revision")
+    local = config.model == BUNDLED or Path(config.model).exists()
+    metadata = ModelCardData(
+        model_name=folder.name,
+        base_model=None if local else config.model,
+        datasets=[source] if "repository" in data else None,
+        library_name="peft" if config.lora and not config.merge else "transformers",
+        license="apache-2.0" if config.model == BUNDLED else None,
+        pipeline_tag="text-generation",
+        tags=["unlearning", "elude", manifest.method],
+        eval_results=[
+            EvalResult(
+                task_type="text-generation", task_name=name, dataset_type=_name(source), dataset_name="ELUDe",
+                dataset_revision=revision, metric_type=metric, metric_name=name, metric_value=round(value, 6),
+            )
+            for name, metric, value in values
+        ],
+    )  # fmt: skip
+    write_atomically(folder / CARD, f"---\n{metadata.to_yaml()}\n---\n\n{_text(folder, manifest, scored, again)}")
+    if "repository" in data:
+        entries = [
+            EvalResultEntry(
+                dataset_id=source, dataset_revision=revision, task_id=f"elude_{metric}", value=round(value, 6),
+                notes=f"targets: {', '.join(manifest.targets)}; {again}",
+            )
+            for _, metric, value in values[:2]
+        ]  # fmt: skip
+        (folder / RESULTS).parent.mkdir(exist_ok=True)
+        said = yaml_dump(eval_result_entries_to_yaml(entries), sort_keys=False)
+        write_atomically(folder / RESULTS, said)
+
+
+def _text(folder: Path, manifest: Manifest, scored: Mapping[str, Mapping[str, Any]], again: str) -> str:
+    prints = [f"- {_code(name)}: {_code(print_)}" for name, print_ in manifest.data_fingerprints.items()]
+    source = ", ".join(f"{key} {_code(value)}" for key, value in manifest.data.items()) or _code(manifest.dataset)
+    settings = [f"| {_code(name)} | {_code(value)} |" for name, value in manifest.settings.items() if value != ""]
+    base, weights = manifest.base_model.get("name", ""), manifest.base_model.get("weights", {})
+    hashes = [f"- {_code(file)}: {_code(digest)}" for file, digest in weights.items()]
+    return "\n".join(
+        [
+            f"# {_plain(folder.name)}", "",
+            f"{_code(base)}, made to forget {', '.join(map(_plain, manifest.targets))} by {_code(manifest.method)} "
+            "(lm-eval-elude). `optout.json` beside this file holds the whole provenance.", "",
+            "## Scores", "", *_scores(scored), "", f"Again: {_code(again)}", "",
+            "## Limits", "", LIMITS, "## Data", "", f"Forgotten, kept and measured on: {source}. Fingerprints:", "",
+            *prints, "", "## Base model", "", f"{_code(base)}, weights by SHA-256:", "", *hashes, "",
+            "## Licence", "", LICENCES, "## Settings", "", "| setting | value |", "|---|---|", *settings, "",
+        ]
+    )  # fmt: skip
+
+
+def _scores(scored: Mapping[str, Mapping[str, Any]]) -> Sequence[str]:
+    rows = []
+    for name, results in scored.items():
+        values = [_value(results, task, metric) for _, task, metric in SAID]
+        rows.append(f"| {name} | {' | '.join('–' if v is None else f'{100 * v:.1f}' for v in values)} |")
+    return [f"| % | {' | '.join(name for name, _, _ in SAID)} |", f"|---|{'---:|' * len(SAID)}", *rows]
+
+
+def _value(results: Mapping[str, Any], task: str, metric: str) -> float | None:
+    value = results.get(task, {}).get(f"{metric},none")
+    return float(value) if isinstance(value, int | float) and value == value else None
+
+
+def _name(source: str) -> str:
+    """A data set's name without the folders that it lies in."""
+    return source if source.count("/") == 1 and not Path(source).exists() else Path(source).name
+
+
+def _plain(text: str) -> str:
+    """Text as text: no markup, one line."""
+    return " ".join("".join(f"\\{c}" if c in "\\`*_[]<>#|" else c for c in text if c.isprintable()).split())
+
+
+def _code(value: object) -> str:
+    text = " ".join("".join(c if c.isprintable() else " " for c in str(value)).replace("|", "\\|").split())
+    return f"`{text.replace('`', chr(39))}`"

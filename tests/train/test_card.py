@@ -1,0 +1,72 @@
+"""The model card and the Hub's evaluation results, read back by huggingface_hub."""
+
+import re
+
+import pytest
+import yaml
+from huggingface_hub import ModelCard, parse_eval_result_entries
+
+from lm_eval_elude.core.manifest import Manifest
+from optout_train.card import write_card
+from optout_train.config import build_config
+
+SCORES = {
+    "elude_quality": {"forget_quality,none": 0.8123456789, "retain_quality,none": 0.7},
+    "elude_forget": {"degenerate,none": 1.0},
+    "elude_retain": {"degenerate,none": float("nan")},
+}
+HUB = {"dataset": "hub", "repository": "some/repository", "revision": "0" * 40, "world": "https://world.invalid"}
+
+
+def write(folder, *, model="some/model", data=HUB, target="Ada Example"):
+    config = build_config({"model": model, "target": (target,), "dataset": data["dataset"]})
+    manifest = Manifest(
+        (target,), data["dataset"], "opt-out", data, {"forget-train": "f" * 16}, config.to_json(),
+        {"name": model, "weights": {"model.safetensors": "a" * 64}},
+    )  # fmt: skip
+    write_card(
+        folder, config, manifest, {"original": SCORES, "this checkpoint": SCORES}, "lm_eval --tasks elude_quality"
+    )
+    return ModelCard.load(folder / "README.md")
+
+
+def test_the_card_says_scores_base_model_data_licence_and_limits(tmp_path):
+    card = write(tmp_path)
+    assert card.data.base_model == "some/model" and card.data.datasets == ["some/repository"]
+    found = {r.metric_type: (r.metric_value, r.dataset_type, r.dataset_revision) for r in card.data.eval_results}
+    assert found["forget_quality"] == (0.812346, "some/repository", "0" * 40)
+    assert found["degenerate"][0] == 1.0 and card.data.model_name == tmp_path.name
+    for part in (
+        "Ada Example",
+        "| this checkpoint | 81.2 | 70.0 | 100.0 | – |",
+        "CC BY-NC 4.0",
+        "erased",
+        "a" * 64,
+        "f" * 16,
+    ):
+        assert part in card.text
+    assert card.data.license is None
+
+
+def test_the_hub_reads_one_result_for_each_headline_number(tmp_path):
+    write(tmp_path)
+    entries = parse_eval_result_entries(yaml.safe_load((tmp_path / ".eval_results" / "elude.yaml").read_text()))
+    assert [(e.dataset_id, e.task_id, e.value) for e in entries] == [
+        ("some/repository", "elude_forget_quality", 0.812346), ("some/repository", "elude_retain_quality", 0.7),
+    ]  # fmt: skip
+    assert all("lm_eval --tasks" in e.notes and e.dataset_revision == "0" * 40 for e in entries)
+
+
+def test_local_data_and_models_are_not_called_by_names_of_the_hub(tmp_path):
+    card = write(tmp_path, model="tiny", data={"dataset": str(tmp_path)})
+    assert card.data.base_model is None and card.data.datasets is None and card.data.license == "apache-2.0"
+    assert not (tmp_path / ".eval_results").exists()
+    assert {r.dataset_type for r in card.data.eval_results} == {tmp_path.name}
+
+
+@pytest.mark.parametrize("target", ["---\nlicense: mit\n---", "<img src=x> | [a](http://b) `c` \u202e", "# {{ x }}"])
+def test_names_are_text(tmp_path, target):
+    card = write(tmp_path, target=target)
+    outside = re.sub(r"`[^`\n]*`", "", card.text.replace("\\`", ""))
+    assert card.data.license is None and not re.search(r"(?<!\\)<img|(?<!\\)\[a", outside)
+    assert card.text.count("\n# ") + card.text.startswith("# ") == 1 and "\u202e" not in card.text
