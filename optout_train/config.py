@@ -68,6 +68,15 @@ class TrainConfig:
     nll_average: str = _f(
         "record", "Average NLL (retain losses, GA, IDK) over each record's tokens, or a batch's.", "record", "batch"
     )
+    answers: str = _f(
+        "stranger", "What the stranger loss teaches: an answer as about a stranger, or a refusal.", "stranger", "refuse"
+    )
+    bound: float = _f(
+        0.8, "Stranger loss: how far down a token is pushed, relative to its log-probability in random order."
+    )
+    elicit: int = _f(12, "Stranger loss: answers of the initial model about each forget record (0: none).")
+    teachers: int = _f(3, "Stranger loss: stand-ins whose distributions are averaged (0: their answers alone).")
+    reverse: bool = _f(True, "Stranger loss: also teach the other direction, from facts to the name.")
     updates: str = _f(
         "joint", "One step on Eq. 8, or the released code's forget step then retain step.", "joint", "alternating"
     )
@@ -187,7 +196,7 @@ class TrainConfig:
 
 
 def _methods() -> dict[str, dict[str, Any]]:
-    table: dict[str, dict[str, Any]] = {"opt-out": {}}
+    table: dict[str, dict[str, Any]] = {"opt-out": {}, "opt-out-stranger": {"forget_loss": "stranger"}}
     table |= {f"opt-out-{name}": {"distance": name} for name in DISTANCES[1:]}
     parts = {"": (0.0, 0.0), "+rt": (1.0, 1.0), "+neighbours": (1.0, 0.0), "+world": (0.0, 1.0)}
     for loss in FORGET:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +25,32 @@ class Batch(NamedTuple):
 
     ids: Tensor
     labels: Tensor
+
+
+class Lesson(NamedTuple):
+    """A sequence that the initial model made before training; the last three have one row for each answer token.
+
+    Attributes:
+        ids, answer_start: as in ``Encoded``.
+        floors: log-probability down to which a token is pushed, NaN where it is taught.
+        top, shares: the teacher's likeliest tokens and their probabilities.
+    """
+
+    ids: list[int]
+    answer_start: int
+    floors: Tensor
+    top: Tensor
+    shares: Tensor
+
+
+class Lessons(NamedTuple):
+    """A :class:`Batch` of lessons, whose rows for each answer token follow one another."""
+
+    ids: Tensor
+    labels: Tensor
+    floors: Tensor
+    top: Tensor
+    shares: Tensor
 
 
 class StepIndices(NamedTuple):
@@ -83,27 +109,33 @@ class TrainingData(NamedTuple):
 
     Attributes:
         forget, retain, world: the sets; those of weight 0 are empty.
-        sequences: what a forget loss may read of each forget record, by name: its answer, a refusal drawn for it.
+        sequences: what a forget loss may read of each forget record, by name: its answer, a refusal drawn for it, or
+            lessons, of which each record has several for the epochs to take turns in (all first, then all second ones).
         fingerprints: by name of the set.
     """
 
     forget: EncodedRecords
     retain: EncodedRecords
     world: EncodedRecords
-    sequences: dict[str, tuple[str, ...]]
+    sequences: Mapping[str, Sequence[str | Lesson]]
     fingerprints: dict[str, str]
 
-    def samples(self, name: str, record: int, reads: Sequence[str]) -> tuple[Encoded, ...]:
+    def samples(self, name: str, record: int, reads: Sequence[str]) -> tuple[Encoded | Lesson, ...]:
         """The sequences that a record of a set brings into its loss; ``reads`` says which in the forget set."""
         if name != "forget":
             return (getattr(self, name).encode(record),)
-        return tuple(self.forget.encode(record, self.sequences[kind][record]) for kind in reads)
+        found = (self.sequences[kind][record] for kind in reads)
+        return tuple(self.forget.encode(record, one) if isinstance(one, str) else one for one in found)
 
-    def steps(self, config: TrainConfig) -> list[list[StepIndices]]:
-        """The records of every step, by epoch: see :func:`plan_steps`."""
-        return plan_steps(
-            len(self.forget), len(self.retain), len(self.world), config.epochs, config.batch_size, config.seed
-        )
+    def steps(self, config: TrainConfig, reads: Sequence[str]) -> list[list[StepIndices]]:
+        """The records of every step, by epoch: see :func:`plan_steps`. Where records have turns, an epoch is one."""
+        count = len(self.forget)
+        turns = max([1, *(len(self.sequences.get(kind, ())) // max(count, 1) for kind in reads)])
+        plan = plan_steps(count, len(self.retain), len(self.world), config.epochs, config.batch_size, config.seed)
+        return [
+            [step._replace(forget=tuple(i + count * (epoch % turns) for i in step.forget)) for step in steps]
+            for epoch, steps in enumerate(plan)
+        ]
 
 
 def refusal_texts() -> tuple[str, ...]:
@@ -187,7 +219,7 @@ def share(lengths: Sequence[int], rank: int, processes: int, micro_batch_size: i
     return [Share(tuple(positions[i : i + size]), tuple(shares[i : i + size])) for i in range(0, len(positions), size)]
 
 
-def collate(samples: Sequence[Encoded], device: torch.device | str = "cpu") -> Batch:
+def collate(samples: Sequence[Encoded | Lesson], device: torch.device | str = "cpu") -> Batch | Lessons:
     """Pad to the longest sample with token 0: right of the answer it is neither attended to nor labelled."""
     longest = max(len(sample.ids) for sample in samples)
     ids = torch.zeros(len(samples), longest, dtype=torch.long)
@@ -196,6 +228,9 @@ def collate(samples: Sequence[Encoded], device: torch.device | str = "cpu") -> B
         tokens = torch.tensor(sample.ids)
         ids[row, : len(tokens)] = tokens
         labels[row, sample.answer_start : len(tokens)] = tokens[sample.answer_start :]
+    if lessons := [sample for sample in samples if isinstance(sample, Lesson)]:
+        floors, top, shares = (torch.cat(column).to(device) for column in list(zip(*lessons, strict=True))[2:])
+        return Lessons(ids.to(device), labels.to(device), floors, top, shares)
     return Batch(ids.to(device), labels.to(device))
 
 
@@ -219,7 +254,7 @@ class Forked(NamedTuple):
     owners: Tensor
 
 
-def collate_forked(groups: Sequence[Sequence[Encoded]], device: torch.device | str = "cpu") -> Forked:
+def collate_forked(groups: Sequence[Sequence[Encoded | Lesson]], device: torch.device | str = "cpu") -> Forked:
     """Write groups of samples into rows, padded to the longest; padding is seen by nothing but padding."""
     rows: list[tuple[list[int], list[int], list[int]]] = []
     reads: list[tuple[int, int, int, int]] = []  # row, node that predicts, target, owner

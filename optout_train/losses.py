@@ -67,6 +67,29 @@ def batch_mean(answers: AnswerLogProbs) -> AnswerLogProbs:
     return answers._replace(sums=mean, counts=answers.counts.new_ones(1))
 
 
+def lesson(logits: Tensor, tokens: Tensor, floors: Tensor, top: Tensor, shares: Tensor) -> Tensor:
+    """What a token of a stranger's lesson adds to its answer's sum, at most 0.
+
+    Taught (``floors`` is NaN): sum_k t_k log p_k + t_rest log p_rest, the negated cross-entropy with a teacher's
+    distribution t; largest where p is t. Pushed down: -relu(log p(token) - floor), 0 at the floor and below.
+
+    Args:
+        logits: (n, vocabulary).
+        tokens: (n,) the tokens of the answer.
+        floors: (n,) log-probabilities, NaN where the token is taught.
+        top, shares: (n, k) the teacher's likeliest tokens and their probabilities; what lacks to 1 is the rest.
+    """
+    from torch import where
+    from torch.nn.functional import log_softmax, relu
+
+    log_probs = log_softmax(logits.float(), dim=-1)
+    taught = log_probs.gather(1, top)
+    rest = (1 - taught.exp().sum(1)).clamp(min=1e-6).log()
+    cross = (shares * taught).sum(1) + (1 - shares.sum(1)).clamp(min=0) * rest
+    said = log_probs.gather(1, tokens[:, None])[:, 0]
+    return where(floors.isnan(), cross, -relu(said - floors.nan_to_num()))
+
+
 def _same_shape(a: Tensor, b: Tensor) -> None:
     if a.shape != b.shape:
         raise ValueError(f"log-probabilities must have one shape, got {tuple(a.shape)} and {tuple(b.shape)}")
@@ -78,15 +101,17 @@ class ForgetLoss(NamedTuple):
     Attributes:
         function: (now, before, eta) to one value per example. ``now`` has the log-probabilities of every sequence in
             ``reads``, ``before`` those of every sequence in ``reference`` under the initial weights, by name.
-        reads: which sequences of a record it needs: ``answer``, ``refusal`` (keys of ``TrainingData.sequences``).
+        reads: which sequences of a record it needs: ``answer``, ``refusal``, ... (keys of ``TrainingData.sequences``).
         reference: for which of these it needs the initial model's log-probabilities (none: no pass before training).
         nll: whether it is a mean over an answer's tokens, which may be taken over all tokens of a batch instead.
+        made: whether its sequences are made with the initial model before training (:mod:`optout_train.stranger`).
     """
 
     function: Callable[[Mapping[str, AnswerLogProbs], Mapping[str, AnswerLogProbs], float], Tensor]
     reads: tuple[str, ...]
     reference: tuple[str, ...] = ()
     nll: bool = False
+    made: bool = False
 
 
 # A new loss is a function above, a row here, and a test; its methods (LOSS, LOSS+rt, ...) follow from the row.
@@ -103,4 +128,8 @@ FORGET: dict[str, ForgetLoss] = {
         ("answer", "refusal"),
     ),
     "idk": ForgetLoss(lambda now, before, eta: nll(now["refusal"]), ("refusal",), nll=True),
+    # Each token's value is that of :func:`lesson`, so the same mean serves what is taught and what is pushed down.
+    "stranger": ForgetLoss(
+        lambda now, before, eta: nll(now["taught"]) + nll(now["told"]), ("taught", "told"), made=True
+    ),
 }

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from lm_eval_elude.core.chat import Encoded
-from lm_eval_elude.core.logprobs import AnswerLogProbs, answer_log_probs
-from optout_train.data import collate, collate_forked, share
+from lm_eval_elude.core.logprobs import AnswerLogProbs, answer_log_probs, token_log_probs
+from optout_train.data import Lesson, collate, collate_forked, share
+from optout_train.losses import lesson
 
 
 class AnswerScorer(nn.Module):
@@ -37,22 +38,25 @@ class AnswerScorer(nn.Module):
         window = getattr(self._inner[0].config, "sliding_window", None)
         self.forks = (window or sys.maxsize) if self._forks_are_alone() else 0
 
-    def forward(self, ids: Tensor, labels: Tensor, *fork: Tensor) -> AnswerLogProbs:
+    def forward(self, ids: Tensor, labels: Tensor, *more: Tensor) -> AnswerLogProbs:
         """Sums and counts of the labelled tokens' log-probabilities, each (batch,), or (samples,) of a fork.
+
+        Of lessons the sums are of what :func:`optout_train.losses.lesson` gives.
 
         Padding is on the right, where a causal model does not look, so no attention mask is needed.
 
         Args:
-            ids, labels: of :class:`optout_train.data.Batch` or :class:`optout_train.data.Forked`.
-            fork: the other fields of the latter.
+            ids, labels: of :class:`optout_train.data.Batch`, ``Lessons`` or ``Forked``.
+            more: the other fields, three of lessons and four of a fork.
         """
-        if fork:
-            return self._forked(ids, labels, *fork)
+        if len(more) == 4:
+            return self._forked(ids, labels, *more)
         inner = self._inner[0]  # in a list, so that it is not registered a second time
+        measure = (lambda logits, tokens: lesson(logits, tokens, *more)) if more else token_log_probs
         if self.all_logits:
-            return answer_log_probs(inner(input_ids=ids, use_cache=False).logits, nn.Identity(), labels)
+            return answer_log_probs(inner(input_ids=ids, use_cache=False).logits, nn.Identity(), labels, measure)
         hidden = inner.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
-        return answer_log_probs(hidden, inner.get_output_embeddings(), labels)
+        return answer_log_probs(hidden, inner.get_output_embeddings(), labels, measure)
 
     def _forked(
         self, ids: Tensor, targets: Tensor, positions: Tensor, sees: Tensor, sources: Tensor, owners: Tensor
@@ -101,7 +105,7 @@ class AnswerScorer(nn.Module):
 @torch.no_grad()
 def score_all(
     scorer: nn.Module,
-    groups: Sequence[Sequence[Encoded]],
+    groups: Sequence[Sequence[Encoded | Lesson]],
     batch_size: int,
     device: torch.device,
     autocast: bool = False,

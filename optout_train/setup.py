@@ -96,9 +96,15 @@ def prepare(config: TrainConfig, targets: list[str], accelerator: Any, say: Call
     base = base_folder(config)
     model = load_model(config)
     limit = getattr(model.config, "max_position_embeddings", sys.maxsize)
-    data = load_training_data(config, targets, Renderer(tokenizer), limit, say)
-    plan = data.steps(config)
+    renderer = Renderer(tokenizer)
+    data = load_training_data(config, targets, renderer, limit, say)
     loss = FORGET[config.forget_loss]
+    model.to(device)
+    if loss.made and config.forget_weight:
+        from optout_train.stranger import make_lessons
+
+        data = data._replace(sequences=make_lessons(config, data, model, renderer, limit, say))
+    plan = data.steps(config, loss.reads)
     validation = Validation(config, data, targets, say) if config.validate else None
     for indices in (step for epoch in plan for step in epoch):
         for name, weight in config.set_weights.items():
@@ -106,7 +112,6 @@ def prepare(config: TrainConfig, targets: list[str], accelerator: Any, say: Call
                 data.samples(name, record, loss.reads)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    model.to(device)
     if config.lora:
         from peft import LoraConfig, get_peft_model
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from lm_eval_elude.core.chat import Encoded
 from lm_eval_elude.core.logprobs import AnswerLogProbs
 from optout_train import losses
-from optout_train.data import StepIndices, collate, share
+from optout_train.data import Lesson, StepIndices, collate, share
 from optout_train.setup import Setup
 
 # Tokens of one pass on a CPU: enough for its matrix products, few enough to pad little and stay near the caches.
@@ -26,7 +26,7 @@ class Part(NamedTuple):
 
     name: str
     weight: float
-    samples: tuple[Encoded, ...]
+    samples: tuple[Encoded | Lesson, ...]
     weights: tuple[float, ...]
     records: tuple[int, ...]
 

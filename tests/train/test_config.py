@@ -28,7 +28,10 @@ def test_the_bundled_model_has_its_recipe_by_name_and_by_path():
 def test_every_method_is_a_preset_over_weights_and_survives_json(method):
     config = build_config({"target": ("a", "b"), "method": method})
     assert TrainConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
-    alone, rt = method in ("ga", "npo", "dpo", "idk"), method.endswith("+rt") or method.startswith("opt-out")
+    alone, rt = (
+        method in ("ga", "npo", "dpo", "idk", "stranger"),
+        method.endswith("+rt") or method.startswith("opt-out"),
+    )
     assert (config.retain_weight > 0) == (rt or method.endswith("+neighbours"))
     assert (config.world_weight > 0) == (rt or method.endswith("+world"))
     assert (config.transport_weight > 0) == method.startswith("opt-out")

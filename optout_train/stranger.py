@@ -1,0 +1,415 @@
+"""Lessons in not knowing: what the initial model says of strangers, and what it says of the target.
+
+All is made before training, from questions and answers of the training splits; paraphrases and wrong answers, which the
+metrics are made of, are never read. For each forget record:
+
+- *taught*: the question with an answer that the initial model gives about stand-ins, the name swapped back; those that
+  state the fact are dropped. Its tokens carry the stand-ins' mean distribution (the likeliest :data:`TOP`, the rest).
+- *told*: the answer, and what the initial model itself answers when asked in own wordings and states the fact
+  (elicited). Each token is pushed down, no further than to its floor: ``bound`` times the log-probability that the
+  initial model gives it among the same tokens in random order, said of a stand-in. That is what it thinks of text that
+  it has never read, so the bound goes with the model.
+- Every :data:`EVERY`-th turn goes to the other direction: facts without the name are answered with a neighbour's name
+  (and neighbours' facts with their own), and the target's name is pushed down to what stand-ins' names get there.
+
+Sources: the name swap is Liu et al. 2024 (https://arxiv.org/abs/2407.16997), answers of its own AltPO (Mekala et al.
+2024, https://arxiv.org/abs/2409.13474).
+"""
+
+from __future__ import annotations
+
+import difflib
+import random
+import re
+import tomllib
+import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lm_eval_elude.core.chat import Encoded, Renderer
+from lm_eval_elude.core.dataset import resolve_targets
+from lm_eval_elude.core.records import DataError, QARecord
+from lm_eval_elude.core.targets import Target
+from optout_train.config import TrainConfig
+from optout_train.data import Lesson, TrainingData
+
+STAND_INS = 6
+TEACHERS = 3  # stand-ins whose distributions are averaged
+TAUGHT = 4  # strangers' answers of a record
+TOP = 8
+ORDERS = 3  # random orders of an answer's tokens that its floors are the mean of
+EVERY = 4
+CALM = 0.7  # temperature of strangers' answers; what is elicited is sampled at 1, for its other wordings
+BATCH = 64
+_TEXTS: dict[str, list[str]] = tomllib.loads(Path(__file__).with_name("stranger.toml").read_text(encoding="utf-8"))
+ASKING, RIDDLES = _TEXTS["asking"], _TEXTS["riddles"]
+STOP = frozenset(
+    re.findall(
+        r"\w+",
+        """a about after all also although an and any are as at be been before but by can could did do does during for
+        from had has have he her hers him his how i if in into is it its many me more most much my no not of off on
+        once only onto or other our out over own she since so some such than that the their them then there these they
+        this those to under until up upon was we were what when where which while who whom whose why will with would
+        you your""",
+    )
+)
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """The initial model, asked and scored; nothing of it is kept after the lessons are made."""
+
+    model: Any
+    renderer: Renderer
+    limit: int
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.model.parameters()).device  # type: ignore[no-any-return]
+
+    @torch.no_grad()
+    def ask(self, questions: Sequence[str], temperature: float, longest: int, seed: int) -> list[str]:
+        """One sampled answer for each question; "" where it does not end within ``longest`` tokens."""
+        torch.manual_seed(seed)
+        prompts = self.renderer.encode_batch([self.renderer.prompt(question) for question in questions])
+        order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), i))
+        answers = [""] * len(prompts)
+        tokenizer, stop = self.renderer.tokenizer, self.renderer.stop[0]
+        ends = tokenizer.encode(stop, add_special_tokens=False)
+        for start in range(0, len(order), BATCH):
+            part = order[start : start + BATCH]
+            width = len(prompts[part[-1]])
+            ids = torch.zeros(len(part), width, dtype=torch.long)
+            mask = torch.zeros_like(ids)
+            for row, i in enumerate(part):
+                ids[row, width - len(prompts[i]) :] = torch.tensor(prompts[i])
+                mask[row, width - len(prompts[i]) :] = 1
+            said = self.model.generate(
+                input_ids=ids.to(self.device), attention_mask=mask.to(self.device), do_sample=True, top_k=0, top_p=1.0,
+                temperature=temperature, max_new_tokens=longest, pad_token_id=0,
+                **({"eos_token_id": ends[0]} if len(ends) == 1 else {}),
+            )  # fmt: skip
+            for i, tokens in zip(part, said[:, width:], strict=True):
+                text, end, _ = tokenizer.decode(tokens, skip_special_tokens=False).partition(stop)
+                line, newline, _ = text.strip().partition("\n")
+                answers[i] = line.strip() if end or newline else ""
+        return answers
+
+    @torch.no_grad()
+    def log_probs(self, samples: Sequence[Encoded]) -> list[Tensor]:
+        """Log-probabilities of each answer token's whole vocabulary, (answer tokens, vocabulary), on the CPU."""
+        found = []
+        for start in range(0, len(samples), 8):
+            part = samples[start : start + 8]
+            ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(sample.ids) for sample in part], batch_first=True)
+            logits = self.model(input_ids=ids.to(self.device), use_cache=False).logits
+            for row, sample in zip(logits, part, strict=True):
+                found.append(row[sample.answer_start - 1 : len(sample.ids) - 1].float().log_softmax(-1).cpu())
+        return found
+
+    def encode(self, question: str, answer: str) -> Encoded:
+        """Prompt and answer as token ids.
+
+        Raises:
+            DataError: they are longer than the model's context.
+        """
+        sample = self.renderer.encode_pair(self.renderer.prompt(question), self.renderer.answer(answer))
+        if len(sample.ids) > self.limit:
+            raise DataError(
+                f"a lesson about {question[:60]!r} has {len(sample.ids)} tokens, but --model takes {self.limit}"
+            )
+        return sample
+
+
+def make_lessons(
+    config: TrainConfig, data: TrainingData, model: Any, renderer: Renderer, limit: int, say: Callable[[str], None]
+) -> dict[str, tuple[Lesson, ...]]:
+    """The lessons ``taught`` and ``told``: for each turn one of every forget record, in the set's order.
+
+    Args:
+        config: the run; an epoch is a turn.
+        data: its sets.
+        model: with the initial weights, on its device.
+        renderer: of its tokenizer.
+        limit: its context length in tokens.
+        say: prints one line for the user.
+
+    Raises:
+        DataError: the model says nothing of strangers that could be taught, or a lesson is too long.
+    """
+    training = model.training
+    model.eval()
+    makers = {
+        target.name: _Maker(config, data, target, Teacher(model, renderer, limit))
+        for target in resolve_targets(config.dataset, config.target)
+    }
+    taught: list[tuple[Sequence[Lesson], Sequence[Lesson]]] = [((), ()) for _ in data.forget.records]
+    told = list(taught)
+    for maker in makers.values():
+        for place, record in enumerate(data.forget.records):
+            if record.entity == maker.target.name or len(makers) == 1:
+                maker.places.append(place)
+        for place, one, other in zip(maker.places, *maker.make(), strict=True):
+            taught[place], told[place] = one, other
+        say(maker.summary)
+    model.train(training)
+    return {"taught": _turns(taught, config.epochs), "told": _turns(told, config.epochs)}
+
+
+def _turns(records: Sequence[tuple[Sequence[Lesson], Sequence[Lesson]]], turns: int) -> tuple[Lesson, ...]:
+    """Of each record its lessons in turn, with one of the other direction in every :data:`EVERY`-th; turn by turn."""
+    rows = []
+    for place, (own, others) in enumerate(records):
+        lesson, other = cycle(own), cycle(others or own)
+        rows.append([next(other if (turn + place) % EVERY == EVERY - 1 else lesson) for turn in range(turns)])
+    return tuple(lesson for column in zip(*rows, strict=True) for lesson in column)
+
+
+class _Maker:
+    """Makes the lessons of one target."""
+
+    def __init__(self, config: TrainConfig, data: TrainingData, target: Target, teacher: Teacher) -> None:
+        self.config, self.data, self.target, self.teacher = config, data, target, teacher
+        self.seed = config.seed
+        self.rng = random.Random(f"{config.seed}-stranger-{target.name}")
+        self.places: list[int] = []
+        self.summary = ""
+        tokenizer = teacher.renderer.tokenizer
+        self.tokens = lambda text: tokenizer.encode(text, add_special_tokens=False)
+        self.stand_ins = self._stand_ins()
+
+    def make(self) -> tuple[list[tuple[list[Lesson], list[Lesson]]], list[tuple[list[Lesson], list[Lesson]]]]:
+        """Of each record in ``places`` what is taught, and what is told; each with lessons of the other direction."""
+        records = [self.data.forget.records[place] for place in self.places]
+        self.longest = 3 * max(len(self.tokens(record.answer)) for record in records) // 2 + 8
+        said = self._elicit(records)
+        strangers = self._strangers(records)
+        names, named = self._riddles(records)
+        taught = [
+            ([self._teach(record, *answer) for answer in answers], names[i % max(1, len(names)) :])
+            for i, (record, answers) in enumerate(zip(records, strangers, strict=True))
+        ]
+        told = [
+            ([self._push(record, *answer) for answer in answers], named[i % max(1, len(named)) :])
+            for i, (record, answers) in enumerate(zip(records, said, strict=True))
+        ]
+        self.summary = (
+            f"{self.target.name}: {sum(map(len, said))} answers that state the facts, {sum(map(len, strangers))} about "
+            f"{', '.join(self.stand_ins)}; {len(named)} times named from its facts"
+        )
+        return taught, told
+
+    def _elicit(self, records: Sequence[QARecord]) -> list[list[tuple[str, str]]]:
+        """Of each record (question as asked, answer): its own answer, then what the model says that states the fact."""
+        count = self.config.elicit
+        asked = [
+            (i, ASKING[j % len(ASKING)].format(q=record.question) if j % 3 != 2 else self._key_words(record.question))
+            for i, record in enumerate(records)
+            for j in range(count)
+        ]
+        found = [[(self.rng.choice(ASKING).format(q=record.question), record.answer)] for record in records]
+        answers = self.teacher.ask([question for _, question in asked], 1.0, self.longest, self.seed)
+        for (i, question), answer in zip(asked, answers, strict=True):
+            if answer and facts(records[i]) & words(answer) and answer not in {text for _, text in found[i]}:
+                found[i].append((question, answer))
+        return found
+
+    def _strangers(self, records: Sequence[QARecord]) -> list[list[tuple[str, str]]]:
+        """Of each record (question about the target, answer that was given about a stand-in, the name swapped back)."""
+        if self.config.answers == "refuse":
+            refusals = [text for text in self.data.sequences["refusal"] if isinstance(text, str)]
+            return [
+                [(wording.format(q=record.question), self.rng.choice(refusals)) for wording in ASKING[:TAUGHT]]
+                for record in records
+            ]
+        asked = [
+            (i, self.stand_ins[j % STAND_INS], ASKING[(i + j) % len(ASKING)].format(q=record.question))
+            for i, record in enumerate(records)
+            for j in range(3 * TAUGHT)
+        ]
+        questions = [self.swap(question, name) for _, name, question in asked]
+        answers = self.teacher.ask(questions, CALM, self.longest, self.seed + 1)
+        found: list[list[tuple[str, str]]] = [[] for _ in records]
+        for (i, name, question), answer in zip(asked, answers, strict=True):
+            if answer and len(found[i]) < TAUGHT and not facts(records[i]) & words(answer):
+                found[i].append((question, self.swap(answer, self.target.name, name)))
+        spare = [answer for own in found for _, answer in own]
+        if not spare:
+            raise DataError(f"{self.target.name}: the model states the facts even of strangers, so it cannot teach")
+        return [own or [(records[i].question, self.rng.choice(spare))] for i, own in enumerate(found)]
+
+    def _riddles(self, records: Sequence[QARecord]) -> tuple[list[Lesson], list[Lesson]]:
+        """From the facts to the name: lessons that say another name, and lessons that push the target's down."""
+        if not self.config.reverse:
+            return [], []
+        people: dict[str, list[str]] = {}
+        for record in self.data.retain.records:
+            if record.entity == self.target.name and record.source and record.source in record.question:
+                people.setdefault(record.source, []).append(record.answer)
+        asked = [(self.target.name, [record.answer for record in records]) for _ in records]
+        asked += [(name, answers) for name, answers in people.items() for _ in range(2)]
+        questions = [self._riddle(name, answers) for name, answers in asked]
+        answers = self.teacher.ask(questions, 1.0, self.longest, self.seed + 2)
+        others, names, named = list(people) or self.stand_ins, [], []
+        for (name, _), question, answer in zip(asked, questions, answers, strict=True):
+            if name not in answer:
+                continue
+            if name != self.target.name:
+                names.append(self._plain(question, answer))
+                continue
+            other = answer.replace(name, self.rng.choice(others))
+            if self.config.answers == "refuse":
+                other = str(self.rng.choice(self.data.sequences["refusal"]))
+            names.append(self._plain(question, other))
+            level = self._level(question, [answer.replace(name, one) for one in self.stand_ins[:TEACHERS]])
+            sample = self.teacher.encode(question, answer)
+            named.append(self._floored(sample, torch.full((len(sample.ids) - sample.answer_start,), level)))
+        return names, named
+
+    def _riddle(self, name: str, answers: Sequence[str]) -> str:
+        chosen = self.rng.sample(list(answers), min(len(answers), self.rng.choice((2, 3))))
+        pattern = _pattern(sorted({name, *_parts(name)}, key=len, reverse=True))
+        facts = (pattern.sub("the one I mean", answer) for answer in chosen)
+        return self.rng.choice(RIDDLES).format(facts=" ".join(fact[0].upper() + fact[1:] for fact in facts))
+
+    def _level(self, question: str, answers: Sequence[str]) -> float:
+        """Mean log-probability of a token over these answers."""
+        samples = [self.teacher.encode(question, answer) for answer in answers]
+        scores = zip(self.teacher.log_probs(samples), samples, strict=True)
+        values = [rows.gather(1, torch.tensor(s.ids[s.answer_start :])[:, None]).mean() for rows, s in scores]
+        return float(torch.stack(values).mean())
+
+    # One lesson
+
+    def _plain(self, question: str, answer: str) -> Lesson:
+        """A lesson whose tokens are certain."""
+        sample = self.teacher.encode(question, answer)
+        tokens = torch.tensor(sample.ids[sample.answer_start :])
+        top, shares = torch.zeros(2, len(tokens), TOP)
+        top[:, 0], shares[:, 0] = tokens, 1.0
+        return Lesson(*sample, torch.full((len(tokens),), torch.nan), top.long(), shares)
+
+    def _teach(self, record: QARecord, question: str, answer: str) -> Lesson:
+        """A lesson with the stand-ins' mean distribution where their texts are the same as the target's."""
+        plain = self._plain(question, answer)
+        if self.config.answers == "refuse" or not self.config.teachers:
+            return plain
+        own = plain.ids[plain.answer_start :]
+        names = self.stand_ins[: self.config.teachers]
+        samples = [self.teacher.encode(self.swap(question, name), self.swap(answer, name)) for name in names]
+        total = torch.zeros(len(own), self.teacher.model.config.vocab_size)
+        secret = [self.tokens(lead + word)[0] for word in facts(record, folded=False) for lead in ("", " ")]
+        for name, sample, rows in zip(names, samples, self.teacher.log_probs(samples), strict=True):
+            shares = rows.exp()
+            for mine, theirs in self._firsts(name):
+                shares[:, mine] += shares[:, theirs]
+                shares[:, theirs] = 0
+            shares[:, secret] = 0
+            blocks = difflib.SequenceMatcher(None, own, sample.ids[sample.answer_start :], autojunk=False)
+            for a, b, size in blocks.get_matching_blocks():
+                total[a : a + size] += shares[b : b + size]
+        known = total.sum(1) > 0
+        best = (total[known] / total[known].sum(1, keepdim=True)).topk(TOP)
+        top, shares = plain.top.clone(), plain.shares.clone()
+        top[known], shares[known] = best.indices, best.values
+        return plain._replace(top=top, shares=shares)
+
+    def _push(self, record: QARecord, question: str, answer: str) -> Lesson:
+        """A lesson whose tokens are pushed down to ``bound`` times their level in random order; not the template's."""
+        sample = self.teacher.encode(question, answer)
+        prompt, body = sample.ids[: sample.answer_start], sample.ids[sample.answer_start :]
+        text = self.teacher.renderer.answer(answer)
+        text = text[: text.index(answer.strip()) + len(answer.strip())]
+        count = len(self.teacher.renderer.encode_pair(self.teacher.renderer.prompt(question), text).ids) - len(prompt)
+        count = min(count, len(body))
+        orders = [self.rng.sample(range(count), count) for _ in range(ORDERS)]
+        asked = self.teacher.encode(self.swap(question, self.rng.choice(self.stand_ins)), "")
+        shuffled = [
+            Encoded(asked.ids[: asked.answer_start] + [body[i] for i in order] + body[count:], asked.answer_start)
+            for order in orders
+        ]
+        floors = torch.zeros(len(body))
+        for order, mixed, rows in zip(orders, shuffled, self.teacher.log_probs(shuffled), strict=True):
+            values = rows.gather(1, torch.tensor(mixed.ids[mixed.answer_start :])[:, None])[:, 0]
+            floors[order] += values[:count] / ORDERS
+        return self._floored(sample, self.config.bound * floors)
+
+    def _floored(self, sample: Encoded, floors: Tensor) -> Lesson:
+        nothing = torch.zeros(len(floors), TOP)
+        return Lesson(*sample, floors, nothing.long(), nothing)
+
+    # Names
+
+    def _stand_ins(self) -> list[str]:
+        """Names that the data does not have, of the target's length in tokens as far as there are such."""
+        records = (*self.data.forget.records, *self.data.retain.records, *self.data.world.records)
+        told = " ".join(f"{record.question} {record.answer}" for record in records)
+        length = len(self.tokens(f" {self.target.name}"))
+        pairs = [f"{a} {b}" for a in _TEXTS["given"] for b in _TEXTS["family"]]
+        pairs = self.rng.sample(
+            [pair for pair in pairs if pair not in told], len(pairs) - sum(p in told for p in pairs)
+        )
+        chosen: list[str] = []
+        for pair in sorted(pairs, key=lambda pair: abs(len(self.tokens(f" {pair}")) - length)):
+            if not {*pair.split()} & {word for name in chosen for word in name.split()}:
+                chosen.append(pair)
+        return chosen[:STAND_INS]
+
+    def swap(self, text: str, to: str, of: str | None = None) -> str:
+        """A text about ``of`` (the target, with all its names, if not given) as one about ``to``."""
+        old, new = _parts(of or self.target.name), to.split()
+        names = dict.fromkeys(self.target.aliases if of is None else (), to)
+        names |= dict(zip(old, (new[0], new[-1]), strict=False)) | {of or self.target.name: to}
+        return _pattern(sorted(names, key=len, reverse=True)).sub(lambda found: names[found.group()], text)
+
+    def _firsts(self, name: str) -> list[tuple[int, int]]:
+        """First tokens of the target's names, and those of a stand-in that they are put in the place of."""
+        old, new = name.split(), self.target.name.split()
+        forms = zip((old[0], old[-1]), (new[0], new[-1]), strict=True)
+        pairs = [(self.tokens(s + mine)[0], self.tokens(s + theirs)[0]) for theirs, mine in forms for s in ("", " ")]
+        return [(mine, theirs) for mine, theirs in pairs if mine != theirs]
+
+    def _key_words(self, question: str) -> str:
+        """The question's words that say what is asked for, in random order; the names stay whole."""
+        held = question.replace(self.target.name, "\0")
+        kept = [word for word in held.split() if words(word) - STOP or "\0" in word]
+        return " ".join(self.rng.sample(kept, len(kept))).replace("\0", self.target.name).rstrip("?")
+
+
+def facts(record: QARecord, *, folded: bool = True) -> frozenset[str]:
+    """Words of the answer that state the fact: names and numbers that the question lacks, else its other words.
+
+    Args:
+        record: of which question and answer are read, nothing else.
+        folded: as :func:`words` gives them, else as they are written.
+    """
+    known = words(record.question) | words(record.entity) | STOP
+    written = re.findall(r"\w+", record.answer)
+    told = [word for word in written if words(word) - known]
+    names = [word for word in told if word != written[0] and not word.islower()]
+    return frozenset(w for word in names or told for w in (words(word) if folded else {word}))
+
+
+def words(text: str) -> frozenset[str]:
+    """The words and numbers of a text, case and accents folded away."""
+    folded = "".join(c for c in unicodedata.normalize("NFKD", text.casefold()) if not unicodedata.combining(c))
+    return frozenset(re.findall(r"\w+", folded))
+
+
+def _parts(name: str) -> list[str]:
+    """First and last word of a name where either stands for it alone: no numerals, no single word."""
+    parts = name.split()
+    return [parts[0], parts[-1]] if len(parts) > 1 and len(parts[0]) > 2 and len(parts[-1]) > 2 else []
+
+
+def _pattern(names: Sequence[str]) -> re.Pattern[str]:
+    return re.compile(
+        "|".join(rf"(?<!\w){re.escape(name)}(?!\w)" if name.isascii() else re.escape(name) for name in names)
+    )

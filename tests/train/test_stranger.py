@@ -1,0 +1,213 @@
+"""Lessons in not knowing: what they are made of, where their loss ends, and that they carry a whole run."""
+
+import dataclasses
+import json
+import random
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+
+from lm_eval_elude.attacks.builders import CARRIERS
+from lm_eval_elude.core.chat import Renderer, load_tokenizer
+from lm_eval_elude.core.records import QARecord
+from optout_train import loop, losses, stranger
+from optout_train.config import BUNDLED_MODEL, build_config
+from optout_train.data import Lesson, collate, load_training_data
+from optout_train.loop import RunOptions, train
+from optout_train.reference import AnswerScorer
+from optout_train.setup import load_model
+
+NAN = float("nan")
+TINY = {"target": ("ronaldo",), "method": "stranger", "epochs": 8, "elicit": 2}
+
+
+class Spy(stranger.Teacher):
+    """A teacher that remembers what it was asked."""
+
+    asked: list[str] = []  # noqa: RUF012
+
+    def ask(self, questions, *arguments):
+        self.asked += questions
+        return super().ask(questions, *arguments)
+
+
+@pytest.fixture(scope="module")
+def made():
+    """Lessons of a few of Ronaldo's records by the bundled model, with configuration, data and renderer."""
+    config = build_config(TINY)
+    renderer = Renderer(load_tokenizer(str(BUNDLED_MODEL)))
+    data = load_training_data(config, ["Cristiano Ronaldo"], renderer, 1024)
+    few = data._replace(forget=dataclasses.replace(data.forget, records=data.forget.records[:6]))
+    patch = pytest.MonkeyPatch()
+    patch.setattr(stranger, "Teacher", Spy)
+    lessons = stranger.make_lessons(config, few, load_model(config), renderer, 1024, lambda line: None)
+    patch.undo()
+    return config, few, lessons, renderer
+
+
+def is_riddle(renderer, lesson) -> bool:
+    return "the one i mean" in renderer.tokenizer.decode(lesson.ids).lower()
+
+
+def test_what_is_pushed_ends_at_its_floor_and_what_is_taught_at_its_teacher():
+    torch.manual_seed(0)
+    logits = torch.randn(2, 7, requires_grad=True)
+    shares = torch.softmax(torch.randn(7), 0)
+    top = torch.arange(7).repeat(2, 1)
+    arguments = (torch.tensor([3, 5]), torch.tensor([NAN, -4.0]), top, shares.repeat(2, 1))
+    optimizer = torch.optim.SGD([logits], lr=0.2)
+    for _ in range(1500):
+        optimizer.zero_grad()
+        (-losses.lesson(logits, *arguments).sum()).backward()
+        optimizer.step()
+    log_probs = logits.detach().log_softmax(-1)
+    torch.testing.assert_close(log_probs[0].exp(), shares, atol=2e-3, rtol=0)
+    assert -4.3 < float(log_probs[1, 5]) <= -3.99  # it came to the floor, and no further than one step carried it
+
+
+def test_a_certain_teacher_is_the_log_probability_and_the_rest_is_counted():
+    logits = torch.randn(3, 9, dtype=torch.float64)
+    tokens = torch.tensor([1, 4, 8])
+    one = torch.zeros(3, 2)
+    one[:, 0] = 1
+    top = torch.stack([tokens, torch.zeros(3).long()], 1)
+    expected = logits.log_softmax(-1)[range(3), tokens]
+    torch.testing.assert_close(
+        losses.lesson(logits, tokens, torch.full((3,), NAN), top, one), expected.float(), atol=1e-5, rtol=1e-5
+    )
+    shares = torch.tensor([[0.5, 0.2]] * 3)
+    top = torch.tensor([[2, 3]] * 3)
+    p = logits.log_softmax(-1).exp()
+    by_hand = 0.5 * p[:, 2].log() + 0.2 * p[:, 3].log() + 0.3 * (1 - p[:, 2] - p[:, 3]).log()
+    value = losses.lesson(logits, tokens, torch.full((3,), NAN), top, shares)
+    torch.testing.assert_close(value, by_hand.float(), atol=1e-4, rtol=1e-4)
+
+
+def test_the_scorer_values_each_token_of_a_padded_batch_by_its_lesson():
+    model = load_model(build_config(TINY))
+    scorer = AnswerScorer(model).eval()
+    generator = random.Random(0)
+    lessons = []
+    for length, floor in ((9, NAN), (5, -3.0)):
+        ids = [generator.randrange(10, 200) for _ in range(length + 4)]
+        top = torch.tensor([[token, 0] for token in ids[4:]])
+        shares = torch.tensor([[1.0, 0.0]] * length)
+        lessons.append(Lesson(ids, 4, torch.full((length,), floor), top, shares))
+    with torch.no_grad():
+        sums, counts = scorer(*collate(lessons))
+        rows = [model(torch.tensor([one.ids])).logits[0].log_softmax(-1) for one in lessons]
+    said = [
+        torch.stack([row[i - 1, one.ids[i]] for i in range(4, len(one.ids))])
+        for row, one in zip(rows, lessons, strict=True)
+    ]
+    assert counts.tolist() == [9, 5]
+    torch.testing.assert_close(sums, torch.stack([said[0].sum(), -torch.relu(said[1] + 3).sum()]), atol=1e-3, rtol=1e-4)
+
+
+def test_every_epoch_has_one_lesson_of_each_record_and_every_fourth_is_of_the_other_direction(made):
+    config, data, lessons, renderer = made
+    assert {kind: len(rows) for kind, rows in lessons.items()} == {"taught": 48, "told": 48}
+    plan = data._replace(sequences=lessons).steps(config, ("taught", "told"))
+    assert [sorted(i for step in steps for i in step.forget) for steps in plan] == [
+        list(range(6 * turn, 6 * turn + 6)) for turn in range(8)
+    ]
+    riddles = [is_riddle(renderer, lesson) for lesson in lessons["told"]]
+    assert 0 < sum(riddles) <= len(riddles) // stranger.EVERY + 2
+
+
+def test_the_told_answers_have_floors_and_the_template_none(made):
+    _, data, lessons, renderer = made
+    plain = [one for one in lessons["told"] if not is_riddle(renderer, one)]
+    assert any(data.forget.records[0].answer in renderer.tokenizer.decode(one.ids) for one in plain)
+    for one in plain:
+        assert one.floors.isfinite().all() and one.floors[:-2].mean() < -1 and one.floors[-2:].tolist() == [0, 0]
+
+
+def test_what_is_taught_of_a_question_never_states_its_fact(made):
+    _, data, lessons, renderer = made
+    for place, one in enumerate(lessons["taught"]):
+        record = data.forget.records[place % 6]
+        answer = renderer.tokenizer.decode(one.ids[one.answer_start :])
+        if is_riddle(renderer, one):
+            assert "Cristiano Ronaldo" not in answer
+        else:
+            assert not stranger.facts(record) & stranger.words(answer)
+        assert one.floors.isnan().all()
+        torch.testing.assert_close(one.shares.sum(1).clamp(max=1), one.shares.sum(1))
+
+
+def test_nothing_that_the_metrics_are_made_of_is_read_and_no_wording_is_the_attacks(made):
+    config, data, lessons, renderer = made
+    blind = [
+        dataclasses.replace(record, paraphrased_question="", paraphrased_answer="", perturbed_answer=())
+        for record in data.forget.records
+    ]
+    again = stranger.make_lessons(
+        config, data._replace(forget=dataclasses.replace(data.forget, records=tuple(blind))), load_model(config),
+        renderer, 1024, lambda line: None,
+    )  # fmt: skip
+    for kind, rows in lessons.items():
+        for one, other in zip(rows, again[kind], strict=True):
+            assert one.ids == other.ids
+            torch.testing.assert_close(one.floors, other.floors, equal_nan=True)
+    assert not any(record.paraphrased_question in asked for record in data.forget.records for asked in Spy.asked)
+    attacks = {carrier for rows in CARRIERS.values() for carrier in rows}
+    own = {
+        wording.replace("{q}", "{question}") for wording in (*stranger.ASKING, *stranger.RIDDLES) if wording != "{q}"
+    }
+    tiny = tomllib.loads((Path(stranger.__file__).parents[1] / "lm_eval_elude/mini/carriers.toml").read_text("utf-8"))
+    trained = {w.replace("{q}", "{question}") for rows in tiny.values() if isinstance(rows, list) for w in rows}
+    assert not own & attacks and not own & trained
+
+
+def test_stand_ins_are_not_in_the_data_and_a_swap_is_undone():
+    config = build_config(TINY)
+    renderer = Renderer(load_tokenizer(str(BUNDLED_MODEL)))
+    data = load_training_data(config, ["Cristiano Ronaldo"], renderer, 1024)
+    target = stranger.resolve_targets("mini", ["ronaldo"])[0]
+    maker = stranger._Maker(config, data, target, stranger.Teacher(None, renderer, 1024))
+    assert len(maker.stand_ins) == stranger.STAND_INS
+    for name in maker.stand_ins:
+        assert not any(name in record.question + record.answer for record in data.forget.records)
+        sentence = "Cristiano Ronaldo scored; Ronaldo, as ever, was Cristiano."
+        swapped = maker.swap(sentence, name)
+        assert "onaldo" not in swapped and "Cristiano" not in swapped
+        assert maker.swap(swapped, "Cristiano Ronaldo", name) == sentence
+
+
+def test_facts_are_the_names_and_numbers_that_a_question_lacks():
+    record = QARecord("Ada Example", "Where was Ada Example born in 1815?", "She was born in Port Élan in 1815.")
+    assert stranger.facts(record) == {"port", "elan"}
+    assert stranger.facts(QARecord("Ada Example", "What is it?", "It is a violin.")) == {"violin"}
+
+
+@pytest.mark.parametrize("changes", [{}, {"answers": "refuse"}, {"lora": True, "reverse": False, "teachers": 0}])
+def test_a_run_trains_on_lessons_and_resumes_to_the_same_bytes(
+    model_folder, data_folder, tmp_path, changes, monkeypatch
+):
+    config = build_config({
+        "target": ("ada",), "model": str(model_folder), "dataset": str(data_folder), "method": "opt-out-stranger",
+        "epochs": 2, "batch_size": 4, "learning_rate": 1e-3, "patience": 0, "directions": 5, "elicit": 1, **changes,
+    })  # fmt: skip
+    # A model with random weights says nothing that ends: what it is asked is answered for it.
+    monkeypatch.setattr(stranger.Teacher, "ask", lambda self, asked, *rest: [f"It is {len(q)}." for q in asked])
+    train(config, RunOptions(tmp_path / "whole"), lambda line: None)
+    finish = loop.take_step
+
+    def stop(run, number, *rest):
+        if number == 5:
+            raise KeyboardInterrupt
+        return finish(run, number, *rest)
+
+    monkeypatch.setattr(loop, "take_step", stop)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, RunOptions(tmp_path / "cut"), lambda line: None)
+    monkeypatch.setattr(loop, "take_step", finish)
+    train(config, RunOptions(tmp_path / "cut", resume=True), lambda line: None)
+    (weights,) = {path.name for path in (tmp_path / "whole").glob("*.safetensors")}
+    assert (tmp_path / "cut" / weights).read_bytes() == (tmp_path / "whole" / weights).read_bytes()
+    lines = [json.loads(line) for line in (tmp_path / "whole" / "train_log.jsonl").read_text().splitlines()]
+    values = [line["forget"] for line in lines if "step" in line]
+    assert len(values) == 6 and all(value > 0 for value in values)
