@@ -133,24 +133,29 @@ def cache_key(*parts: Any) -> str:
     return str(hash_string(json.dumps(parts, sort_keys=True)))[:16]
 
 
-def check_backend() -> None:
-    """Refuse a backend that cannot score answers before any request runs, and say where one loses precision.
+def evaluated_model() -> Any:
+    """The model that is evaluated; None where it cannot be found, which is said, or outside the harness.
 
-    The harness tells a task nothing about the model, so the model is looked for among what the harness's functions that
-    led here hold, under whatever name. Unnecessary once tasks are told.
-
-    Raises:
-        ValueError: the backend has no log-probabilities of given answers.
+    The harness tells a task nothing about the model, so it is looked for among what the harness's functions that led
+    here hold, under whatever name. Unnecessary once tasks are told.
     """
     frames = [frame for frame, _ in traceback.walk_stack(sys._getframe(1))]
     callers = [f for f in frames if str(f.f_globals.get("__name__")).startswith("lm_eval.")]
     held = (value for frame in callers for value in frame.f_locals.values())
     model = next((value for value in held if isinstance(value, (LM, CachingLM))), None)
-    if model is None:
-        if callers:
-            _say("ELUDe: this lm-eval keeps its model where tasks cannot see it: whether it can score is not checked")
+    if model is None and callers:
+        _say("ELUDe: this lm-eval keeps its model where tasks cannot see it: whether it can score is not checked")
+    return model.lm if isinstance(model, CachingLM) else model
+
+
+def check_backend() -> None:
+    """Refuse a backend that cannot score answers before any request runs, and say where one loses precision.
+
+    Raises:
+        ValueError: the backend has no log-probabilities of given answers.
+    """
+    if (model := evaluated_model()) is None:
         return
-    model = model.lm if isinstance(model, CachingLM) else model
     _say(imprecise(model))
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # it draws empty progress bars

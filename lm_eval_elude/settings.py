@@ -16,7 +16,7 @@ from typing import Any
 from lm_eval_elude.core import dataset
 from lm_eval_elude.core.chat import Renderer, load_tokenizer
 from lm_eval_elude.core.likelihood import TruthRatioMean
-from lm_eval_elude.core.manifest import FILE_NAME, file_hashes, read_manifest
+from lm_eval_elude.core.manifest import FILE_NAME, Manifest, file_hashes, read_manifest
 from lm_eval_elude.core.records import given
 
 log = logging.getLogger("lm_eval.elude")
@@ -35,6 +35,7 @@ class Settings:
         guardrail: whether the paper's system prompt stands before every prompt.
         attack_file: JSONL of attack prompts that replaces the built ones, "" for none.
         seed: of the attack prompts and the membership attack.
+        reference: results file, or model, of a model that never knew the targets; "" for none.
     """
 
     targets: tuple[str, ...]
@@ -43,6 +44,7 @@ class Settings:
     guardrail: bool = False
     attack_file: str = ""
     seed: int = 0
+    reference: str = ""
 
 
 def _text(value: Any) -> str:
@@ -79,7 +81,7 @@ def _seed(value: Any) -> int:
 # Our keys of --metadata: how each value is read. What is expected is the TypeError's message.
 KEYS: dict[str, Callable[[Any], Any]] = {
     "target": _names, "dataset": _text, "truth_ratio": _mean, "guardrail": _switch, "attack_file": _text,
-    "attack_seed": _seed, "mia_reference": _text,
+    "attack_seed": _seed, "mia_reference": _text, "reference": _text,
 }  # fmt: skip
 
 
@@ -131,7 +133,16 @@ def resolve_settings(metadata: Mapping[str, Any]) -> Settings:
         values.get("guardrail", False),
         values.get("attack_file", ""),
         values.get("attack_seed", 0),
+        values.get("reference") or _bundled_reference(manifest),
     )
+
+
+def _bundled_reference(manifest: Manifest | None) -> str:
+    """The model trained without a checkpoint's targets, where the checkpoint comes from the bundled model."""
+    if manifest is None or manifest.base_model.get("name") != "tiny":
+        return ""
+    folders = sorted(dataset.MINI.parent.glob("tiny-without-*"))
+    return next((str(f) for f in folders if (m := read_manifest(f)) and m.targets == manifest.targets), "")
 
 
 def model_folders(metadata: Mapping[str, Any]) -> list[str]:
@@ -143,7 +154,7 @@ def model_folders(metadata: Mapping[str, Any]) -> list[str]:
 @lru_cache(maxsize=8)
 def _resolve(
     source: str | None, asked: tuple[str, ...], own_dataset: str | None, own_targets: tuple[str, ...],
-    truth_ratio: TruthRatioMean, guardrail: bool, attack_file: str, seed: int,
+    truth_ratio: TruthRatioMean, guardrail: bool, attack_file: str, seed: int, reference: str,
 ) -> Settings:  # fmt: skip
     """The cached part of :func:`resolve_settings`, so that each line is said once for all tasks of a run."""
     chosen = source or own_dataset or "hub"
@@ -162,7 +173,7 @@ def _resolve(
         said = ", ".join(own_targets)
         log.warning("ELUDe: scoring %s as asked; the checkpoint's optout.json says %s", ", ".join(targets), said)
     log.info("ELUDe: target %s, data set '%s'", ", ".join(targets), chosen)
-    return Settings(targets, chosen, truth_ratio, guardrail, attack_file, seed)
+    return Settings(targets, chosen, truth_ratio, guardrail, attack_file, seed, reference)
 
 
 def model_renderer(metadata: Mapping[str, Any]) -> Renderer:

@@ -378,6 +378,21 @@ def numbers(results: dict[str, Any]) -> dict[tuple[str, str], float]:
     }
 
 
+def write_run(found: dict[str, Any], folder: Path) -> Path:
+    """The files of a run, written by the harness's own tracker; returns the results file."""
+    from lm_eval.loggers import EvaluationTracker
+
+    results = dict(found)
+    samples = results.pop("samples")
+    tracker = EvaluationTracker(output_path=str(folder))
+    tracker.general_config_tracker.model_name_sanitized = "model"
+    tracker.save_results_aggregated(results=results, samples=samples)
+    for task in results["configs"]:
+        tracker.save_results_samples(task_name=task, samples=samples[task])
+    (written,) = folder.rglob("results_*.json")
+    return written
+
+
 def taught_checkpoint(folder: Path, shape: str, data: Path, steps: int = 95) -> str:
     """A small Llama that answers the questions of a data set, well but not perfectly."""
     tokenizer = make_tokenizer(shape)

@@ -18,7 +18,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "lm_eval_elude._autoload": ({"lm_eval_elude", "harness"}, {"lm_eval"}),
     "lm_eval_elude.core": (set(), {"datasets", "huggingface_hub", "pyarrow", "transformers", "torch"}),
     "lm_eval_elude.metrics": ({"core"}, {"numpy", "scipy", "sklearn", "rouge_score"}),
-    "lm_eval_elude.results": ({"core", "metrics"}, set()),
+    "lm_eval_elude.results": ({"core", "metrics"}, {"scipy"}),
     "lm_eval_elude.results.page": ({"core", "metrics", "attacks", "results"}, {"jinja2"}),
     "lm_eval_elude.fetch": (set(), {"httpx2"}),
     "lm_eval_elude.llm": ({"fetch", "core"}, {"httpx2"}),

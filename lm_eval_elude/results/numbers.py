@@ -14,6 +14,7 @@ from lm_eval_elude.core.sets import SetSpec
 from lm_eval_elude.metrics import estimates, quality
 from lm_eval_elude.metrics.estimates import Estimate, Observation, mean_over_targets
 from lm_eval_elude.metrics.membership import MembershipAttack, auc, membership_attack
+from lm_eval_elude.results import reference
 from lm_eval_elude.results.samples import MEASURES, TEXT_MEASURES, Sample
 
 Estimates = dict[str, Estimate]
@@ -25,9 +26,16 @@ def set_numbers(spec: SetSpec, samples: Sequence[Sample]) -> Estimates:
     """Means over targets of a set's measures, and the harmonic mean of the three that make its quality."""
     found = {name: _mean(samples, name) for name in (*MEASURES, *TEXT_MEASURES)}
     three = [found[name] for name in MEASURES]
-    if spec.forgotten:
-        return {**found, "forget_quality": quality.forget_quality(*three)}
-    return {**found, "set_quality": estimates.harmonic(three)}
+    if not spec.forgotten:
+        return {**found, "set_quality": estimates.harmonic(three)}
+    found["forget_quality"] = quality.forget_quality(*three)
+    if reference.referenced(samples):
+        other = set_numbers(spec, reference.of_reference(samples))
+        found |= {f"{name}_gap": estimates.difference(found[name], other[name]) for name in reference.GAPS}
+        found["ks_p_value"] = reference.ks_p_value(samples)
+        if all("reference_divergence" in sample.values for sample in samples):
+            found["reference_divergence"] = reference.divergence(samples)
+    return found
 
 
 def quality_numbers(forget: Sequence[Sample], retain: Sequence[Sample], world: Sequence[Sample]) -> Estimates:
@@ -40,7 +48,10 @@ def quality_numbers(forget: Sequence[Sample], retain: Sequence[Sample], world: S
 
 def attack_numbers(suites: Sequence[Sequence[Sample]]) -> Estimates:
     """Mean FQ over the attack suites."""
-    return {"forget_quality": quality.attacked_forget_quality([_forget_quality(samples) for samples in suites])}
+    found = {"forget_quality": quality.attacked_forget_quality([_forget_quality(samples) for samples in suites])}
+    if all(map(reference.referenced, suites)):
+        found["forget_quality_gap"] = reference.attacked_gap(suites, _forget_quality)
+    return found
 
 
 def membership_numbers(samples: Sequence[Sample], seed: int = 0) -> Estimates:
@@ -57,6 +68,10 @@ def membership_numbers(samples: Sequence[Sample], seed: int = 0) -> Estimates:
         "mia_auc_high": _bare(high, area),
         "mia_auc_distance": estimates.combine(abs(off), [area], [math.copysign(1.0, off)]),
     }
+    if reference.referenced(samples):
+        other = membership_numbers(reference.of_reference(samples), seed)["mia_auc"]
+        found["mia_auc_gap"] = estimates.difference(area, other)
+        found["privleak"] = reference.privleak(area, other)
     for name in TOKEN_ATTACKS:
         if all(name in sample.values for sample in samples):
             sides = ([_side(group, name, side) for side in (0, 1)] for group in by_target(samples).values())

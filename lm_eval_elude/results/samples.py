@@ -1,7 +1,9 @@
 """One logged document to its measurements: what tasks measure while they run and what is recomputed from a log later.
 
 A logged document holds the record, ``answer_scores`` (sum of log-probabilities and number of tokens of the answer, the
-paraphrase and the wrong answers, in this order) and, where something was generated, ``generated``.
+paraphrase and the wrong answers, in this order) and, where something was generated, ``generated``. Where there is a
+reference, ``reference`` holds the same of it, and with a model as reference ``divergence_scores``: of this model's
+answer and of the reference's, first under this model, then under the reference.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ def answered(spec: SetSpec, doc: Mapping[str, Any], mean: TruthRatioMean = "geom
     scores = [AnswerScore(*pair) for pair in doc["answer_scores"]]
     probability, ratio, truth_ratio = spec.measure(scores, mean)
     rouge = text.rouge_l_recall(doc["answer"], doc["generated"])
-    values = {
+    values: dict[str, Any] = {
         "probability": probability,
         "rougeL_recall": rouge,
         "truth_ratio": truth_ratio,
@@ -50,6 +52,11 @@ def answered(spec: SetSpec, doc: Mapping[str, Any], mean: TruthRatioMean = "geom
         "refusal": float(text.is_refusal(doc["generated"])),
         "truth_ratio_raw": ratio,
     }
+    if said := doc.get("reference"):
+        values["reference"] = answered(spec, {**doc, **said, "reference": None}, mean).values
+        if pairs := said.get("divergence_scores"):
+            own, other, own_there, other_there = (AnswerScore(*pair).mean for pair in pairs)
+            values["reference_divergence"] = ((own - own_there) + (other_there - other)) / 2
     return _sample(doc, values)
 
 
@@ -66,6 +73,8 @@ def compared(doc: Mapping[str, Any], tokens: Sequence[Any] = ()) -> Sample:
     """
     member, other = (AnswerScore(*pair).loss for pair in doc["answer_scores"])
     values: dict[str, Any] = {"loss": (member, other)}
+    if said := doc.get("reference"):
+        values["reference"] = compared({**doc, **said, "reference": None}).values
     if tokens:
         numbers = ((log_probs, means, stds) for log_probs, _, means, stds in tokens)
         first = doc["prompt_tokens"]

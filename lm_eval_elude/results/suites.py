@@ -57,7 +57,7 @@ def _attacks(tasks: Tasks) -> Estimates:
 
 
 def _elude(tasks: Tasks) -> Estimates:
-    return {**_quality(tasks), "attacked_forget_quality": _attacks(tasks)["forget_quality"]}
+    return {**_quality(tasks), **{f"attacked_{metric}": value for metric, value in _attacks(tasks).items()}}
 
 
 # A group's own numbers, from the samples of the tasks of the run.

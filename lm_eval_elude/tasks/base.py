@@ -27,6 +27,7 @@ from lm_eval_elude.results.numbers import report
 from lm_eval_elude.results.samples import Sample
 from lm_eval_elude.results.suites import GROUPS, Suite, suite, task_report
 from lm_eval_elude.settings import model_renderer, provenance, resolve_settings
+from lm_eval_elude.tasks.reference import Reference, find_reference
 
 log = logging.getLogger("lm_eval.elude")
 
@@ -38,6 +39,7 @@ class QuestionTask(HarnessTask):
     metrics: ClassVar[dict[str, bool | None]] = {}  # name -> higher is better; None: neither
     max_new_tokens: ClassVar[int] = 128
     generates: ClassVar[bool] = True
+    gaps: ClassVar[dict[str, bool | None]] = {}  # metrics that a reference allows
 
     def __init__(self, config: dict[str, Any]) -> None:
         metadata = dict(config.get("metadata") or {})
@@ -48,6 +50,8 @@ class QuestionTask(HarnessTask):
         self.suite: Suite = found
         self.records, self.docs = self._collect(config["task"])
         self.samples: list[Sample] = []  # those behind the last report
+        self.reference: Reference | None = None
+        self._compared = False
         generation = {"until": self.renderer.stop, "max_gen_toks": self.max_new_tokens, "do_sample": False}
         scored = {
             **asdict(self.settings),
@@ -69,6 +73,9 @@ class QuestionTask(HarnessTask):
                 ],
             }
         )
+
+        if self.gaps:
+            self.reference = find_reference(self, metadata)
 
     # ---- what a leaf defines
     def make_docs(self) -> Iterable[Asked]:
@@ -147,6 +154,9 @@ class QuestionTask(HarnessTask):
 
     # ---- results
     def process_results(self, doc: dict[str, Any], results: list[Any]) -> dict[str, Any]:
+        if self.reference and not self._compared:
+            self._compared = True
+            self.reference.tell(self)
         doc["answer_scores"] = [list(score) for score in self.answer_scores(doc, results)]
         if self.generates:
             doc["generated"] = results[-1]
@@ -184,7 +194,7 @@ class QuestionTask(HarnessTask):
         }
 
     def higher_is_better(self) -> dict[str, Any]:
-        return dict(self.metrics)
+        return {**self.metrics, **(self.reference.metrics(self) if self.reference else {})}
 
     def _reported(self, metric: str, part: str, scores: list[Score]) -> float:
         samples = sorted((s.sample for s in scores if s.sample), key=lambda sample: sample.doc_id)

@@ -16,6 +16,7 @@ from lm_eval_elude.core.likelihood import AnswerScore
 from lm_eval_elude.core.sets import FORGET, RETAIN, WORLD, SetSpec
 from lm_eval_elude.documents import Asked, Pairs
 from lm_eval_elude.results.numbers import TOKEN_ATTACKS, membership_attacks
+from lm_eval_elude.results.reference import of_reference
 from lm_eval_elude.results.samples import Sample
 from lm_eval_elude.settings import model_renderer
 from lm_eval_elude.tasks.base import QuestionGroup, QuestionTask
@@ -38,6 +39,11 @@ class EludeSet(QuestionTask):
         return {"truth_ratio_raw": sample.values["truth_ratio_raw"]}
 
     def logged(self, metric: str, sample: Sample) -> float:
+        if metric == "ks_p_value":  # of a single sample: R against the reference's
+            metric = "truth_ratio_raw_gap"
+        if metric.endswith("_gap"):
+            name = metric.removesuffix("_gap")
+            return self.logged(name, sample) - self.logged(name, *of_reference([sample]))
         return float(sample.values["quality" if metric.endswith("_quality") else metric])
 
 
@@ -47,6 +53,10 @@ class EludeForget(EludeSet):
     spec = FORGET
     metrics: ClassVar = {
         "probability": False, "rougeL_recall": False, "truth_ratio": True, "forget_quality": True, **_TEXT,
+    }  # fmt: skip
+    gaps: ClassVar = {
+        "forget_quality_gap": None, "probability_gap": None, "rougeL_recall_gap": None, "ks_p_value": True,
+        "reference_divergence": False,
     }  # fmt: skip
 
 
@@ -65,6 +75,8 @@ class EludeWorld(EludeSet):
 
 class EludeAttack(EludeForget):
     """``elude_attack_<type>``: the forget set asked through one of nine attacks, scored by Forget Quality."""
+
+    gaps: ClassVar = {"forget_quality_gap": None}
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.attack = config["task"].removeprefix(documents.ATTACK)
@@ -88,10 +100,11 @@ class EludeMia(EludeSet):
         "mia_accuracy": False, "mia_accuracy_std": None, "mia_auc": None, "mia_auc_low": None, "mia_auc_high": None,
         "mia_auc_distance": False,
     }  # fmt: skip
+    gaps: ClassVar = {"mia_auc_gap": None, "privleak": None}
     token_attacks: tuple[str, ...] = ()  # of this run
 
     @property
-    def reference(self) -> str:
+    def loss_reference(self) -> str:
         """Model of the reference attack, "" for none."""
         return str(self.config.metadata.get("mia_reference") or "")
 
@@ -103,8 +116,8 @@ class EludeMia(EludeSet):
 
     def build_all_requests(self, *, tokenizer_name: str = "", **kwargs: Any) -> None:
         if "token_logprobs" in getattr(kwargs.get("rank"), "serves", ()):
-            self.token_attacks = TOKEN_ATTACKS if self.reference else TOKEN_ATTACKS[:-1]
-            tokenizer_name += f"-tokens-{self.reference}"  # other requests, so another cache
+            self.token_attacks = TOKEN_ATTACKS if self.loss_reference else TOKEN_ATTACKS[:-1]
+            tokenizer_name += f"-tokens-{self.loss_reference}"  # other requests, so another cache
         else:
             names = ", ".join(sorted(TOKEN_ATTACKS))
             log.warning("ELUDe: only --model elude gives token log-probabilities: %s are absent", names)
@@ -115,7 +128,7 @@ class EludeMia(EludeSet):
         if not self.token_attacks:
             return requests
         asked: list[tuple[Any, ...]] = [r.args for r in requests if r.args[1].strip()]
-        asked += [(*arguments, self.reference) for arguments in asked] if self.reference else []
+        asked += [(*arguments, self.loss_reference) for arguments in asked] if self.loss_reference else []
         return [
             replace(requests[0], request_type="token_logprobs", arguments=a, idx=i, resps=[], filtered_resps={})  # type: ignore[arg-type]
             for i, a in enumerate(asked)
@@ -140,11 +153,14 @@ class EludeMia(EludeSet):
         if metric in TOKEN_ATTACKS:
             member, other = sample.values[metric]
             return float(member - other)
+        if metric in self.gaps:
+            own, reference = (self.logged("loss", s) for s in (sample, *of_reference([sample])))
+            return own - reference
         member, other = sample.values["loss"]
         return float(other - member)
 
     def higher_is_better(self) -> dict[str, Any]:
-        return {**self.metrics, **dict.fromkeys(self.token_attacks, None)}
+        return {**super().higher_is_better(), **dict.fromkeys(self.token_attacks, None)}
 
     def make_docs(self) -> Iterable[Asked]:
         return documents.compared(self.settings)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from lm_eval.loggers import EvaluationTracker
 from lm_eval.models.huggingface import HFLM
 from rouge_score.rouge_scorer import RougeScorer
 from sklearn.metrics import roc_auc_score
@@ -30,6 +29,7 @@ from tests.support import (
     save_checkpoint,
     small_data,
     taught_checkpoint,
+    write_run,
 )
 
 TARGETS = {"Cristiano Ronaldo": 5, "Lionel Messi": 3}
@@ -275,19 +275,6 @@ def test_several_ranks_give_the_same_numbers(size, folders, metadata, quality, m
 
 
 # ---- everything can be recomputed from the log
-
-
-def write_run(found, folder: Path) -> Path:
-    """The files of a run, written by the harness's own tracker; returns the results file."""
-    results = dict(found)
-    samples = results.pop("samples")
-    tracker = EvaluationTracker(output_path=str(folder))
-    tracker.general_config_tracker.model_name_sanitized = "model"
-    tracker.save_results_aggregated(results=results, samples=samples)
-    for task in results["configs"]:
-        tracker.save_results_samples(task_name=task, samples=samples[task])
-    (written,) = folder.rglob("results_*.json")
-    return written
 
 
 @pytest.fixture(scope="module")
