@@ -6,15 +6,15 @@ import difflib
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import metadata as packages
 from pathlib import Path
 from typing import Any
 
-from lm_eval_elude.core import dataset
-from lm_eval_elude.core.chat import Renderer, load_tokenizer
+from lm_eval_elude.core import dataset, tofu
+from lm_eval_elude.core.chat import Renderer, Wording, load_tokenizer
 from lm_eval_elude.core.likelihood import TruthRatioMean
 from lm_eval_elude.core.manifest import FILE_NAME, Manifest, file_hashes, read_manifest
 from lm_eval_elude.core.records import given
@@ -176,8 +176,61 @@ def _resolve(
     return Settings(targets, chosen, truth_ratio, guardrail, attack_file, seed, reference)
 
 
-def model_renderer(metadata: Mapping[str, Any]) -> Renderer:
-    """The renderer of the evaluated model's tokenizer.
+@dataclass(frozen=True)
+class TofuSettings:
+    """What a run of TOFU's tasks scores.
+
+    Attributes:
+        split: what was forgotten, ``forget01``, ``forget05`` or ``forget10``.
+        dataset: ``tofu``, ``tofu@REVISION`` or a folder.
+        evaluator: whose convention is followed, a key of :data:`lm_eval_elude.core.tofu.CONVENTIONS`.
+        reference: results file, released log or model of a retained model; "" for none.
+        truth_ratio: mean of the wrong answers' probabilities; the released evaluator's is geometric.
+    """
+
+    split: str
+    dataset: str = tofu.SOURCE
+    evaluator: str = "released"
+    reference: str = ""
+    truth_ratio: TruthRatioMean = "geometric"
+    targets: tuple[str, ...] = ()  # the data have no entities
+    guardrail: bool = False
+
+
+def _one_of(choices: Collection[str]) -> Callable[[Any], str]:
+    def read(value: Any) -> str:
+        if not isinstance(value, str) or value not in choices:
+            raise TypeError(f"one of {', '.join(choices)}")
+        return value
+
+    return read
+
+
+TOFU_KEYS: dict[str, Callable[[Any], Any]] = {
+    "tofu_split": _one_of(tofu.RETAIN_OF), "tofu_data": _text, "tofu_evaluator": _one_of(tofu.CONVENTIONS),
+    "reference": _text,
+}  # fmt: skip
+
+
+def resolve_tofu_settings(metadata: Mapping[str, Any]) -> TofuSettings:
+    """Decide split and data of TOFU: the user's word, else the checkpoint's manifest.
+
+    Raises:
+        ValueError: an unknown split or option, or nobody says which split.
+    """
+    values = read_metadata(metadata, TOFU_KEYS)
+    manifest = next((m for folder in model_folders(metadata) if (m := read_manifest(folder))), None)
+    own = manifest.settings.get("forget_split") if manifest else None
+    split = values.get("tofu_split") or own
+    if split not in tofu.RETAIN_OF:
+        known = ", ".join(tofu.RETAIN_OF)
+        raise ValueError(f"TOFU's tasks need tofu_split in --metadata (one of {known}): what was forgotten")
+    source = values.get("tofu_data") or (manifest.dataset if manifest and own else tofu.SOURCE)
+    return TofuSettings(split, source, values.get("tofu_evaluator", "released"), values.get("reference", ""))
+
+
+def model_renderer(metadata: Mapping[str, Any], wording: Wording | None = None) -> Renderer:
+    """The renderer of the evaluated model's tokenizer, with a prompt format in place of its template if one is given.
 
     Raises:
         ValueError: the model arguments name no tokenizer, or it cannot be loaded.
@@ -185,7 +238,7 @@ def model_renderer(metadata: Mapping[str, Any]) -> Renderer:
     for key in ("tokenizer", "pretrained", "model"):
         if isinstance(name := metadata.get(key), str):
             remote = str(metadata.get("trust_remote_code", False)).lower() == "true"
-            return _renderer(name, metadata.get("revision") if key == "pretrained" else None, remote)
+            return _renderer(name, metadata.get("revision") if key == "pretrained" else None, remote, wording)
     raise ValueError(
         "ELUDe tasks need the model's tokenizer to count answer tokens and found none: pass "
         "--model_args pretrained=... or tokenizer=..., or with a model object metadata={'pretrained': ...}"
@@ -193,12 +246,12 @@ def model_renderer(metadata: Mapping[str, Any]) -> Renderer:
 
 
 @lru_cache(maxsize=2)
-def _renderer(name: str, revision: str | None, trust_remote_code: bool) -> Renderer:
-    return Renderer(load_tokenizer(name, revision=revision, trust_remote_code=trust_remote_code))
+def _renderer(name: str, revision: str | None, trust_remote_code: bool, wording: Wording | None) -> Renderer:
+    return Renderer(load_tokenizer(name, revision=revision, trust_remote_code=trust_remote_code), wording)
 
 
-def provenance(metadata: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """What was scored and with what: the checkpoint by hashes, the data's origin, versions; all in the results file.
+def provenance(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """What was scored and with what: the checkpoint by hashes, versions; all in the results file.
 
     A folder with ``optout.json`` is known by that file's SHA-256 (it holds the weights'), one without by the weights'
     own, a Hub model by its name and revision.
@@ -207,7 +260,6 @@ def provenance(metadata: Mapping[str, Any], source: str) -> dict[str, Any]:
     revision = metadata.get("revision")
     return {
         "checkpoint": [_identity(name, revision if isinstance(revision, str) else "") for name in folders],
-        "data": dataset.describe(source),
         "versions": {name: packages.version(name) for name in PACKAGES},
     }
 

@@ -15,9 +15,6 @@ from typing import Any, NamedTuple
 
 from lm_eval_elude.core.records import reason
 
-PLAIN_PROMPT = "Question: {question}\nAnswer:"
-# Base models go on with questions of their own, after a line end, a blank line or a space.
-PLAIN_STOP = "Question:"
 # Templates that print today's date would ask a different question every day (Llama-3.2), and thinking templates
 # put an empty thinking block on one side of the answer boundary only (Qwen3) unless told not to think.
 TEMPLATE_ARGUMENTS = {"date_string": "26 Jul 2024", "enable_thinking": False}
@@ -26,6 +23,26 @@ _PROBE = "Blue whales sing."
 
 class ChatError(ValueError):
     """A chat template that cannot write the conversation that is asked for."""
+
+
+class Wording(NamedTuple):
+    """A prompt format without a chat template.
+
+    Attributes:
+        prompt: with ``{question}`` in it.
+        lead: what stands between the prompt and the answer, and counts as answer.
+        tail: what ends the answer; "" for the tokenizer's end-of-sequence token.
+        stop: text that ends a generated answer, besides that token.
+    """
+
+    prompt: str
+    lead: str
+    tail: str = ""
+    stop: str = ""
+
+
+# Base models go on with questions of their own, after a line end, a blank line or a space.
+PLAIN = Wording("Question: {question}\nAnswer:", " ", "\n\n", "Question:")
 
 
 class Encoded(NamedTuple):
@@ -40,15 +57,24 @@ class Renderer:
 
     Args:
         tokenizer: a transformers tokenizer; it is read, never changed.
+        wording: a prompt format in place of the chat template; without a template :data:`PLAIN` is one.
 
     Raises:
         ChatError: the template does not continue its own generation prompt, or hides the answer.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, wording: Wording | None = None) -> None:
         self.tokenizer = tokenizer
-        self.has_template = bool(getattr(tokenizer, "chat_template", None))
-        self._lead, self._tail = (" ", "\n\n") if not self.has_template else self._probe()
+        self.wording = wording or (None if getattr(tokenizer, "chat_template", None) else PLAIN)
+        if self.wording:
+            self._lead, self._tail = self.wording.lead, self.wording.tail or str(tokenizer.eos_token or "")
+        else:
+            self._lead, self._tail = self._probe()
+
+    @property
+    def has_template(self) -> bool:
+        """Whether the model's chat template writes the prompts."""
+        return self.wording is None
 
     def prompt(self, question: str, system: str | None = None) -> str:
         """The text a model is asked with, generation prompt included.
@@ -56,8 +82,8 @@ class Renderer:
         Raises:
             ChatError: ``system`` is given and the template refuses it or drops it.
         """
-        if not self.has_template:
-            plain = PLAIN_PROMPT.format(question=question)
+        if self.wording:
+            plain = self.wording.prompt.format(question=question)
             return f"{system}\n\n{plain}" if system else plain
         messages = [{"role": "user", "content": question}]
         if not system:
@@ -78,8 +104,10 @@ class Renderer:
     def stop(self) -> list[str]:
         """Texts that end a generated answer: the end of turn, or of the plain format the next question."""
         tail = self._tail.strip()
-        if not self.has_template or not tail:
-            return [PLAIN_STOP]
+        if self.wording and self.wording.stop:
+            return [self.wording.stop]
+        if not tail:
+            return [PLAIN.stop]
         # The first token that the template writes after an answer (Phi-3.5's writes a second one).
         special = [token for token in self.tokenizer.get_added_vocab() if tail.startswith(token)]
         return [max(special, key=len, default=tail.splitlines()[0])]
@@ -104,7 +132,8 @@ class Renderer:
         """What the prompts and token ids depend on: vocabulary and template (SHA-256, first 16 digits)."""
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         rules = backend.to_str() if backend is not None else json.dumps(self.tokenizer.get_vocab(), sort_keys=True)
-        return hashlib.sha256(f"{rules}\0{self.tokenizer.chat_template}".encode()).hexdigest()[:16]
+        template = self.tokenizer.chat_template if self.wording in (None, PLAIN) else self.wording
+        return hashlib.sha256(f"{rules}\0{template}".encode()).hexdigest()[:16]
 
     def _starts_with_bos(self, text: str) -> bool:
         bos = self.tokenizer.bos_token

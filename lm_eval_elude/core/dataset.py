@@ -142,7 +142,7 @@ def describe(source: str) -> dict[str, str]:
     if revision is None:
         return {"dataset": source}
     repository, world = _hub()
-    commit = {} if os.path.isdir(repository) else {"revision": _commit(repository, revision)}
+    commit = {} if os.path.isdir(repository) else {"revision": hub_commit(repository, revision)}
     return {"dataset": source, "repository": repository, **commit, "world": world}
 
 
@@ -291,20 +291,24 @@ def _hub_file(subset: Subset, split: Split, revision: str) -> tuple[Path, str]:
             raise DataError(f"data set 'hub@{revision}': ELUDE_HUB_REPOSITORY is a folder, which has no revisions")
         return _member(Path(repository), subset, split, repository)
     name = f"{subset}_qa-{split}.parquet"
-    return _fetch(repository, name, _commit(repository, revision)), name
+    return hub_file(repository, name, hub_commit(repository, revision)), name
 
 
 @lru_cache(maxsize=8)
-def _commit(repository: str, revision: str) -> str:
+def hub_commit(repository: str, revision: str) -> str:
     """The commit that a branch or tag is at; asked once, so that a run reads one state.
 
     The cache keeps a file under ``snapshots/COMMIT/``.
     """
-    return _fetch(repository, "README.md", revision).parent.name
+    return hub_file(repository, "README.md", revision).parent.name
 
 
-def _fetch(repository: str, name: str, revision: str) -> Path:
-    """A file of the repository, from the cache where the Hub cannot be reached."""
+def hub_file(repository: str, name: str, revision: str) -> Path:
+    """A file of a data repository, from the cache where the Hub cannot be reached.
+
+    Raises:
+        DataError: it cannot be had.
+    """
     from huggingface_hub import hf_hub_download
 
     try:

@@ -7,7 +7,7 @@ import json
 import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 TEXT_FIELDS = ("entity", "question", "answer", "paraphrased_question", "paraphrased_answer", "source")
 PERTURBATIONS = 5
@@ -15,6 +15,13 @@ PERTURBATIONS = 5
 
 class DataError(ValueError):
     """Data that cannot be used; the message names the file, the row and the field."""
+
+
+class Record(Protocol):
+    """What any benchmark's record can do."""
+
+    def columns(self) -> dict[str, Any]:
+        """The record as a JSON-ready row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +100,7 @@ def parse_record(row: Mapping[str, Any], where: str, *, scored: bool = False) ->
     return record
 
 
-def fingerprint(records: Iterable[QARecord]) -> str:
+def fingerprint(records: Iterable[Record]) -> str:
     """SHA-256 over the records' columns in order (hexadecimal, first 16 digits)."""
     digest = hashlib.sha256()
     for record in records:

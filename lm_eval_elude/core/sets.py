@@ -35,7 +35,7 @@ class SetSpec:
         of_target: whether its records belong to a target.
     """
 
-    name: Subset
+    name: str
     split: Split
     stems: tuple[str, ...]
     max_new_tokens: int = 128
@@ -66,4 +66,4 @@ RETAIN = SetSpec("retain", "test", ("retain_qa-{split}",))
 WORLD = SetSpec(
     "world", "test", ("world-{split}", "alpaca_gpt4_data_{split}"), max_new_tokens=512, choice=True, of_target=False
 )
-SETS: dict[Subset, SetSpec] = {spec.name: spec for spec in (FORGET, RETAIN, WORLD)}
+SETS: dict[Subset, SetSpec] = {"forget": FORGET, "retain": RETAIN, "world": WORLD}

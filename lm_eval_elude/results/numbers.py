@@ -85,6 +85,19 @@ def membership_attacks(samples: Sequence[Sample], seed: int = 0) -> dict[str, Me
     return {t: membership_attack(*(_side(group, "loss", side) for side in (0, 1)), seed=seed) for t, group in groups}
 
 
+def tofu_numbers(spec: SetSpec, samples: Sequence[Sample]) -> Estimates:
+    """Means of a TOFU set's measures; on the forget set the KS p-value where a retained model is known."""
+    found = {name: _mean(samples, name) for name in (*MEASURES, *TEXT_MEASURES)}
+    if spec.forgotten and reference.referenced(samples):
+        found["ks_p_value"] = reference.ks_p_value(samples)
+    return found
+
+
+def utility_numbers(sets: Sequence[Sequence[Sample]]) -> Estimates:
+    """TOFU's model utility: harmonic mean of probability, ROUGE-L recall and truth ratio of the sets that are kept."""
+    return {"model_utility": estimates.harmonic([_mean(samples, name) for samples in sets for name in MEASURES])}
+
+
 def report(
     numbers: Callable[[Mapping[str, Sequence[Sample]]], Estimates], tasks: Mapping[str, Sequence[Sample]]
 ) -> dict[str, dict[str, Any]]:

@@ -53,7 +53,8 @@ def answered(spec: SetSpec, doc: Mapping[str, Any], mean: TruthRatioMean = "geom
         "truth_ratio_raw": ratio,
     }
     if said := doc.get("reference"):
-        values["reference"] = answered(spec, {**doc, **said, "reference": None}, mean).values
+        known = "answer_scores" in said  # a released log may hold the truth ratio alone
+        values["reference"] = answered(spec, {**doc, **said, "reference": None}, mean).values if known else dict(said)
         if pairs := said.get("divergence_scores"):
             own, other, own_there, other_there = (AnswerScore(*pair).mean for pair in pairs)
             values["reference_divergence"] = ((own - own_there) + (other_there - other)) / 2
@@ -94,4 +95,4 @@ def compared(doc: Mapping[str, Any], tokens: Sequence[Any] = ()) -> Sample:
 
 
 def _sample(doc: Mapping[str, Any], values: Mapping[str, Any]) -> Sample:
-    return Sample(doc["entity"], doc.get("plain_question") or doc["question"], doc["id"], values)
+    return Sample(doc.get("entity", ""), doc.get("plain_question") or doc["question"], doc["id"], values)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from lm_eval_elude.core import tofu
 from lm_eval_elude.core.sets import FORGET, RETAIN, WORLD, SetSpec
 from lm_eval_elude.results.numbers import (
     Estimates,
@@ -13,6 +14,8 @@ from lm_eval_elude.results.numbers import (
     quality_numbers,
     report,
     set_numbers,
+    tofu_numbers,
+    utility_numbers,
 )
 from lm_eval_elude.results.samples import Sample, answered, compared
 
@@ -35,6 +38,13 @@ def _questions(spec: SetSpec) -> Suite:
     )
 
 
+def _tofu(spec: SetSpec) -> Suite:
+    return Suite(
+        lambda row, settings: answered(spec, row["doc"], settings["truth_ratio"]),
+        lambda samples, settings: tofu_numbers(spec, samples),
+    )
+
+
 def _membership(row: Mapping[str, Any], settings: Mapping[str, Any]) -> Sample:
     """Token log-probabilities are the responses themselves; without them ``prompt_tokens`` is not logged."""
     return compared(row["doc"], row["filtered_resps"] if "prompt_tokens" in row["doc"] else ())
@@ -45,6 +55,7 @@ SUITES: dict[str, Suite] = {
     "elude_retain": _questions(RETAIN),
     "elude_world": _questions(WORLD),
     "elude_mia": Suite(_membership, lambda samples, settings: membership_numbers(samples, settings["seed"])),
+    **{name: _tofu(spec) for name, spec in tofu.SETS.items()},
 }
 
 
@@ -60,9 +71,15 @@ def _elude(tasks: Tasks) -> Estimates:
     return {**_quality(tasks), **{f"attacked_{metric}": value for metric, value in _attacks(tasks).items()}}
 
 
+def _tofu_group(tasks: Tasks) -> Estimates:
+    found = utility_numbers([tasks[name] for name, spec in tofu.SETS.items() if not spec.forgotten])
+    known = tofu_numbers(tofu.FORGET, tasks["tofu_forget"])
+    return {**found, "forget_quality": known["ks_p_value"]} if "ks_p_value" in known else found
+
+
 # A group's own numbers, from the samples of the tasks of the run.
 GROUPS: dict[str, Callable[[Tasks], Estimates]] = {
-    "elude_quality": _quality, "elude_attacks": _attacks, "elude": _elude,
+    "elude_quality": _quality, "elude_attacks": _attacks, "elude": _elude, "tofu": _tofu_group,
 }  # fmt: skip
 
 

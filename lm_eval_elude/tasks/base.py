@@ -8,7 +8,7 @@ generation. Token counts come from the evaluated model's own tokenizer. Numbers 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from functools import cached_property, partial
 from itertools import islice
@@ -18,15 +18,16 @@ from lm_eval.api.group import Group
 from lm_eval.api.instance import Instance
 
 from lm_eval_elude import documents, harness
+from lm_eval_elude.core import dataset
 from lm_eval_elude.core.chat import Renderer
 from lm_eval_elude.core.likelihood import AnswerScore
-from lm_eval_elude.core.records import QARecord, fingerprint
+from lm_eval_elude.core.records import Record, fingerprint
 from lm_eval_elude.documents import Asked, NothingToAskError, Pairs
 from lm_eval_elude.harness import Aggregation, Docs, HarnessTask, Score
 from lm_eval_elude.results.numbers import report
 from lm_eval_elude.results.samples import Sample
 from lm_eval_elude.results.suites import GROUPS, Suite, suite, task_report
-from lm_eval_elude.settings import model_renderer, provenance, resolve_settings
+from lm_eval_elude.settings import Settings, model_renderer, provenance, resolve_settings
 from lm_eval_elude.tasks.reference import Reference, find_reference
 
 log = logging.getLogger("lm_eval.elude")
@@ -43,8 +44,8 @@ class QuestionTask(HarnessTask):
 
     def __init__(self, config: dict[str, Any]) -> None:
         metadata = dict(config.get("metadata") or {})
-        self.settings = resolve_settings(metadata)
-        self.renderer = model_renderer(metadata)
+        self.settings = self.resolve(metadata)
+        self.renderer = self.make_renderer(metadata)
         found = suite(config["task"])
         assert found, config["task"]
         self.suite: Suite = found
@@ -55,7 +56,8 @@ class QuestionTask(HarnessTask):
         generation = {"until": self.renderer.stop, "max_gen_toks": self.max_new_tokens, "do_sample": False}
         scored = {
             **asdict(self.settings),
-            **provenance(metadata, self.settings.dataset),
+            **provenance(metadata),
+            "data": self.origin(),
             "template": self.renderer.fingerprint,
         }
         super().__init__(
@@ -77,6 +79,27 @@ class QuestionTask(HarnessTask):
         if self.gaps:
             self.reference = find_reference(self, metadata)
 
+    # ---- what a benchmark defines
+    def resolve(self, metadata: Mapping[str, Any]) -> Settings:
+        """The settings of the run."""
+        return resolve_settings(metadata)
+
+    def origin(self) -> dict[str, Any]:
+        """Where the data come from."""
+        return dataset.describe(self.settings.dataset)
+
+    def make_renderer(self, metadata: Mapping[str, Any]) -> Renderer:
+        """What writes the prompts."""
+        return model_renderer(metadata)
+
+    def system_text(self, doc: dict[str, Any]) -> str:
+        """The benchmark's own system text before a document's questions, "" for none."""
+        return documents.guardrail(self.settings, doc["entity"])
+
+    def generation(self, prompt: str) -> dict[str, Any]:
+        """Settings of the generation after a prompt."""
+        return dict(self.config.generation_kwargs)
+
     # ---- what a leaf defines
     def make_docs(self) -> Iterable[Asked]:
         """The records that are scored, each with more columns to log."""
@@ -87,7 +110,7 @@ class QuestionTask(HarnessTask):
         return documents.pairs(doc)
 
     # ---- data
-    def _collect(self, task: str) -> tuple[list[QARecord], Docs]:
+    def _collect(self, task: str) -> tuple[list[Record], Docs]:
         """The records in the order in which they are asked, and their documents."""
         rows = documents.in_turns(task, self.make_docs(), self.settings)
         return [record for record, _ in rows], Docs(documents.columns(*row) for row in enumerate(rows))
@@ -113,7 +136,7 @@ class QuestionTask(HarnessTask):
     ) -> str:
         """The system text of a document: with the chat template it goes before every one of its questions."""
         parts = [system_instruction] if system_instruction else []
-        if told := documents.guardrail(self.settings, doc["entity"]):
+        if told := self.system_text(doc):
             parts.append(told)
         return "\n\n".join(parts)
 
@@ -129,7 +152,7 @@ class QuestionTask(HarnessTask):
             if self.space_tokens:
                 requests.append(("loglikelihood", (context, space)))
         if self.generates:
-            requests.append(("generate_until", (prompts[0], dict(self.config.generation_kwargs))))
+            requests.append(("generate_until", (prompts[0], self.generation(prompts[0]))))
         return self.make_instances(doc, requests, doc["answer"], kwargs)
 
     @cached_property

@@ -23,14 +23,20 @@ from lm_eval_elude.tasks.base import QuestionGroup, QuestionTask
 
 log = logging.getLogger("lm_eval.elude")
 
-_TEXT = {"degenerate": False, "ngram_entropy": True, "refusal": False}
+TEXT_METRICS = {"degenerate": False, "ngram_entropy": True, "refusal": False}
 
 
 class EludeSet(QuestionTask):
     """A set of questions with probability, ROUGE-L recall and truth ratio, and the harmonic mean of the three."""
 
     spec: ClassVar[SetSpec]
-    metrics: ClassVar = {"probability": True, "rougeL_recall": True, "truth_ratio": True, "set_quality": True, **_TEXT}
+    metrics: ClassVar = {
+        "probability": True,
+        "rougeL_recall": True,
+        "truth_ratio": True,
+        "set_quality": True,
+        **TEXT_METRICS,
+    }
 
     def make_docs(self) -> Iterable[Asked]:
         return documents.questions(self.spec, self.settings)
@@ -52,7 +58,7 @@ class EludeForget(EludeSet):
 
     spec = FORGET
     metrics: ClassVar = {
-        "probability": False, "rougeL_recall": False, "truth_ratio": True, "forget_quality": True, **_TEXT,
+        "probability": False, "rougeL_recall": False, "truth_ratio": True, "forget_quality": True, **TEXT_METRICS,
     }  # fmt: skip
     gaps: ClassVar = {
         "forget_quality_gap": None, "probability_gap": None, "rougeL_recall_gap": None, "ks_p_value": True,

@@ -17,6 +17,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
 
 from lm_eval_elude import harness
+from lm_eval_elude.results.logs import truth_ratios
 from lm_eval_elude.results.runs import Run
 
 log = logging.getLogger("lm_eval.elude")
@@ -38,15 +39,39 @@ class ReferenceRun:
         Raises:
             ValueError: it was scored on other records.
         """
-        rows = {(row["doc"]["entity"], row["doc"]["question"]): row["doc"] for row in self.run.rows(task.task_name)}
+        rows = {(row["doc"].get("entity"), row["doc"]["question"]): row["doc"] for row in self.run.rows(task.task_name)}
         for doc in task.docs:
-            said = rows.get((doc["entity"], doc["question"]))
+            said = rows.get((doc.get("entity"), doc["question"]))
             if said is None or any(said.get(key) != doc[key] for key in ("answer", "paraphrased_answer")):
                 raise ValueError(
                     f"reference {str(self.run.path)!r} was scored on other records than {task.task_name}: "
                     f"it lacks {doc['question'][:80]!r}"
                 )
             doc["reference"] = {key: said[key] for key in ("answer_scores", "generated") if key in said}
+
+
+class ReferenceLog:
+    """Truth ratios of a retained model, from a log of TOFU's evaluators."""
+
+    def __init__(self, path: Path, ratios: list[float]) -> None:
+        self.path, self.ratios = path, ratios
+
+    def metrics(self, task: Any) -> dict[str, bool | None]:
+        return {name: up for name, up in task.gaps.items() if name == "ks_p_value"}
+
+    def tell(self, task: Any) -> None:
+        """Put the truth ratios into the documents of a task.
+
+        Raises:
+            ValueError: the log is of another number of questions.
+        """
+        if len(self.ratios) != len(task.docs):
+            raise ValueError(
+                f"reference {str(self.path)!r} has {len(self.ratios)} questions, {task.task_name} {len(task.docs)}: "
+                "it is of another split, or made with another tofu_evaluator"
+            )
+        for doc, ratio in zip(task.docs, self.ratios, strict=True):
+            doc["reference"] = {"truth_ratio_raw": ratio}
 
 
 class ReferenceModel:
@@ -88,7 +113,7 @@ class ReferenceModel:
                 docs[number]["reference"]["divergence_scores"] = [s for side in scored for s in side[number]]
 
 
-Reference = ReferenceRun | ReferenceModel
+Reference = ReferenceRun | ReferenceLog | ReferenceModel
 
 
 def find_reference(task: Any, metadata: Mapping[str, Any]) -> Reference | None:
@@ -97,6 +122,8 @@ def find_reference(task: Any, metadata: Mapping[str, Any]) -> Reference | None:
     if not name:
         return None
     path = Path(name).expanduser()
+    if path.is_file() and not path.name.startswith("results_"):
+        return ReferenceLog(path, truth_ratios(path))
     if path.is_file() or (path.is_dir() and not (path / "config.json").is_file()):
         run = Run(path)
         if task.task_name in run.tasks:
