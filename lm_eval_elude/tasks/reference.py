@@ -40,7 +40,8 @@ class ReferenceRun:
             ValueError: it was scored on other records.
         """
         rows = {(row["doc"].get("entity"), row["doc"]["question"]): row["doc"] for row in self.run.rows(task.task_name)}
-        for doc in task.docs:
+        asked = {request.doc["id"] for request in task.instances}  # a --limit, or other processes, take some away
+        for doc in (doc for doc in task.docs if doc["id"] in asked):
             said = rows.get((doc.get("entity"), doc["question"]))
             if said is None or any(said.get(key) != doc[key] for key in ("answer", "paraphrased_answer")):
                 raise ValueError(
