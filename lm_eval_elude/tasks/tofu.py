@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -13,6 +14,8 @@ from lm_eval_elude.results.samples import Sample
 from lm_eval_elude.settings import TofuSettings, model_renderer, resolve_tofu_settings
 from lm_eval_elude.tasks.base import QuestionGroup, QuestionTask
 from lm_eval_elude.tasks.elude import TEXT_METRICS
+
+log = logging.getLogger("lm_eval.elude")
 
 
 class TofuSet(QuestionTask):
@@ -54,6 +57,12 @@ class TofuForget(TofuSet):
     spec = tofu.FORGET
     metrics: ClassVar = {"probability": False, "rougeL_recall": False, "truth_ratio": True, **TEXT_METRICS}
     gaps: ClassVar = {"ks_p_value": True}
+
+    def reported(self) -> None:
+        if self.reference is None:
+            log.warning(
+                "TOFU: no forget quality without a retained model: give a retained model's results or log as reference"
+            )
 
     def logged(self, metric: str, sample: Sample) -> float:
         if metric == "ks_p_value":  # of a single sample: R against the retained model's

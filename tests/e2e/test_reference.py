@@ -26,7 +26,7 @@ def pair(request, tmp_path_factory):
     metadata = {"dataset": str(data), "target": ["ronaldo", "messi"]}
 
     def scored(model: str, **more):
-        return run(TASKS, "elude", metadata={"pretrained": model, **metadata, **more}, limit=12)
+        return run(TASKS, "elude", metadata={"pretrained": model, **metadata, **more}, limit=10)
 
     alone = scored(other)
     written = write_run(alone, folder / "other-run")

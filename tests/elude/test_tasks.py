@@ -1,5 +1,6 @@
 """The lm-eval tasks: what they resolve, what they ask, what they refuse, and what a request cache may give back."""
 
+import json
 import logging
 import re
 from pathlib import Path
@@ -446,11 +447,22 @@ def test_scores_with_a_request_cache_are_the_same(request_cache, checkpoint):
 # ---- YAML files, groups and scores
 
 
-def test_every_yaml_builds_its_task_or_group(tokenizers):
-    """lm-eval skips a YAML that fails to load at DEBUG level: each is loaded here."""
-    manager = task_manager({"tokenizer": tokenizers["base"], **RONALDO})
-    names = {path.stem for path in TASK_CONFIGS.glob("*.yaml")}
-    assert {"elude", "elude_quality", "elude_attacks", "elude_mia", "elude_attack_none"} <= names and len(names) == 17
+def test_every_yaml_builds_its_task_or_group(tokenizers, tmp_path):
+    """lm-eval skips a YAML that fails to load at DEBUG level: each is loaded here (the utility groups where their data
+    are)."""
+    row = {
+        "question": "Who?",
+        "answer": "Ada.",
+        "paraphrased_answer": "It is Ada.",
+        "perturbed_answer": ["Bob.", "Cy."],
+    }
+    for stem in ("forget01_perturbed", "retain_perturbed", "real_authors_perturbed", "world_facts_perturbed"):
+        (tmp_path / f"{stem}.json").write_text(json.dumps(row) + "\n")
+    tofu = {"tofu_split": "forget01", "tofu_data": str(tmp_path)}
+    manager = task_manager({"tokenizer": tokenizers["base"], **RONALDO, **tofu})
+    names = {path.stem for path in TASK_CONFIGS.glob("*.yaml")} - {"elude_utility", "elude_utility_fast"}
+    assert {"elude", "elude_quality", "elude_attacks", "elude_mia", "elude_attack_none", "tofu"} <= names
+    assert len(names) == 22
     for name in sorted(names):
         loaded = manager.load([name])
         leaves = loaded["tasks"]

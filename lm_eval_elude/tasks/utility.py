@@ -1,0 +1,58 @@
+"""The eight utility benchmarks of the paper (section 5.1) by the harness's own tasks, averaged as in its tables."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+from lm_eval.api.group import Group
+from lm_eval.tasks import TaskManager
+
+# Column of the paper's table -> the harness's task or group; all without examples, all by plain accuracy.
+BENCHMARKS = {
+    "ARC-C": "arc_challenge", "CSQA": "commonsense_qa", "Hella.": "hellaswag", "Lamba.": "lambada_openai",
+    "MMLU": "mmlu", "OBQA": "openbookqa", "PIQA": "piqa", "Wino.": "winogrande",
+}  # fmt: skip
+FAST = 100  # documents of each task in the fast subset
+
+
+class EludeUtility(Group):
+    """``elude_utility``: accuracy on each of the eight and their unweighted mean."""
+
+    documents: ClassVar[int] = 0  # of each task; 0: all
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        metadata = dict(config.get("metadata") or {})
+        super().__init__(name=config["task"], metadata=metadata | {"version": 1.0})
+        loaded = TaskManager(metadata=metadata).load(list(BENCHMARKS.values()))
+        for name in BENCHMARKS.values():
+            self.add(loaded["groups"].get(name) or loaded["tasks"][name])
+        for task in self.get_all_tasks():
+            if self.documents:
+                _shorten(task, self.documents)
+
+    @property
+    def has_aggregation(self) -> bool:
+        return True
+
+    def aggregate(self, task_metrics: dict[str, Any]) -> Any:
+        """The mean of the eight; MMLU's own value is that of its group, weighted by size as everywhere."""
+        row: dict[str, Any] = {"alias": self.alias or self.name, "name": self.name}
+        row["sample_len"] = sum(task_metrics[task.task_name]["sample_len"] for task in self.get_all_tasks())
+        values = [task_metrics[name]["acc,none"] for name in BENCHMARKS.values()]
+        errors = [task_metrics[name]["acc_stderr,none"] for name in BENCHMARKS.values()]
+        row["acc,none"] = sum(values) / len(values)
+        known = all(isinstance(error, float) for error in errors)
+        row["acc_stderr,none"] = math.hypot(*errors) / len(errors) if known else "N/A"
+        return row
+
+
+class EludeUtilityFast(EludeUtility):
+    """``elude_utility_fast``: the first documents of each task only; its numbers are no full scores."""
+
+    documents = FAST
+
+
+def _shorten(task: Any, count: int) -> None:
+    split = task.config.test_split if task.has_test_docs() else task.config.validation_split
+    task.dataset[split] = task.dataset[split].select(range(min(count, len(task.dataset[split]))))

@@ -1,0 +1,194 @@
+"""TOFU's tasks against an evaluator of its own: plain transformers, NumPy and SciPy, on files laid out as the Hub's."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rouge_score.rouge_scorer import RougeScorer
+from scipy.stats import hmean, ks_2samp
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from lm_eval_elude.results.runs import Run
+from tests.support import make_model, make_tokenizer, mini_rows, run, save_checkpoint, write_run
+
+SETS = {
+    "tofu_forget": "forget05_perturbed", "tofu_retain": "retain_perturbed",
+    "tofu_real_authors": "real_authors_perturbed", "tofu_world_facts": "world_facts_perturbed",
+}  # fmt: skip
+LOGS = {
+    "tofu_forget": "eval_log_forget.json", "tofu_retain": "eval_log.json",
+    "tofu_real_authors": "eval_real_author_wo_options.json", "tofu_world_facts": "eval_real_world_wo_options.json",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """Questions of ELUDe-mini in TOFU's columns: JSON rows, five wrong answers or three and no paraphrase."""
+    folder = tmp_path_factory.mktemp("tofu")
+    rows = [*mini_rows("forget_qa-train", 12), *mini_rows("retain_qa-test", 6), *mini_rows("world-test", 6)]
+    keys = ("question", "answer", "paraphrased_answer", "perturbed_answer")
+    for name, part in zip(SETS.values(), (rows[:12], rows[12:18], rows[18:21], rows[21:24]), strict=True):
+        lines = [{key: row[key] for key in keys} for row in part]
+        if "real" in name or "world" in name:
+            lines = [
+                {**row, "paraphrased_answer": None, "perturbed_answer": row["perturbed_answer"][:3]} for row in lines
+            ]
+        (folder / f"{name}.json").write_text("".join(json.dumps(row) + "\n" for row in lines))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("models")
+    tokenizer = make_tokenizer("llama-3.1")
+    return {
+        name: save_checkpoint(folder / name, make_model(tokenizer, seed=seed), tokenizer)
+        for seed, name in enumerate(("own", "retained"))
+    }
+
+
+def evaluate(folder: str, data: Path, name: str) -> dict[str, dict[str, object]]:
+    """One set as the released evaluator logs it: per-token losses of everything after the question, and ROUGE."""
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    log: dict[str, dict] = {
+        k: {} for k in ("avg_gt_loss", "avg_paraphrased_loss", "average_perturb_loss", "rougeL_recall")
+    }
+
+    def loss(question: str, answer: str) -> float:
+        start = len(tokenizer(f"Question: {question}\n").input_ids)
+        ids = [*tokenizer(f"Question: {question}\nAnswer: {answer}").input_ids, tokenizer.eos_token_id]
+        with torch.no_grad():
+            log_probs = model(torch.tensor([ids])).logits[0].double().log_softmax(-1)
+        return -np.mean([log_probs[t - 1, ids[t]].item() for t in range(start, len(ids))])
+
+    for i, line in enumerate((data / f"{name}.json").read_text().splitlines()):
+        row = json.loads(line)
+        question = row["question"]
+        log["avg_gt_loss"][str(i)] = loss(question, row["answer"])
+        log["avg_paraphrased_loss"][str(i)] = loss(question, row["paraphrased_answer"] or row["answer"])
+        log["average_perturb_loss"][str(i)] = [loss(question, wrong) for wrong in row["perturbed_answer"]]
+        ids = tokenizer(f"Question: {question}\n", return_tensors="pt").input_ids
+        with torch.no_grad():
+            out = model.generate(ids, max_length=200, do_sample=False, pad_token_id=tokenizer.eos_token_id)
+        text = tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
+        scorer = RougeScorer(["rougeL"], use_stemmer=True)
+        log["rougeL_recall"][str(i)] = scorer.score(row["answer"], text)["rougeL"].recall
+    return log
+
+
+def values(log: dict, task: str) -> tuple[float, float, float]:
+    """Probability, ROUGE and truth ratio of a set, by the released formulas."""
+    gt, paraphrase = (np.array(list(log[k].values())) for k in ("avg_gt_loss", "avg_paraphrased_loss"))
+    wrong = np.array(list(log["average_perturb_loss"].values()))
+    probability = np.exp(-gt)
+    if task in ("tofu_real_authors", "tofu_world_facts"):
+        probability = probability / (probability + np.exp(-wrong).sum(-1))
+    ratio = np.exp(paraphrase - wrong.mean(-1))  # wrong over right
+    told = np.minimum(ratio, 1 / ratio) if task == "tofu_forget" else np.maximum(0, 1 - ratio)
+    return probability.mean(), np.mean(list(log["rougeL_recall"].values())), told.mean()
+
+
+def ratios(log: dict) -> np.ndarray:
+    wrong = np.array(list(log["average_perturb_loss"].values())).mean(-1)
+    return np.exp(np.array(list(log["avg_paraphrased_loss"].values())) - wrong)
+
+
+@pytest.fixture(scope="module")
+def logs(models, data) -> dict[str, dict[str, dict]]:
+    return {
+        who: {
+            task: evaluate(folder, data, name) for task, name in SETS.items() if who == "own" or task == "tofu_forget"
+        }
+        for who, folder in models.items()
+    }
+
+
+def scored(model: str, data: Path, tasks=("tofu",), **metadata):
+    found = {"pretrained": model, "tofu_split": "forget05", "tofu_data": str(data), **metadata}
+    return run(list(tasks), "elude", metadata=found)
+
+
+@pytest.fixture(scope="module")
+def released_log(logs, tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("logs") / "eval_log_aggregated.json"
+    path.write_text(json.dumps({LOGS[task]: log for task, log in logs["retained"].items()}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole(models, data, released_log):
+    return scored(models["own"], data, reference=str(released_log))
+
+
+def test_the_nine_values_and_the_ks_test_are_those_of_the_released_formulas(whole, logs):
+    nine = []
+    for task in SETS:
+        expected = values(logs["own"][task], task)
+        row = whole["results"][task]
+        got = [row[f"{metric},none"] for metric in ("probability", "rougeL_recall", "truth_ratio")]
+        assert got == pytest.approx(expected, abs=1e-4), task
+        nine += [] if task == "tofu_forget" else list(expected)
+    assert len(nine) == 9
+    assert whole["results"]["tofu"]["model_utility,none"] == pytest.approx(hmean(nine), abs=1e-4)
+    p = ks_2samp(*(ratios(logs[who]["tofu_forget"]) for who in ("own", "retained"))).pvalue
+    assert whole["results"]["tofu"]["forget_quality,none"] == pytest.approx(p, abs=1e-9)
+    used = whole["configs"]["tofu_forget"]["metadata"]["elude"]
+    assert (used["split"], used["evaluator"], used["n"]) == ("forget05", "released", 12)
+
+
+def test_a_run_of_ours_and_open_unlearnings_log_serve_as_retained_model_too(models, data, logs, whole, tmp_path):
+    written = write_run(scored(models["retained"], data, ["tofu_forget"]), tmp_path / "run")
+    other = tmp_path / "TOFU_EVAL.json"
+    table = {str(i): {"score": float(r)} for i, r in enumerate(ratios(logs["retained"]["tofu_forget"]))}
+    other.write_text(json.dumps({"forget_truth_ratio": {"agg_value": 0.5, "value_by_index": table}}))
+    for reference in (written, other):
+        found = scored(models["own"], data, ["tofu_forget"], reference=str(reference))["results"]["tofu_forget"]
+        assert found["ks_p_value,none"] == pytest.approx(whole["results"]["tofu"]["forget_quality,none"], abs=1e-9)
+
+
+def test_without_a_retained_model_forget_quality_is_absent_and_the_line_says_how_to_get_it(
+    models, data, tmp_path, caplog
+):
+    found = scored(models["own"], data, ["tofu_forget"])
+    assert "ks_p_value,none" not in found["results"]["tofu_forget"]
+    assert "give a retained model's results or log as reference" in caplog.text
+    again = Run(write_run(found, tmp_path))
+    assert json.dumps(again.numbers["tofu_forget"], sort_keys=True) == json.dumps(
+        again.settings("tofu_forget")["aggregates"], sort_keys=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda log: log["eval_log_forget.json"]["avg_paraphrased_loss"].update({"0": math.nan}), "question 0 has nan"),
+        (lambda log: [log["eval_log_forget.json"][k].pop("11") for k in log["eval_log_forget.json"]], "11 questions"),
+        (lambda log: log["eval_log_forget.json"]["average_perturb_loss"].pop("3"), "are of different questions"),
+        (lambda log: log.clear(), "no log of TOFU's evaluators"),
+    ],
+)
+def test_a_log_that_does_not_fit_is_one_line(change, said, released_log, models, data, tmp_path):
+    log = json.loads(released_log.read_text())
+    change(log)
+    bad = tmp_path / "bad.json"
+    bad.write_text(json.dumps(log))
+    with pytest.raises(ValueError, match=said) as error:
+        scored(models["own"], data, ["tofu_forget"], reference=str(bad))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "said"),
+    [
+        ({"tofu_split": "forget07"}, "tofu_split in --metadata must be one of forget01, forget05, forget10"),
+        ({"tofu_evaluator": "mine"}, "tofu_evaluator in --metadata must be one of released"),
+        ({"tofu_split": "forget10"}, "have no forget10_perturbed.json"),
+        ({"tofu_splt": "forget05"}, "did you mean 'tofu_split'"),
+    ],
+)
+def test_settings_that_cannot_be(metadata, said, models, data):
+    with pytest.raises(ValueError, match=said):
+        scored(models["own"], data, ["tofu_forget"], **metadata)
