@@ -197,7 +197,9 @@ class TofuSettings:
     guardrail: bool = False
 
 
-def _one_of(choices: Collection[str]) -> Callable[[Any], str]:
+def one_of(choices: Collection[str]) -> Callable[[Any], str]:
+    """A reader of one of several texts."""
+
     def read(value: Any) -> str:
         if not isinstance(value, str) or value not in choices:
             raise TypeError(f"one of {', '.join(choices)}")
@@ -207,7 +209,7 @@ def _one_of(choices: Collection[str]) -> Callable[[Any], str]:
 
 
 TOFU_KEYS: dict[str, Callable[[Any], Any]] = {
-    "tofu_split": _one_of(tofu.RETAIN_OF), "tofu_data": _text, "tofu_evaluator": _one_of(tofu.CONVENTIONS),
+    "tofu_split": one_of(tofu.RETAIN_OF), "tofu_data": _text, "tofu_evaluator": one_of(tofu.CONVENTIONS),
     "reference": _text,
 }  # fmt: skip
 

@@ -3,33 +3,36 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 from lm_eval.api.group import Group
 from lm_eval.tasks import TaskManager
+
+from lm_eval_elude.settings import one_of, read_metadata
 
 # Column of the paper's table -> the harness's task or group; all without examples, all by plain accuracy.
 BENCHMARKS = {
     "ARC-C": "arc_challenge", "CSQA": "commonsense_qa", "Hella.": "hellaswag", "Lamba.": "lambada_openai",
     "MMLU": "mmlu", "OBQA": "openbookqa", "PIQA": "piqa", "Wino.": "winogrande",
 }  # fmt: skip
-FAST = 100  # documents of each task in the fast subset
+FAST = 100  # documents of each task with `utility: fast` in --metadata
+KEYS = {"utility": one_of(("full", "fast"))}
 
 
 class EludeUtility(Group):
-    """``elude_utility``: accuracy on each of the eight and their unweighted mean."""
-
-    documents: ClassVar[int] = 0  # of each task; 0: all
+    """``elude_utility``: accuracy on each of the eight and their unweighted mean; a fast subset is named as such."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         metadata = dict(config.get("metadata") or {})
-        super().__init__(name=config["task"], metadata=metadata | {"version": 1.0})
+        fast = read_metadata(metadata, KEYS).get("utility") == "fast"
+        alias = f"{config['task']} (fast: the first {FAST} of each)" if fast else None
+        super().__init__(name=config["task"], alias=alias, metadata=metadata | {"version": 1.0})
         loaded = TaskManager(metadata=metadata).load(list(BENCHMARKS.values()))
         for name in BENCHMARKS.values():
             self.add(loaded["groups"].get(name) or loaded["tasks"][name])
         for task in self.get_all_tasks():
-            if self.documents:
-                _shorten(task, self.documents)
+            if fast:
+                _shorten(task, FAST)
 
     @property
     def has_aggregation(self) -> bool:
@@ -45,12 +48,6 @@ class EludeUtility(Group):
         known = all(isinstance(error, float) for error in errors)
         row["acc_stderr,none"] = math.hypot(*errors) / len(errors) if known else "N/A"
         return row
-
-
-class EludeUtilityFast(EludeUtility):
-    """``elude_utility_fast``: the first documents of each task only; its numbers are no full scores."""
-
-    documents = FAST
 
 
 def _shorten(task: Any, count: int) -> None:

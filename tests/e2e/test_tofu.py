@@ -28,9 +28,9 @@ LOGS = {
 def data(tmp_path_factory) -> Path:
     """Questions of ELUDe-mini in TOFU's columns: JSON rows, five wrong answers or three and no paraphrase."""
     folder = tmp_path_factory.mktemp("tofu")
-    rows = [*mini_rows("forget_qa-train", 12), *mini_rows("retain_qa-test", 6), *mini_rows("world-test", 6)]
+    rows = [*mini_rows("forget_qa-train", 12), *mini_rows("retain_qa-test", 3), *mini_rows("world-test", 4)]
     keys = ("question", "answer", "paraphrased_answer", "perturbed_answer")
-    for name, part in zip(SETS.values(), (rows[:12], rows[12:18], rows[18:21], rows[21:24]), strict=True):
+    for name, part in zip(SETS.values(), (rows[:12], rows[12:15], rows[15:17], rows[17:19]), strict=True):
         lines = [{key: row[key] for key in keys} for row in part]
         if "real" in name or "world" in name:
             lines = [

@@ -2,7 +2,9 @@
 
 import json
 
+import lm_eval
 import pytest
+from lm_eval.tasks import TaskManager
 
 from lm_eval_elude.tasks import utility
 from tests.support import make_model, make_tokenizer, save_checkpoint
@@ -61,20 +63,27 @@ def checkpoint(tmp_path_factory) -> str:
     return save_checkpoint(tmp_path_factory.mktemp("model") / "m", make_model(tokenizer), tokenizer)
 
 
-def evaluated(model: str, tasks, checkpoint: str):
-    import lm_eval
-
-    return lm_eval.simple_evaluate(
-        model, model_args={"pretrained": checkpoint, "dtype": "float32"}, tasks=tasks, batch_size=4, device="cpu"
+@pytest.fixture
+def evaluated(copies, checkpoint, manager, monkeypatch):
+    """Results of tasks by a backend, with one index of the harness's tasks for all (it takes seconds to make)."""
+    monkeypatch.chdir(copies)
+    monkeypatch.setattr(utility, "TaskManager", lambda metadata: manager)
+    model_args = {"pretrained": checkpoint, "dtype": "float32"}
+    return lambda model, tasks: lm_eval.simple_evaluate(
+        model, model_args=model_args, tasks=tasks, batch_size=4, device="cpu", task_manager=manager
     )["results"]
 
 
-def test_the_eight_and_their_mean_are_the_harness_own_values(copies, checkpoint, monkeypatch):
-    monkeypatch.chdir(copies)
+@pytest.fixture(scope="module")
+def manager():
+    return TaskManager()
+
+
+def test_the_eight_and_their_mean_are_the_harness_own_values(evaluated, monkeypatch):
     # One of the 57 subjects stands for MMLU: its group is the harness's own.
     monkeypatch.setitem(utility.BENCHMARKS, "MMLU", "mmlu_anatomy")
-    ours = evaluated("elude", ["elude_utility"], checkpoint)
-    stock = evaluated("hf", list(utility.BENCHMARKS.values()), checkpoint)
+    ours = evaluated("elude", ["elude_utility"])
+    stock = evaluated("hf", list(utility.BENCHMARKS.values()))
     assert len(utility.BENCHMARKS) == 8
     for task in utility.BENCHMARKS.values():
         assert ours[task]["acc,none"] == stock[task]["acc,none"], task
@@ -82,9 +91,9 @@ def test_the_eight_and_their_mean_are_the_harness_own_values(copies, checkpoint,
     assert ours["elude_utility"]["acc,none"] == pytest.approx(mean) and 0 < mean < 1
 
 
-def test_the_fast_subset_is_named_as_such_and_takes_the_first_documents(copies, checkpoint, monkeypatch):
-    monkeypatch.chdir(copies)
+def test_the_fast_subset_is_named_as_such_and_takes_the_first_documents(evaluated, monkeypatch):
     monkeypatch.setattr(utility, "BENCHMARKS", {"PIQA": "piqa"})
-    monkeypatch.setattr(utility.EludeUtilityFast, "documents", 4)
-    found = evaluated("elude", ["elude_utility_fast"], checkpoint)
-    assert found["elude_utility_fast"]["sample_len"] == 4
+    monkeypatch.setattr(utility, "FAST", 4)
+    monkeypatch.setattr(utility, "read_metadata", lambda metadata, keys: {"utility": "fast"})
+    found = evaluated("elude", ["elude_utility"])["elude_utility"]
+    assert found["sample_len"] == 4 and found["alias"] == "elude_utility (fast: the first 4 of each)"

@@ -448,7 +448,7 @@ def test_scores_with_a_request_cache_are_the_same(request_cache, checkpoint):
 
 
 def test_every_yaml_builds_its_task_or_group(tokenizers, tmp_path):
-    """lm-eval skips a YAML that fails to load at DEBUG level: each is loaded here (the utility groups where their data
+    """lm-eval skips a YAML that fails to load at DEBUG level: each is loaded here (the utility group where its data
     are)."""
     row = {
         "question": "Who?",
@@ -460,7 +460,7 @@ def test_every_yaml_builds_its_task_or_group(tokenizers, tmp_path):
         (tmp_path / f"{stem}.json").write_text(json.dumps(row) + "\n")
     tofu = {"tofu_split": "forget01", "tofu_data": str(tmp_path)}
     manager = task_manager({"tokenizer": tokenizers["base"], **RONALDO, **tofu})
-    names = {path.stem for path in TASK_CONFIGS.glob("*.yaml")} - {"elude_utility", "elude_utility_fast"}
+    names = {path.stem for path in TASK_CONFIGS.glob("*.yaml")} - {"elude_utility"}
     assert {"elude", "elude_quality", "elude_attacks", "elude_mia", "elude_attack_none", "tofu"} <= names
     assert len(names) == 22
     for name in sorted(names):
@@ -481,7 +481,7 @@ def test_the_missions_own_command_does_not_name_a_task_twice(tokenizers):
     ("asked", "said"),
     [
         (["elude_*"], "elude_attack_affirmative_suffix, elude_attack_background_hint, elude_attack_cross_lingual, ..., "
-         "by name and in a group: give --tasks elude_attacks,elude_mia,elude_quality"),
+         "by name and in a group: give --tasks elude_attacks,elude_mia,elude_quality,elude_utility"),
         (["elude_quality", "elude_forget"], "elude_forget, by name and in a group: give --tasks elude_quality"),
         (["elude_mia", "elude", "elude_attack_none"], "give --tasks elude"),
     ],
