@@ -3,6 +3,11 @@
 Trains every method on every target of ELUDe-mini with several seeds through ``optout-train`` and scores each checkpoint
 with lm-eval's ``elude_quality``. A finished run is kept, so a stopped command goes on where it was. ``--part`` chooses
 the main table or one of the ablations; the tables are printed from whatever is finished.
+
+``--part stranger`` compares the methods that forget like a model that never knew, and what each piece of them buys, by
+all measures: attacks, membership and the distance to the model trained without the target. Its table is written into
+``docs/results.md``. References of other targets than Ronaldo are trained by ``lm_eval_elude.mini.train_tiny --without``
+into ``FOLDER/SLUG`` of ``--references FOLDER``.
 """
 
 from __future__ import annotations
@@ -13,9 +18,12 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from tables import DOCS, put
 
 from lm_eval_elude.metrics.estimates import exact
 from lm_eval_elude.metrics.quality import forget_quality, retain_quality
@@ -32,6 +40,24 @@ COLUMNS = (
     ("degen.", "elude_forget", "degenerate"), ("RQ", "elude_quality", "retain_quality"),
     ("degen. retain", "elude_retain", "degenerate"), ("degen. world", "elude_world", "degenerate"),
 )  # fmt: skip
+# Every measure that a model which never knew is compared in.
+DISTANCE_COLUMNS = (
+    ("AUC", "elude_mia", "mia_auc"), ("reverse FQ", "elude_attack_reverse_query", "forget_quality"),
+    ("nine FQ", "elude_attacks", "forget_quality"), ("KS p", "elude_forget", "ks_p_value"),
+)  # fmt: skip
+STRANGER: dict[str, tuple[str, ...]] = {
+    "npo+rt": ("--method", "npo+rt"),
+    "opt-out": ("--method", "opt-out"),
+    "opt-out-stranger": ("--method", "opt-out-stranger"),
+    "without transport": ("--method", "stranger+rt"),
+    "without the teachers' distributions": ("--method", "opt-out-stranger", "--teachers", "0"),
+    "without a bound": ("--method", "opt-out-stranger", "--bound", "100"),
+    "without elicitation": ("--method", "opt-out-stranger", "--elicit", "0"),
+    "without reverse": ("--method", "opt-out-stranger", "--no-reverse"),
+    "lambda 10": ("--method", "opt-out-stranger", "--lambda", "10"),
+    "lambda 100": ("--method", "opt-out-stranger", "--lambda", "100"),
+    "answers refuse": ("--method", "opt-out-stranger", "--answers", "refuse"),
+}
 TRIPLE = ("probability", "rougeL_recall", "truth_ratio")
 
 
@@ -61,31 +87,38 @@ def runs(part: str, seeds: int) -> Iterator[Run]:
             for method in ABLATED:
                 yield Run(method, TARGETS[0], seed, ("--method", method))
                 yield Run(f"{method} world only", TARGETS[0], seed, ("--method", method, "--world-only"))
+        elif part == "stranger":
+            yield from (Run(row, TARGETS[0], seed, arguments) for row, arguments in STRANGER.items())
+        elif part == "stranger-targets":
+            rows = ("opt-out", "opt-out-stranger")
+            yield from (Run(row, target, seed, STRANGER[row]) for target in TARGETS[1:] for row in rows)
 
 
-def score(folder: str, metadata: dict[str, Any]) -> dict[str, float]:
-    """The columns of the tables for one checkpoint, from lm-eval."""
+def score(folder: str, metadata: dict[str, Any], task: str = "elude_quality") -> dict[str, float]:
+    """The columns of the tables for one checkpoint, from lm-eval; those of ``task`` that it reports."""
     import lm_eval
 
     results = lm_eval.simple_evaluate(
-        model="elude", model_args={"pretrained": folder, "dtype": "float32"}, tasks=["elude_quality"], batch_size=32,
+        model="elude", model_args={"pretrained": folder, "dtype": "float32"}, tasks=[task], batch_size=32,
         metadata={"dataset": "mini", **metadata}, log_samples=False, bootstrap_iters=1,
-    )  # fmt: skip
-    wanted = {(task, metric) for _, task, metric in COLUMNS}
+    )["results"]  # fmt: skip
+    wanted = {(task, metric) for _, task, metric in (*COLUMNS, *DISTANCE_COLUMNS)}
     wanted |= {(task, metric) for task in ("elude_retain", "elude_world") for metric in TRIPLE}
-    return {f"{task}/{metric}": results["results"][task][f"{metric},none"] for task, metric in sorted(wanted)}
+    found = {f"{task}/{metric}": results.get(task, {}).get(f"{metric},none") for task, metric in sorted(wanted)}
+    return {key: value for key, value in found.items() if isinstance(value, float)}
 
 
 def over_targets(runs_of_seed: list[dict[str, float]]) -> dict[str, float]:
     """Each value averaged over targets, then FQ and RQ formed from the averages, as the paper's tables are."""
-    values = {key: statistics.mean(run[key] for run in runs_of_seed) for key in runs_of_seed[0]}
+    shared = set[str].intersection(*({*run} for run in runs_of_seed))
+    values = {key: statistics.mean(run[key] for run in runs_of_seed) for key in shared}
     forget, retain, world = ([values[f"elude_{s}/{m}"] for m in TRIPLE] for s in ("forget", "retain", "world"))
     values["elude_quality/forget_quality"] = forget_quality(*map(exact, forget)).value
     values["elude_quality/retain_quality"] = retain_quality([*map(exact, retain)], [*map(exact, world)]).value
     return values
 
 
-def measure(run: Run, work: Path) -> None:
+def measure(run: Run, work: Path, task: str, references: Path | None) -> None:
     """Train and score one run, unless its result is there."""
     result = work / f"{run.name}.json"
     if result.exists():
@@ -93,37 +126,47 @@ def measure(run: Run, work: Path) -> None:
     folder = work / f"checkpoint-{os.getpid()}"
     command = [sys.executable, "-m", "optout_train.cli", "--target", run.target, "--seed", str(run.seed)]
     command += ["--output-dir", str(folder), "--overwrite", "--no-score", "--no-validate", *run.arguments]
+    started = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True)
+    seconds = time.monotonic() - started
     if done.returncode:
         print(f"{run.name}: {done.stderr.strip().splitlines()[-1]}", file=sys.stderr)
         return
-    values = score(str(folder), {"target": run.target})
-    result.write_text(json.dumps({"run": run._asdict(), "values": values}))
+    given = {"reference": str(references / run.target)} if references and (references / run.target).is_dir() else {}
+    values = score(str(folder), {"target": run.target, **given}, task)
+    result.write_text(json.dumps({"run": run._asdict(), "values": values, "seconds": seconds}))
     print(run.name, {k.split("/")[1]: round(100 * v, 1) for k, v in values.items()}, flush=True)
 
 
-def baselines(work: Path) -> None:
-    """The original, the guardrail prompt, and the model retrained without Ronaldo."""
+def baselines(work: Path, task: str, references: Path | None) -> None:
+    """The original, the guardrail prompt, and the models retrained without a target."""
     from optout_train.config import BUNDLED_MODEL, BUNDLED_REFERENCE
 
     jobs: list[tuple[str, str, str, dict[str, Any]]] = [("original", str(BUNDLED_MODEL), t, {}) for t in TARGETS]
     jobs += [("guardrail", str(BUNDLED_MODEL), t, {"guardrail": True}) for t in TARGETS]
     jobs += [("retrained without", str(BUNDLED_REFERENCE), TARGETS[0], {})]
+    jobs += [("retrained without", str(references / t), t, {}) for t in TARGETS[1:] if references]
     for row, folder, target, extra in jobs:
         result = work / f"{Run(row, target, 0, ()).name}.json"
-        if not result.exists():
-            values = score(folder, {"target": target, **extra})
+        if not result.exists() and Path(folder).is_dir():
+            values = score(folder, {"target": target, **extra}, task)
             result.write_text(json.dumps({"run": Run(row, target, 0, ())._asdict(), "values": values}))
 
 
-def table(rows: list[str], work: Path, seeds: int, targets: tuple[str, ...]) -> list[str]:
+def table(
+    rows: list[str],
+    work: Path,
+    seeds: int,
+    targets: tuple[str, ...],
+    columns: tuple[tuple[str, str, str], ...] = COLUMNS,
+) -> list[str]:
     """A Markdown table in per cent: mean and standard deviation over seeds of the mean over targets."""
     found = [json.loads(path.read_text()) for path in sorted(work.glob("*.json"))]
-    keys = [f"{task}/{metric}" for _, task, metric in COLUMNS]
+    keys = [f"{task}/{metric}" for _, task, metric in columns]
     original = [f["values"]["elude_quality/retain_quality"] for f in found if f["run"]["row"] == "original"]
     lines = [
-        "| | n | " + " | ".join(name for name, _, _ in COLUMNS) + " | |",
-        "|---|---|" + "---|" * (len(COLUMNS) + 1),
+        "| | n | " + " | ".join(name for name, _, _ in columns) + " | |",
+        "|---|---|" + "---|" * (len(columns) + 1),
     ]
     for row in rows:
         of_row = [f for f in found if f["run"]["row"] == row and f["run"]["target"] in targets]
@@ -133,9 +176,9 @@ def table(rows: list[str], work: Path, seeds: int, targets: tuple[str, ...]) -> 
             continue
         cells = []
         for key in keys:
-            values = [100 * s[key] for s in by_seed]
+            values = [100 * s[key] for s in by_seed if key in s]
             spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-            cells.append(f"{statistics.mean(values):.1f}{spread}")
+            cells.append(f"{statistics.mean(values):.1f}{spread}" if values else "-")
         kept = statistics.mean(s["elude_quality/retain_quality"] for s in by_seed)
         mark = "collapsed" if original and kept < COLLAPSE * statistics.mean(original) else ""
         lines.append(f"| {row} | {len(of_row)} | " + " | ".join(cells) + f" | {mark} |")
@@ -148,15 +191,29 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("runs/results"))
     parser.add_argument("--part", nargs="*", default=["main", "distance", "lambda", "neighbours"])
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--references", type=Path, help="folder of models trained without a target, named by its slug")
     parser.add_argument("--tables", action="store_true", help="only print the tables of what is finished")
     arguments = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
-    arguments.work.mkdir(parents=True, exist_ok=True)
+    by_all = any(part.startswith("stranger") for part in arguments.part)
+    work = arguments.work / "stranger" if by_all else arguments.work
+    work.mkdir(parents=True, exist_ok=True)
     if not arguments.tables:
-        baselines(arguments.work)
+        task = "elude" if by_all else "elude_quality"
+        baselines(work, task, arguments.references)
         for part in arguments.part:
             for run in runs(part, arguments.seeds):
-                measure(run, arguments.work)
+                measure(run, work, task, arguments.references)
+    if by_all:
+        columns = (*COLUMNS, *DISTANCE_COLUMNS)
+        rows = ["original", "retrained without", *STRANGER]
+        lines = table(rows, work, arguments.seeds, TARGETS[:1], columns)
+        for target in TARGETS[1:]:
+            some = ["original", "retrained without", "opt-out", "opt-out-stranger"]
+            lines += ["", f"{target}:", "", *table(some, work, arguments.seeds, (target,), columns)]
+        print(*lines, sep="\n")
+        put(DOCS / "results.md", "stranger", lines)
+        return
     one = TARGETS[:1]
     for title, rows, targets in (
         ("main", ["original", "guardrail", *MAIN], TARGETS),
