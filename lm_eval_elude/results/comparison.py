@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from lm_eval_elude.core.records import DataError
 from lm_eval_elude.metrics.estimates import Z95, Estimate, difference
 from lm_eval_elude.results.runs import Run
+from lm_eval_elude.results.samples import Sample
 from lm_eval_elude.results.suites import GROUPS, suite
 
 GIBBERISH = 0.05  # a larger share of degenerate answers is warned of
@@ -27,15 +28,16 @@ class NamedRun:
         name: of the run.
         run: the run.
         reference: whether it is the model that never knew the targets.
+        beside: that model's run, for the numbers that say how far this one is from it.
     """
 
-    def __init__(self, name: str, run: Run, reference: bool = False) -> None:
-        self.name, self.run, self.reference = name, run, reference
+    def __init__(self, name: str, run: Run, reference: bool = False, beside: Run | None = None) -> None:
+        self.name, self.run, self.reference, self.beside = name, run, reference, beside
 
     @cached_property
     def estimates(self) -> dict[tuple[str, str], Estimate]:
         """Every number over all targets, by task or group and metric, with its influence by record."""
-        run, samples = self.run, {task: self.run.samples(task) for task in self.run.tasks}
+        run, samples = self.run, {task: self._samples(task) for task in self.run.tasks}
         found: dict[tuple[str, str], Estimate] = {}
         for task, own in samples.items():
             kind = suite(task)
@@ -45,6 +47,14 @@ class NamedRun:
             if group in run.results["results"]:
                 found |= {(group, m): e for m, e in GROUPS[group](samples).items()}
         return found
+
+    def _samples(self, task: str) -> list[Sample]:
+        """A task's samples, each with what the reference says of the same document, if it was asked the same."""
+        own = self.run.samples(task)
+        other = self.beside.samples(task) if self.beside and task in self.beside.tasks else []
+        if [s[:3] for s in own] != [s[:3] for s in other]:
+            return own
+        return [s._replace(values={**s.values, "reference": o.values}) for s, o in zip(own, other, strict=True)]
 
     @property
     def config(self) -> dict[str, Any]:
@@ -106,6 +116,8 @@ def named_runs(paths: Sequence[str], reference: str = "") -> list[NamedRun]:
         if more:
             raise DataError(f"--reference {reference}: has {len(more) + 1} results files; name one of them")
         runs.append(NamedRun(name if name not in names else f"{name} (reference)", Run(file), True))
+    if known := [run.run for run in runs if run.reference]:
+        runs = [run if run.reference else NamedRun(run.name, run.run, beside=known[0]) for run in runs]
     return runs
 
 

@@ -30,6 +30,16 @@ HEADLINE: tuple[tuple[str, str, Key], ...] = (
     ("attacks", "FQ", ("elude_attacks", "forget_quality")),
     ("membership", "AUC", ("elude_mia", "mia_auc")),
 )
+# Numbers that a run has where a reference is known.
+DISTANCE: tuple[tuple[str, Key], ...] = (
+    ("FQ", ("elude_forget", "forget_quality_gap")),
+    ("P", ("elude_forget", "probability_gap")),
+    ("ROUGE", ("elude_forget", "rougeL_recall_gap")),
+    ("attacked FQ", ("elude_attacks", "forget_quality_gap")),
+    ("membership AUC", ("elude_mia", "mia_auc_gap")),
+    ("PrivLeak", ("elude_mia", "privleak")),
+)
+KS = ("elude_forget", "ks_p_value")
 MEMBERSHIP = (
     ("loss", "mia_auc"),
     *((name[4:-4].replace("_plus", "+").replace("_", "-"), name) for name in TOKEN_ATTACKS),
@@ -58,6 +68,7 @@ def tables(runs: Sequence[NamedRun]) -> list[Table]:
     found = [
         headline(runs),
         differences(runs),
+        distance(runs),
         attacks(runs),
         membership(runs),
         by_target(runs),
@@ -103,6 +114,29 @@ def differences(runs: Sequence[NamedRun]) -> Table:
     groups = [("", 1), *((run.name, 2) for run in others), ("", 1)]
     head = ["", *(text for _ in others for text in ("change", "p")), "n"]
     return Table(f"Differences from {before.name}", caption, head, rows, groups)
+
+
+def distance(runs: Sequence[NamedRun]) -> Table:
+    """How far each run is from the reference."""
+    having = [run for run in runs if KS in run.estimates or any(key in run.estimates for _, key in DISTANCE)]
+    columns = [column for column in DISTANCE if any(column[1] in run.estimates for run in having)]
+    rows = []
+    for run in having:
+        row = [Cell(_title(run)), Cell(f"{run.estimates[KS].value:.3g}" if KS in run.estimates else "–")]
+        for _, key in columns:
+            found = run.estimates.get(key)
+            half = Z95 * found.stderr if found else math.nan
+            row.append(
+                Cell(f"{100 * found.value:+.1f}", _range(found.value - half, found.value + half, "+.1f"))
+                if found and not math.isnan(found.value)
+                else Cell("–")
+            )
+        rows.append(row)
+    caption = (
+        "This model less the reference in points of per cent, with 95 % intervals paired by record; 0 is ideal. KS p: "
+        "of equal truth ratios on the forget set (TOFU's forget quality); a high one cannot tell the two apart."
+    )
+    return Table("Distance from the reference", caption, ["", "KS p", *(name for name, _ in columns)], rows)
 
 
 def attacks(runs: Sequence[NamedRun]) -> Table:

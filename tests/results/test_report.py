@@ -89,6 +89,23 @@ def test_headline_and_differences_say_what_the_samples_say(runs):
     assert shown["forget set: P"][1].text == "< 0.001" and shown["forget set: P"][-1].text == "40"
 
 
+def test_the_distance_from_the_reference_is_that_of_the_samples(runs):
+    table = tables.distance(runs)
+    assert [row[0].text for row in table.rows] == ["old", "after"]
+    shown = dict(zip(table.head, table.rows[1], strict=True))
+    own, other = ([s.values for s in run.run.samples("elude_forget")] for run in runs[1:])
+    p = stats.ks_2samp([v["truth_ratio_raw"] for v in own], [v["truth_ratio_raw"] for v in other]).pvalue
+    assert shown["KS p"].text == f"{p:.3g}"
+    assert (
+        shown["P"].text
+        == f"{100 * np.mean([o['probability'] - r['probability'] for o, r in zip(own, other, strict=True)]):+.1f}"
+    )
+    half = 196 * stats.sem([o["probability"] - r["probability"] for o, r in zip(own, other, strict=True)])
+    low, high = json.loads(shown["P"].small.replace("+", ""))
+    assert (high - low) / 2 == pytest.approx(half, abs=0.1) and shown["PrivLeak"].text != "–"
+    assert tables.distance(named_runs([str(runs[0].run.path)])).rows == []
+
+
 def test_warnings_name_limit_gibberish_and_an_edited_number(runs, folder, tmp_path):
     said = "\n".join(warnings(runs))
     assert "after: scored with --limit 40" in said and "after: gibberish" in said and "No reference" not in said

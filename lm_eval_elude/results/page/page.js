@@ -204,7 +204,7 @@ function marked(text, truth, prompt) {
 function answers(data) {
   const place = document.getElementById("answers");
   const rows = data.rows;
-  if (!rows.length) return;
+  if (!rows.length) return place.replaceChildren(el("h2", {}, "Answers"), el("p", {}, "There are none here: only losses were scored, or the texts are withheld."));
   const select = (label, names, values = names) =>
     el("select", { "aria-label": label }, names.map((name, i) => el("option", { value: values[i] }, name)));
   const used = (column) => [...new Set(rows.map((row) => row[column]))].sort((a, b) => a - b);

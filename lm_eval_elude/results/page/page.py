@@ -52,7 +52,9 @@ def write_report(runs: Sequence[NamedRun], out: Path, title: str = "") -> None:
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    targets = dict.fromkeys(t for run in runs for task in run.run.tasks for t in run.run.settings(task)["targets"])
+    targets = dict.fromkeys(
+        t for run in runs for task in run.run.tasks for t in run.run.settings(task).get("targets") or ()
+    )
     page = environment.get_template("page.html.j2").render(
         title=title or f"Unlearning {', '.join(list(targets)[:3])}{' …' if len(targets) > 3 else ''}",
         runs=runs,
@@ -214,12 +216,13 @@ def _answers(runs: Sequence[NamedRun]) -> dict[str, Any]:
         for task in run.run.tasks:
             if task == "elude_mia":
                 continue
-            name = SETS.get(task) or f"attack: {task.removeprefix(ATTACK)}".replace(
-                "attack: none", "control: asked plainly"
-            )
+            attack = "control: asked plainly" if task == CONTROL else task.replace(ATTACK, "attack: ")
+            name = SETS.get(task, attack)
             sets += [name] * (name not in sets)
             for row, sample in zip(run.run.rows(task), run.run.samples(task), strict=True):
                 doc = row["doc"]
+                if "generated" not in doc:  # a submission may withhold its texts
+                    continue
                 targets += [sample.target] * (sample.target not in targets)
                 key = (task, sample.target, doc["question"])
                 if key not in rows:
