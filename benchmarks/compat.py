@@ -1,5 +1,7 @@
 """Installs each supported lm-eval into a throw-away environment and scores the bundled model there: `make compat`.
 
+ELUDe's tasks and TOFU's (ELUDe-mini's rows in its layout) are scored by stock `hf` and by `--model elude`.
+
 Each environment holds this project (built as a wheel) and one lm-eval; every other library is taken from the
 environment that runs this script, because torch is heavy. Needs the network for lm-eval itself. Exit code 1 if a
 version fails or the versions disagree.
@@ -18,13 +20,31 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+FORGET = "lm_eval_elude/mini/data/forget_qa-train.jsonl"
 VERSIONS = ("0.4.12", "0.4.13", "0.5.0.dev1")
-TASKS = "elude_quality,elude_mia"
-SHOWN = (("elude_quality", "forget_quality"), ("elude_quality", "retain_quality"), ("elude_mia", "mia_auc"))
+TASKS = "elude_quality,elude_mia,tofu"
+MODELS = ("hf", "elude")
+SHOWN = (
+    ("elude_quality", "forget_quality"), ("elude_quality", "retain_quality"), ("elude_mia", "mia_auc"),
+    ("tofu", "model_utility"),
+)  # fmt: skip
+TOFU = ("forget05_perturbed", "retain_perturbed", "real_authors_perturbed", "world_facts_perturbed")
+Rows = dict[str, dict[str, Any]]
 
 
-def score(version: str, wheel: Path, folder: Path) -> dict[str, dict[str, Any]]:
-    """Rows of the bundled model by task and group, from the results file that this version of lm-eval writes.
+def write_tofu(folder: Path) -> Path:
+    """TOFU's scored files, of ELUDe-mini's forget rows."""
+    rows = [json.loads(line) for line in (ROOT / FORGET).read_text(encoding="utf-8").splitlines()]
+    keys = ("question", "answer", "paraphrased_answer", "perturbed_answer")
+    folder.mkdir()
+    for number, name in enumerate(TOFU):
+        lines = (json.dumps({key: row[key] for key in keys}) + "\n" for row in rows[8 * number : 8 * number + 8])
+        (folder / f"{name}.json").write_text("".join(lines), encoding="utf-8")
+    return folder
+
+
+def score(version: str, wheel: Path, folder: Path, tofu: Path) -> dict[str, Rows]:
+    """By backend, rows of the bundled model by task and group, from the results file that this version writes.
 
     Raises:
         subprocess.CalledProcessError: an install or the scoring failed; its output has been shown.
@@ -37,39 +57,44 @@ def score(version: str, wheel: Path, folder: Path) -> dict[str, dict[str, Any]]:
     # Last, so that pip did not see it: the other libraries. Those of this environment come first on the path.
     (site / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
     model = site / "lm_eval_elude" / "mini" / "tiny"
-    arguments = {
-        "--model": "hf", "--model_args": f"pretrained={model},dtype=float32", "--device": "cpu", "--batch_size": "4",
-        "--tasks": TASKS, "--metadata": '{"target": "ronaldo"}', "--limit": "8", "--output_path": folder / "r.json",
-    }  # fmt: skip
-    subprocess.run(
-        [str(python), "-m", "lm_eval", "run", *(str(part) for pair in arguments.items() for part in pair)],
-        check=True,
-        cwd=folder,
-        env={key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "LM_EVAL"))},
-    )
-    (written,) = folder.glob("r_*.json")
-    results = json.loads(written.read_text(encoding="utf-8"))
-    assert results["lm_eval_version"] == version, f"scored with {results['lm_eval_version']}, not {version}"
-    rows: dict[str, dict[str, Any]] = results["results"]
-    return rows
+    metadata = json.dumps({"target": "ronaldo", "tofu_split": "forget05", "tofu_data": str(tofu)})
+    found: dict[str, Rows] = {}
+    for backend in MODELS:
+        arguments = {
+            "--model": backend, "--model_args": f"pretrained={model},dtype=float32", "--device": "cpu",
+            "--batch_size": "4", "--tasks": TASKS, "--metadata": metadata, "--limit": "8",
+            "--output_path": folder / f"{backend}.json",
+        }  # fmt: skip
+        subprocess.run(
+            [str(python), "-m", "lm_eval", "run", *(str(part) for pair in arguments.items() for part in pair)],
+            check=True,
+            cwd=folder,
+            env={key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "LM_EVAL"))},
+        )
+        (written,) = folder.glob(f"{backend}_*.json")
+        results = json.loads(written.read_text(encoding="utf-8"))
+        assert results["lm_eval_version"] == version, f"scored with {results['lm_eval_version']}, not {version}"
+        found[backend] = results["results"]
+    return found
 
 
 def main() -> int:
     """Score with each version, print one line for each; the same numbers are expected of all."""
-    scores: dict[str, dict[str, dict[str, Any]]] = {}
+    scores: dict[str, dict[str, Rows]] = {}
     with tempfile.TemporaryDirectory() as temporary:
         build = f"import hatchling.build as b; print(b.build_wheel({temporary!r}))"
         subprocess.run([sys.executable, "-c", build], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
         (wheel,) = Path(temporary).glob("*.whl")
+        tofu = write_tofu(Path(temporary) / "tofu")
         for version in VERSIONS:
             try:
-                scores[version] = score(version, wheel, Path(temporary) / version)
+                scores[version] = score(version, wheel, Path(temporary) / version, tofu)
             except subprocess.CalledProcessError as error:
                 print(f"lm-eval {version}: failed ({error})", file=sys.stderr)
     for version in VERSIONS:
-        rows = scores.get(version)
-        values = rows and ", ".join(f"{metric} {rows[task][f'{metric},none']:.4f}" for task, metric in SHOWN)
-        print(f"lm-eval {version}: {values or 'FAILED'}")
+        for backend, rows in scores.get(version, dict.fromkeys(MODELS)).items():
+            values = rows and ", ".join(f"{metric} {rows[task][f'{metric},none']:.4f}" for task, metric in SHOWN)
+            print(f"lm-eval {version}, {backend}: {values or 'FAILED'}")
     same = len({json.dumps(values, sort_keys=True) for values in scores.values()}) == 1
     if len(scores) == len(VERSIONS) and not same:
         print("the versions do not agree", file=sys.stderr)

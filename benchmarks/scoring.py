@@ -35,6 +35,7 @@ HEADER = (
     "{% if add_generation_prompt %}<|start|>assistant<|end|>\n\n{% endif %}"
 )
 PLAIN = ("elude_forget", "elude_retain", "elude_world")
+SUITES = ("plain", "attacks", "mia", "generation", "utility", "utility generation")
 FORWARD = ("plain", "attacks", "utility")  # suites of log-likelihoods alone
 
 
@@ -191,6 +192,8 @@ def arm(pipe: Connection, kind: str, folder: str, stop: str, limit: int, batch_s
         pipe.send((seconds, shown))
     began = time.process_time()
     for task in tasks.values():
+        if not all(request.resps for request in task.instances):  # of a suite that was not chosen
+            continue
         task.apply_filters()
         by_doc: dict[int, list[Any]] = {}
         for request in task.instances:
@@ -209,7 +212,7 @@ def arm(pipe: Connection, kind: str, folder: str, stop: str, limit: int, batch_s
         name: [(*(len(model.tok_encode(t)) for t in (r.args[0], r.args[0] + r.args[1])), r.args[0]) for r in suite]
         for name, suite in suites.items() if name in FORWARD
     }  # fmt: skip
-    texts = len(suites["generation"]) + len(suites["utility generation"])
+    texts = sum(bool(request.resps) for request in suites["generation"] + suites["utility generation"])
     table, head = (m.weight for m in (model.model.get_input_embeddings(), model.model.get_output_embeddings()))
     body = sum(p.numel() for p in model.model.parameters()) - table.numel() - (0 if table is head else head.numel())
     pipe.send({
@@ -299,6 +302,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="folder of a real model  [default: the random Llama]")
     parser.add_argument("--limit", type=int, default=6, help="records of each task")
+    parser.add_argument("--suites", nargs="+", choices=SUITES, default=SUITES, help="which of them  [default: all]")
     parser.add_argument("--batch-size", type=int, default=16, help="of stock hf")
     parser.add_argument("--parts", type=int, default=3, help="turns for each suite")
     parser.add_argument("--new-tokens", type=int, default=96, help="most tokens of a generated text")
@@ -315,9 +319,9 @@ def main() -> int:
         rest = (folder, stop, options.limit, options.batch_size, options.new_tokens)
         arms = {kind: start(kind, *rest) for kind in ("hf", "elude")}
         sizes, _ = (pipe.recv() for pipe in arms.values())
-        seconds: dict[str, dict[str, float]] = {suite: dict.fromkeys(arms, 0.0) for suite in sizes}
+        seconds: dict[str, dict[str, float]] = {suite: dict.fromkeys(arms, 0.0) for suite in options.suites}
         compared: dict[str, tuple[int, float, int]] = {}
-        for suite in sizes:
+        for suite in options.suites:
             told: dict[str, list[Any]] = {kind: [] for kind in arms}
             for number in range(options.parts):
                 for kind, pipe in arms.items():
@@ -332,10 +336,11 @@ def main() -> int:
             ends[kind] = pipe.recv()
         for process in multiprocessing.active_children():
             process.join()
-    own = [suite for suite in sizes if not suite.startswith("utility")]
-    seconds["whole group elude"] = {
-        k: sum(seconds[s][k] for s in own) + sum(ends[k]["times"][t] for t in ("build", "metrics")) for k in arms
-    }
+    own = [suite for suite in SUITES if not suite.startswith("utility")]
+    if set(own) <= set(options.suites):
+        seconds["whole group elude"] = {
+            k: sum(seconds[s][k] for s in own) + sum(ends[k]["times"][t] for t in ("build", "metrics")) for k in arms
+        }
     operations, lengths = (ends["elude"][key] for key in ("operations", "lengths"))
     ratio = {name: flop_ratio(of_suite, *operations) for name, of_suite in lengths.items()}
     report = {

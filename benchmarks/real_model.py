@@ -1,0 +1,251 @@
+"""The whole path on a real model: ``python benchmarks/real_model.py MODEL_FOLDER --teach [flags of optout-train]``.
+
+First, which facts of the target the model truly knows: where it knows few, Forget Quality would be high before anything
+was forgotten, and the script stops. With ``--teach`` it is taught the target, its neighbours and a share of world data
+first (a merged LoRA adapter), once with and once without the target: the second never knew, and is what forgetting is
+compared with. Then come ``optout-train`` with the paper's settings, each of ``--methods`` with the flags that this
+script does not know itself, and for every model lm-eval's group ``elude`` by ``--model elude``. A stage leaves its
+outcome under ``--work`` and is skipped when that is there; one that was cut off goes on. Stages are processes, one at a
+time, so times and peaks of memory are their own. Any model works, with or without a chat template.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tables
+from scipy.stats import ks_2samp
+
+from lm_eval_elude.core import dataset
+from lm_eval_elude.core.records import QARecord
+from lm_eval_elude.core.sets import Split, Subset
+from lm_eval_elude.results.runs import Run
+from optout_train.config import METHODS
+
+GATE = 0.5  # share of facts known below which FQ means nothing
+SETS: tuple[tuple[Subset, Split], ...] = (
+    ("forget", "train"), ("retain", "train"), ("retain", "validation"), ("retain", "test"),
+    ("world", "train"), ("world", "validation"), ("world", "test"),
+)  # fmt: skip
+COLUMNS: tuple[tuple[str, str, str], ...] = (
+    ("FQ", "elude_forget", "forget_quality"), ("P", "elude_forget", "probability"),
+    ("ROUGE", "elude_forget", "rougeL_recall"), ("TR", "elude_forget", "truth_ratio"),
+    ("degen.", "elude_forget", "degenerate"), ("RQ", "elude_quality", "retain_quality"),
+    ("world", "elude_world", "set_quality"), ("degen. retain", "elude_retain", "degenerate"),
+    ("degen. world", "elude_world", "degenerate"), ("reverse", "elude_attack_reverse_query", "forget_quality"),
+    ("nine", "elude_attacks", "forget_quality"),
+)  # fmt: skip
+
+
+class Stage(NamedTuple):
+    """What a finished stage took: wall-clock and processor seconds, and the peak resident memory of its process."""
+
+    seconds: float
+    cpu: float
+    peak_mib: float
+
+
+class Work:
+    """The folder of a run: what was asked for, and what each finished stage took."""
+
+    def __init__(self, root: Path, asked: dict[str, Any]) -> None:
+        self.root = root
+        self.root.mkdir(parents=True, exist_ok=True)
+        file = root / "asked.json"
+        if file.exists() and (before := json.loads(file.read_text())) != asked:
+            other = ", ".join(f"{k} {before.get(k)!r}" for k in asked if before.get(k) != asked[k])
+            raise SystemExit(f"--work {root} was begun with {other}: give the same or another folder")
+        file.write_text(json.dumps(asked, indent=1) + "\n")
+
+    def stage(self, name: str, command: Sequence[str]) -> Stage:
+        """Run a stage as a process of its own, unless it is finished.
+
+        Raises:
+            SystemExit: it failed; its own words are on the terminal.
+        """
+        done = self.root / f"{name}.stage.json"
+        if not done.exists():
+            print(f"[{time.strftime('%H:%M:%S')}] {name}: {shlex.join(command)}", file=sys.stderr, flush=True)
+            began = time.monotonic()
+            with (self.root / f"{name}.out").open("w") as out:
+                process = subprocess.Popen([sys.executable, *command], stdout=out)
+                _, status, used = os.wait4(process.pid, 0)
+            if code := os.waitstatus_to_exitcode(status):
+                raise SystemExit(f"{name} ended with exit code {code}; the same command goes on from there")
+            took = Stage(time.monotonic() - began, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
+            done.write_text(json.dumps(took._asdict()) + "\n")
+        return Stage(**json.loads(done.read_text()))
+
+    def train(self, name: str, model: str, data: Path, target: str, flags: Sequence[str]) -> tuple[str, Stage]:
+        folder = self.root / name
+        command = ["-m", "optout_train.cli", "--model", model, "--dataset", str(data), "--target", target, "--no-score"]
+        return str(folder), self.stage(name, [*command, "--output-dir", str(folder), "--resume", *flags])
+
+    def teach(
+        self, name: str, model: str, target: str, lessons: Sequence[QARecord], options: argparse.Namespace
+    ) -> tuple[str, Stage]:
+        """Learn records: they are the neighbours of a run whose forget loss has no weight; an epoch shows each once."""
+        own = [replace(record, entity=target) for record in lessons]
+        data = write_data(self.root / f"data-{name}", {("forget", "train"): own, ("retain", "train"): own})
+        recipe = ["--method", "npo+neighbours", "--forget-weight", "0", "--no-validate", "--lora", "--merge"]
+        recipe += ["--epochs", str(options.teach_epochs), "--learning-rate", str(options.teach_rate)]
+        recipe += ["--batch-size", "8", "--seed", str(options.seed)]
+        folder, took = self.train(name, model, data, target, recipe)
+        if (manifest := Path(folder) / "optout.json").exists():  # nothing was forgotten, so it must not say so
+            manifest.rename(manifest.with_name("taught.json"))
+        return folder, took
+
+    def known(self, name: str, model: str, data: Path, target: str) -> float:
+        """The share of the target's facts that a model knows."""
+        out = self.root / f"known-{name}.json"
+        elude = ["-c", "from lm_eval_elude.cli import main; main()", "known", "--model", model, "--dataset", str(data)]
+        self.stage(f"known-{name}", [*elude, "--target", target, "--out", str(out)])
+        (found,) = json.loads(out.read_text(encoding="utf-8"))
+        return float(found["shares"]["known"])
+
+    def evaluate(self, name: str, model: str, data: Path, target: str, tasks: str, limit: int) -> Run:
+        folder = self.root / f"scores-{name}"
+        folder.mkdir(exist_ok=True)
+        command = [
+            "-m", "lm_eval", "run", "--model", "elude", "--model_args", f"pretrained={model},dtype=float32",
+            "--tasks", tasks, "--metadata", json.dumps({"target": target, "dataset": str(data)}), "--log_samples",
+            "--output_path", str(folder), "--use_cache", str(folder / "answered"),
+            *(["--limit", str(limit)] if limit else []),
+        ]  # fmt: skip
+        self.stage(f"scores-{name}", command)
+        return Run(folder)
+
+
+Sets = dict[tuple[Subset, Split], Sequence[QARecord]]
+
+
+def write_data(folder: Path, sets: Sets) -> Path:
+    """A data set in the ELUDe schema."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for (kind, split), records in sets.items():
+        name = f"{kind}-{split}" if kind == "world" else f"{kind}_qa-{split}"
+        lines = (json.dumps(record.columns(), ensure_ascii=False) + "\n" for record in records)
+        (folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+    return folder
+
+
+def row(name: str, run: Run, reference: Run | None, took: Stage | None) -> list[str]:
+    """A line of the table."""
+
+    def percent(task: str, metric: str) -> str:
+        value = run.results["results"].get(task, {}).get(f"{metric},none")
+        return f"{100 * value:.1f}" if isinstance(value, float) and value == value else ""
+
+    cells = [percent(task, metric) for _, task, metric in COLUMNS]
+    low, auc, high = (percent("elude_mia", f"mia_auc{end}") for end in ("_low", "", "_high"))
+    cells.append(f"{auc} ({low} to {high})" if auc else "")
+    ratios = [[s.values["truth_ratio_raw"] for s in r.samples("elude_forget")] for r in (run, reference) if r]
+    cells.append(f"{ks_2samp(*ratios).pvalue:.3g}" if len(ratios) == 2 and run is not reference else "")
+    cells += [f"{took.seconds:.0f}", f"{took.cpu:.0f}", f"{took.peak_mib:.0f}"] if took else ["", "", ""]
+    return [name, *cells]
+
+
+def answers(runs: dict[str, Run], count: int = 3) -> list[str]:
+    """What each model says to the first questions."""
+    logs = {name: run.rows("elude_forget")[:count] for name, run in runs.items()}
+    lines = []
+    for i, first in enumerate(next(iter(logs.values()))):
+        lines += ["", f"{first['doc']['question']} *{first['doc']['answer']}*", ""]
+        lines += [f"- {name}: {_shown(rows[i]['doc']['generated'])}" for name, rows in logs.items()]
+    return lines
+
+
+def _shown(text: str) -> str:
+    line = " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+    return f"{line[:200]}..." if len(line) > 200 else line or "(nothing)"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path, help="folder of the model")
+    parser.add_argument("--target", default="Cristiano Ronaldo")
+    parser.add_argument("--dataset", default="mini")
+    parser.add_argument("--records", type=int, default=0, help="most rows of each set (0: all)")
+    parser.add_argument("--teach", action="store_true", help="teach it the data first, with and without the target")
+    parser.add_argument("--teach-epochs", type=int, default=12)
+    parser.add_argument("--teach-rate", type=float, default=1e-3, help="learning rate of the lesson's adapter")
+    parser.add_argument(
+        "--methods", nargs="*", default=[m for m in ("opt-out", "opt-out-stranger") if m in METHODS],
+        help="of optout-train, each with the flags this script does not know",
+    )  # fmt: skip
+    parser.add_argument("--tasks", default="elude")
+    parser.add_argument("--limit", type=int, default=0, help="of lm_eval (0: none)")
+    parser.add_argument("--full", action="store_true", help="unlearn in all weights instead of an adapter")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--work", type=Path, default=Path("runs/real"))
+    parser.add_argument("--docs", action="store_true", help="also write the tables into docs/results.md")
+    options, flags = parser.parse_known_args()
+    if not (options.model / "config.json").is_file():
+        parser.error(f"{options.model} is no model folder: it has no config.json")
+    os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "LMEVAL_LOG_LEVEL": "WARNING"}
+    asked = {k: str(v) for k, v in vars(options).items() if k not in ("work", "docs", "methods")}
+    work = Work(options.work.absolute(), asked | {"model": str(options.model.resolve())})
+    (target,) = dataset.resolve_targets(options.dataset, [options.target])
+    most = options.records or None
+    sets: Sets = {
+        (kind, split): dataset.load_records(options.dataset, kind, split, [target.name]).records[:most]
+        for kind, split in SETS
+    }  # fmt: skip
+    data = write_data(work.root / "data", sets)
+
+    def evaluate(name: str, model: str) -> Run:
+        return work.evaluate(name, model, data, target.name, options.tasks, options.limit)
+
+    model = str(options.model.resolve())
+    runs: dict[str, tuple[Run, Stage | None]] = {}
+    share = work.known("original", model, data, target.name)
+    lines = [
+        f"Of {target.name} the original knows {share:.0%} of {len(sets['forget', 'train'])} facts (`elude known`)."
+    ]
+    reference: Run | None = None
+    if options.teach:
+        kept = [record for place, records in sets.items() if place[0] != "forget" for record in records]
+        lessons = {"taught": [*sets["forget", "train"], *kept], "taught-without": kept}
+        schooled = {name: work.teach(name, model, target.name, own, options) for name, own in lessons.items()}
+        share, never = (work.known(name, folder, data, target.name) for name, (folder, _) in schooled.items())
+        lines.append(f"Taught, it knows {share:.0%}; taught without the target {never:.0%}.")
+        model = schooled["taught"][0]
+    if share < GATE:
+        print("\n".join(lines))
+        advice = "Teach longer: --teach-epochs" if options.teach else "Teach it first: --teach"
+        print(f"That is below {GATE:.0%}: its Forget Quality says nothing. {advice}", file=sys.stderr)
+        return 1
+    if options.teach:
+        runs |= {name: (evaluate(name, folder), took) for name, (folder, took) in schooled.items()}
+        reference = runs["taught-without"][0]
+    else:
+        runs["original"] = evaluate("original", model), None
+    common = [*([] if options.full else ["--lora", "--merge"]), "--seed", str(options.seed)]
+    jobs = [("opt-out, paper's settings", "opt-out", []), *((f"{m}", m, flags) for m in options.methods)]
+    for name, method, own in jobs:
+        folder, took = work.train(name.replace(", ", "-").replace(" ", "-").replace("'", ""), model, data, target.name,
+                                  ["--method", method, *common, *own])  # fmt: skip
+        runs[name] = evaluate(Path(folder).name, folder), took
+    head = ["", *(name for name, _, _ in COLUMNS), "AUC", "KS p", "s", "CPU s", "MiB"]
+    lines += ["", *tables.markdown(head, [row(name, run, reference, took) for name, (run, took) in runs.items()]), ""]
+    lines += ["A few answers:", *answers({name: run for name, (run, _) in runs.items()}), ""]
+    said = [f"--{k.replace('_', '-')} {v}" for k, v in asked.items() if k not in ("model", "teach", "full")]
+    lines.append(f"`{' '.join([options.model.name, *said, *flags])}`; {time.strftime('%Y-%m-%d')}.")
+    print("\n".join(lines))
+    if options.docs:
+        tables.put(tables.DOCS / "results.md", f"real model: {options.model.name}", lines)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""The scripts behind docs: tables between markers, and the stages of a real model's whole path (without a model)."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = ROOT / "lm_eval_elude" / "mini" / "tiny"
+
+
+@pytest.fixture(autouse=True)
+def scripts(monkeypatch: Any) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+
+
+@pytest.fixture
+def real_model() -> Any:
+    return importlib.import_module("real_model")
+
+
+def test_a_table_replaces_what_stands_between_its_markers_and_nothing_else(tmp_path: Path) -> None:
+    tables = importlib.import_module("tables")
+    page = tmp_path / "page.md"
+    page.write_text("a\n<!-- one -->\nold\n<!-- /one -->\nb\n<!-- two -->\n<!-- /two -->\n")
+    for _ in range(2):
+        tables.put(page, "one", tables.markdown(["x", "y"], [["1", "2"]]))
+        tables.put(page, "two", ["new"])
+    table = "| x | y |\n| --- | --- |\n| 1 | 2 |"
+    assert page.read_text() == f"a\n<!-- one -->\n{table}\n<!-- /one -->\nb\n<!-- two -->\nnew\n<!-- /two -->\n"
+    with pytest.raises(ValueError, match=r"page\.md needs the lines '<!-- three -->' and '<!-- /three -->' once each"):
+        tables.put(page, "three", ["new"])
+
+
+def test_a_stage_runs_once_and_only_what_ended_well_counts(real_model: Any, tmp_path: Path) -> None:
+    work = real_model.Work(tmp_path / "w", {"seed": "0"})
+    code = ["-c", f"open({str(tmp_path / 'ran')!r}, 'a').write('x')"]
+    first = work.stage("one", code)
+    assert first == work.stage("one", code) == real_model.Work(tmp_path / "w", {"seed": "0"}).stage("one", code)
+    assert (tmp_path / "ran").read_text() == "x" and first.seconds > 0 and first.peak_mib > 1
+    with pytest.raises(SystemExit, match="two ended with exit code 3; the same command goes on from there"):
+        work.stage("two", ["-c", "raise SystemExit(3)"])
+    work.stage("two", code)
+    assert (tmp_path / "ran").read_text() == "xx"
+    with pytest.raises(SystemExit, match="was begun with seed '0'"):
+        real_model.Work(tmp_path / "w", {"seed": "1"})
+
+
+class FakeRun:
+    """A run's log as the script reads it."""
+
+    def __init__(self) -> None:
+        self.results = {"results": {"elude_forget": {"forget_quality,none": 0.25}}}
+
+    def rows(self, task: str) -> list[dict[str, Any]]:
+        return [{"doc": {"generated": "a | b", "question": "Q", "answer": "A"}}]
+
+    def samples(self, task: str) -> list[Any]:
+        return [SimpleNamespace(values={"truth_ratio_raw": 0.5})]
+
+
+@pytest.mark.parametrize("teach", [False, True])
+def test_the_path_of_a_model_that_knows_too_little(
+    teach: bool, real_model: Any, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    """Untaught it ends at the gate; taught, all is compared with the model that was taught without the target."""
+    trained: list[tuple[str, str]] = []
+    scored: list[str] = []
+
+    def known(self: Any, name: str, *rest: Any) -> float:
+        return 0.9 if name == "taught" else 0.1
+
+    def evaluate(self: Any, name: str, *rest: Any) -> FakeRun:
+        scored.append(name)
+        return FakeRun()
+
+    def train(self: Any, name: str, model: str, data: Path, target: str, flags: list[str]) -> Any:
+        trained.append((name, Path(model).name))
+        asked, own = (
+            {json.loads(line)["question"] for line in (folder / "forget_qa-train.jsonl").read_text().splitlines()}
+            for folder in (data, self.root / "data")
+        )
+        if name.startswith("taught"):
+            assert (own <= asked) == (name == "taught") and len(asked) > len(own)
+            assert "--forget-weight" in flags
+        else:
+            assert asked == own and ("--eta" in flags) == (name == "npo+rt")
+        return str(self.root / name), real_model.Stage(1.0, 2.0, 3.0)
+
+    for name, fake in (("known", known), ("evaluate", evaluate), ("train", train)):
+        monkeypatch.setattr(real_model.Work, name, fake)
+    flags = ["--records", "3", "--methods", "npo+rt", "--work", str(tmp_path), "--eta", "0.5"]
+    monkeypatch.setattr(sys, "argv", ["real_model.py", str(TINY), *flags, *(["--teach"] if teach else [])])
+    assert real_model.main() == (0 if teach else 1)
+    told = capsys.readouterr()
+    assert "Of Cristiano Ronaldo the original knows 10% of 3 facts" in told.out
+    if not teach:
+        assert not trained and not scored and "Teach it first: --teach" in told.err
+        return
+    paper = "opt-out-papers-settings"
+    assert trained == [("taught", "tiny"), ("taught-without", "tiny"), (paper, "taught"), ("npo+rt", "taught")]
+    assert scored == ["taught", "taught-without", paper, "npo+rt"]
+    assert "| npo+rt | 25.0 |" in told.out and "- taught: a \\| b" in told.out
+    assert "--records 3" in told.out and "--eta 0.5" in told.out
