@@ -134,8 +134,7 @@ class Client:
         journal: where finished calls are looked up and kept.
         budget: tokens, read and written, of all calls in the journal and of this run. Requests that are already under
             way when it is reached still finish.
-        options: further fields of every request, e.g. ``max_tokens``; ``response_format`` is left out where the
-            endpoint refuses it.
+        options: further fields of every request, e.g. ``max_tokens``.
 
     Raises:
         EndpointError: the ``httpx2`` package is missing, or the URL is none.
@@ -166,7 +165,8 @@ class Client:
         for row in journal.rows.values() if journal else ():
             self._count(row["usage"])
         self._url, self._timeout, self._retries = url.rstrip("/") + _ENDPOINT, timeout, retries
-        self._options, self._failures = dict(options or {}), 0
+        self._options, self._failures = options or {}, 0
+        self._takes_schemas = True
         self._slots = asyncio.Semaphore(workers)
         self._http = httpx2.AsyncClient(
             headers={"Authorization": f"Bearer {key or 'none'}", "Accept-Encoding": "identity"},
@@ -193,10 +193,7 @@ class Client:
             EndpointError: no answer, or a refusal that trying again cannot change.
         """
         try:
-            short = self._options | {"max_tokens": 16}
-            answer = await self._post(_turns(KNOCK), 1, short)
-            if answer.status in (400, 422) and self._options.pop("response_format", None):
-                answer = await self._post(_turns(KNOCK), 1, self._options)
+            answer = await self._post(_turns(KNOCK), 1, self._options | {"max_tokens": 16})
         except FetchError as error:
             if error.too_long:
                 return
@@ -213,7 +210,7 @@ class Client:
 
     async def until(
         self, text: str, check: Callable[[str], T], *, system: str = "", attempts: int = 3,
-        again: Callable[[str], str] | None = None,
+        again: Callable[[str], str] | None = None, schema: dict[str, Any] | None = None,
     ) -> Outcome[T]:  # fmt: skip
         """Ask until a reply passes, at most ``attempts`` times.
 
@@ -222,6 +219,8 @@ class Client:
             check: makes the value of what the model wrote, or raises :class:`BadReply`.
             system: the system turn.
             again: makes the next attempt's user turn of the reason why the last reply was rejected.
+            schema: JSON schema that the endpoint is asked to keep to; one that refuses it is asked without, and no
+                reply is trusted to.
 
         Raises:
             BudgetError: the budget is used up.
@@ -229,7 +228,7 @@ class Client:
         rejects: list[tuple[str, str]] = []
         for attempt in range(attempts):
             try:
-                reply = await self.ask(text, system=system, attempt=attempt)
+                reply = await self.ask(text, system=system, attempt=attempt, schema=schema)
             except FetchError as error:
                 self._failures += 1
                 return Outcome(None, [*rejects, ("", f"no answer: {self.redact(str(error))}")], failed=True)
@@ -243,7 +242,9 @@ class Client:
                 text = again(str(error)) if again else text
         return Outcome(None, rejects)
 
-    async def ask(self, text: str, *, system: str = "", attempt: int = 0) -> Reply:
+    async def ask(
+        self, text: str, *, system: str = "", attempt: int = 0, schema: dict[str, Any] | None = None
+    ) -> Reply:
         """One call, or what the journal has of it; ``attempt`` tells calls with the same words apart.
 
         Raises:
@@ -262,7 +263,7 @@ class Client:
                     f"the token budget of {self.budget:,} is used up ({spent:,} in {self.usage.calls} calls); "
                     "the same command with a larger one goes on from here"
                 )
-            reply, usage = await self._call(turns)
+            reply, usage = await self._call(turns, schema)
         self._count(usage)
         if self.journal:
             self.journal.append({"key": key, "reply": list(reply), "usage": usage})
@@ -278,9 +279,16 @@ class Client:
         text = "".join(c if c.isprintable() or c in "\n\t" else " " for c in text.encode(errors="replace").decode())
         return text if len(text) <= MAX_KEPT else f"{text[:MAX_KEPT]}... ({len(text):,} characters)"
 
-    async def _call(self, turns: list[dict[str, str]]) -> tuple[Reply, list[int]]:
+    async def _call(self, turns: list[dict[str, str]], schema: dict[str, Any] | None) -> tuple[Reply, list[int]]:
+        options = self._options
+        if schema and self._takes_schemas:
+            form = {"name": "reply", "strict": True, "schema": schema}
+            options = options | {"response_format": {"type": "json_schema", "json_schema": form}}
         try:
-            answer = await self._post(turns, self._retries, self._options)
+            answer = await self._post(turns, self._retries, options)
+            if answer.status in (400, 422) and options is not self._options:
+                self._takes_schemas = False
+                answer = await self._post(turns, self._retries, self._options)
         except FetchError as error:
             if not error.too_long:
                 raise

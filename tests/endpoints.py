@@ -25,7 +25,7 @@ class Endpoint(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        task = body["messages"][-1]["content"]
+        self.asked, task = body, body["messages"][-1]["content"]
         with self.server.lock:
             self.server.tasks.append(task)
             count = len(self.server.tasks)

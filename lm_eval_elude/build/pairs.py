@@ -18,6 +18,7 @@ from lm_eval_elude.attacks.prompt import LANGUAGES
 from lm_eval_elude.build.checks import pair_flaw, quoted, rewording_flaw
 from lm_eval_elude.build.documents import Paragraph
 from lm_eval_elude.build.duplicates import duplicates
+from lm_eval_elude.core.records import PERTURBATIONS
 from lm_eval_elude.llm import CUT, BadReply, Client, EndpointError, Outcome, estimate, parse_table
 
 PROMPTS: dict[str, str] = {
@@ -27,6 +28,27 @@ PROMPTS: dict[str, str] = {
 # Tokens of a reply by kind of call, to foresee the cost; a pair has some 40, five wrong answers 120.
 _REPLY = {"pairs": 45, "verify": 30, "reword": 190, "check": 15, "translate": 120}
 T = TypeVar("T")
+
+
+def _schema(**fields: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": fields, "required": [*fields], "additionalProperties": False}
+
+
+def schema(kind: str, count: int) -> dict[str, Any]:
+    """What a call asks for, as a JSON schema; ``count`` pairs at most."""
+    text: dict[str, Any] = {"type": "string"}
+
+    def several(items: dict[str, Any], least: int, most: int) -> dict[str, Any]:
+        return {"type": "array", "items": items, "minItems": least, "maxItems": most}
+
+    fields: dict[str, dict[str, Any]] = {
+        "pairs": {"pairs": several(_schema(question=text, answer=text), 0, count)},
+        "verify": {"supported": {"type": "boolean"}, "quote": text},
+        "reword": {"question": text, "answer": text, "wrong": several(text, PERTURBATIONS, PERTURBATIONS)},
+        "check": {"same": {"type": "boolean"}, "true": several({"type": "integer"}, 0, PERTURBATIONS)},
+        "translate": dict.fromkeys(LANGUAGES, text),
+    }
+    return _schema(**fields[kind])
 
 
 @dataclass(frozen=True)
@@ -147,7 +169,7 @@ class Maker:
 
         outcome = await self.client.until(
             text, lambda reply: check(parse_table(reply)), system=PROMPTS["system"], attempts=self.attempts,
-            again=shorter,
+            again=shorter, schema=schema(kind, self.count),
         )  # fmt: skip
         if outcome.failed:
             raise _NoAnswer(outcome.rejects[-1][1])

@@ -165,7 +165,7 @@ def build(
         client = Client(
             url, model, workers=workers, timeout=timeout, retries=retries, journal=journal, budget=budget,
             # A pair has some 45 tokens, the longest other reply that is meant some 300; nothing goes on for ever.
-            options={"max_tokens": 600 + 100 * pairs, "response_format": {"type": "json_object"}},
+            options={"max_tokens": 600 + 100 * pairs},
         )  # fmt: skip
         maker = Maker(client, material.subjects, pairs, translate)
         made = asyncio.run(_make(client, maker, material.parts))

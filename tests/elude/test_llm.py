@@ -179,6 +179,23 @@ def test_the_budget_counts_what_the_endpoint_says_and_what_it_hides(tmp_path):
         assert tasks[2:] == ["said", "silent"]
 
 
+def test_an_endpoint_that_refuses_a_schema_is_asked_without():
+    forms = []
+
+    def act(server: Endpoint, task: str, count: int) -> None:
+        forms.append(server.asked.get("response_format"))
+        server.reply(400, '{"error": "no response_format here"}') if forms[-1] else server.reply(200, completion("{}"))
+
+    async def run(url: str) -> list:
+        async with Client(url, "m", workers=1) as client:
+            return [await client.until(text, str, schema={"type": "object"}) for text in "ab"]
+
+    with endpoint(act) as (url, _):
+        assert [outcome.value for outcome in asyncio.run(run(url))] == ["{}", "{}"]
+    assert [bool(form) for form in forms] == [True, False, False]
+    assert forms[0]["json_schema"]["schema"] == {"type": "object"}
+
+
 def test_as_many_at_a_time_as_workers(tmp_path):
     lock, now, most = threading.Lock(), [0], [0]
 
