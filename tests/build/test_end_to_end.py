@@ -65,7 +65,6 @@ def test_documents_to_a_model_that_forgot(data, taught, tmp_path):
     manifest = read_manifest(out)
     assert manifest is not None and manifest.targets == (TARGET,)
     before, after = score(taught, data), score(str(out), data)
-    print(before, after)
     assert before["forget"] > 0.8 and before["rouge"] > 0.9 and before["retain"] > 0.8
     assert after["forget"] < 0.1 and after["quality"] > before["quality"] + 0.2
     assert after["retain"] > 5 * after["forget"]
