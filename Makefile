@@ -33,7 +33,7 @@ test: lint
 
 # A hundred thousand mutated inputs (the suite has 2,000); another FUZZ_SEED gives others.
 fuzz: $(STAMP)
-	FUZZ_CASES=100000 $(BIN)/pytest -n 2 tests/fuzz
+	FUZZ_CASES=100000 FUZZ_KILLS=20 $(BIN)/pytest -n 2 tests/fuzz tests/train/test_run.py::test_killed_at_any_moment_and_resumed_it_ends_with_the_same_bytes
 
 # Installs each supported lm-eval (network) and scores the bundled model with it.
 compat: $(STAMP)

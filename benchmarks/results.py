@@ -2,7 +2,8 @@
 
 Trains every method on every target of ELUDe-mini with several seeds through ``optout-train`` and scores each checkpoint
 with lm-eval's ``elude_quality``. A finished run is kept, so a stopped command goes on where it was. ``--part`` chooses
-the main table or one of the ablations; the tables are printed from whatever is finished.
+the main table or one of the ablations; the tables are printed from whatever is finished. ``--table released`` runs the
+sweep of lambda under ``--recipe released`` and writes it into ``docs/results.md``.
 
 ``--part stranger`` compares the methods that forget like a model that never knew, and what each piece of them buys, by
 all measures: attacks, membership and the distance to the model trained without the target. Its table is written into
@@ -25,8 +26,10 @@ from typing import Any, NamedTuple
 
 from tables import DOCS, put
 
+from lm_eval_elude.core.manifest import file_hashes
 from lm_eval_elude.metrics.estimates import exact
 from lm_eval_elude.metrics.quality import forget_quality, retain_quality
+from optout_train.config import BUNDLED_MODEL
 from optout_train.validation import COLLAPSE
 
 TARGETS = ("cristiano_ronaldo", "lionel_messi", "taylor_swift", "stephen_hawking", "michael_jordan")
@@ -34,6 +37,9 @@ MAIN = ("ga", "dpo", "npo", "idk", "ga+rt", "dpo+rt", "npo+rt", "idk+rt", "opt-o
 DISTANCES = ("opt-out", "opt-out-manhattan", "opt-out-euclidean", "opt-out-chebyshev", "opt-out-cosine")
 ABLATED = ("ga+rt", "dpo+rt", "npo+rt", "idk+rt", "opt-out")
 LAMBDAS = (0.0, 0.1, 10.0, 100.0, 1e3, 1e4, 1e5)
+RELEASED_LAMBDAS = (0.0, 0.1, 1.0, 10.0, 100.0, 1e3)
+# Where the released recipe forgets the bundled model's target without destroying all else: it forgets faster.
+RELEASED = ("--recipe", "released", "--epochs", "10", "--learning-rate", "3e-4")
 COLUMNS = (
     ("FQ", "elude_quality", "forget_quality"), ("P", "elude_forget", "probability"),
     ("ROUGE", "elude_forget", "rougeL_recall"), ("TR", "elude_forget", "truth_ratio"),
@@ -83,6 +89,11 @@ def runs(part: str, seeds: int) -> Iterator[Run]:
             yield from (Run(m, TARGETS[0], seed, ("--method", m)) for m in DISTANCES)
         elif part == "lambda":
             yield from (Run(f"lambda {v:g}", TARGETS[0], seed, ("--lambda", f"{v:g}")) for v in LAMBDAS)
+        elif part == "released":
+            yield from (
+                Run(f"released lambda {v:g}", TARGETS[0], seed, (*RELEASED, "--lambda", f"{v:g}"))
+                for v in RELEASED_LAMBDAS
+            )
         elif part == "neighbours":
             for method in ABLATED:
                 yield Run(method, TARGETS[0], seed, ("--method", method))
@@ -185,16 +196,31 @@ def table(
     return lines
 
 
+def released_table(work: Path, seeds: int, *, train: bool) -> None:
+    """Run the sweep of lambda under the released recipe, as far as it is not finished, and write its table."""
+    for run in runs("released", seeds) if train else ():
+        measure(run, work)
+    base = file_hashes(BUNDLED_MODEL)["model.safetensors"][:12]
+    rows = [f"released lambda {v:g}" for v in RELEASED_LAMBDAS]
+    note = f"`optout-train --target ronaldo {' '.join(RELEASED)} --lambda λ`, base weights {base}; n: seeds."
+    put(DOCS / "results.md", "released", ["", note, "", *table(rows, work, seeds, TARGETS[:1]), ""])
+
+
 def main() -> None:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, default=Path("runs/results"))
     parser.add_argument("--part", nargs="*", default=["main", "distance", "lambda", "neighbours"])
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--table", choices=["released"], help="run what one table needs and write it into docs/")
     parser.add_argument("--references", type=Path, help="folder of models trained without a target, named by its slug")
     parser.add_argument("--tables", action="store_true", help="only print the tables of what is finished")
     arguments = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
+    if arguments.table:
+        arguments.work.mkdir(parents=True, exist_ok=True)
+        released_table(arguments.work, arguments.seeds, train=not arguments.tables)
+        return
     by_all = any(part.startswith("stranger") for part in arguments.part)
     work = arguments.work / "stranger" if by_all else arguments.work
     work.mkdir(parents=True, exist_ok=True)

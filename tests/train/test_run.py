@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from lm_eval_elude.core.manifest import file_hashes, read_manifest
 from lm_eval_elude.core.records import DataError
-from optout_train import loop, step, transport
+from optout_train import checkpoint, loop, step, transport
 from optout_train.checkpoint import RunFolder
 from optout_train.config import METHODS, ConfigError, TrainConfig, build_config
 from optout_train.data import collate
@@ -389,43 +389,71 @@ def test_a_user_may_bring_forget_and_retain_files_only(settings, data_folder, tm
 # Interruption
 
 
-def kill_after(seconds: float, config: TrainConfig, options: RunOptions) -> bool:
-    """Run in a fresh process and kill it; True if it had finished."""
+KILLS = int(os.environ.get("FUZZ_KILLS", "3"))
+MOMENTS = ("in a checkpoint", "before the last rename", "after the last rename")
+
+
+def train_killed(moment: str, config: TrainConfig, options: RunOptions) -> None:
+    """Train in this process, which kills itself at a moment of :data:`MOMENTS`."""
+    save, replace = checkpoint.save_file, os.replace
+
+    def die(*given):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def half(tensors, path):
+        if path.name == checkpoint.OPTIMIZER:
+            path.write_bytes(b"half")
+            die()
+        save(tensors, path)
+
+    def rename(source, target):
+        if os.path.basename(source) == "final":
+            (replace if moment.startswith("after") else die)(source, target)
+            die()
+        replace(source, target)
+
+    if moment == MOMENTS[0]:
+        checkpoint.save_file = half
+    elif moment:
+        os.replace = rename
+    train(config, options, str)
+
+
+def run_and_kill(moment: str | float, config: TrainConfig, options: RunOptions) -> bool:
+    """Run in a fresh process, kill it at a moment or after some seconds ("" never); True if it had finished."""
     context = get_context("forkserver")
     context.set_forkserver_preload(["optout_train.loop", "transformers.models.llama.modeling_llama", "accelerate"])
-    process = context.Process(target=train, args=(config, options, str))
+    named = moment if isinstance(moment, str) else ""
+    process = context.Process(target=train_killed, args=(named, config, options))
     process.start()
-    process.join(seconds)
+    process.join(100 if isinstance(moment, str) else moment)
     if process.is_alive():
         os.kill(process.pid, signal.SIGKILL)
     process.join()
     return process.exitcode == 0
 
 
-def test_killed_twenty_times_and_resumed_it_ends_with_the_same_bytes(settings, tmp_path):
-    config = settings(patience=3, learning_rate=1e-3, epochs=6, directions=5)
+def test_killed_at_any_moment_and_resumed_it_ends_with_the_same_bytes(settings, tmp_path):
+    config = settings(patience=3, epochs=4, directions=2)
     whole = RunOptions(tmp_path / "whole", checkpoint_every=2)
-    assert kill_after(100, config, whole)
+    assert run_and_kill("", config, whole)
     begin = time.perf_counter()
-    shutil.rmtree(whole.output)
-    assert kill_after(100, config, whole)
+    assert run_and_kill("", config, RunOptions(tmp_path / "again", checkpoint_every=2))
     takes = time.perf_counter() - begin
     draw = random.Random(0)
     options = RunOptions(tmp_path / "killed", resume=True, checkpoint_every=2)
-    kills = finished = 0
-    while kills < 20 or not finished:
-        if kill_after(draw.uniform(0.2, 1.1) * takes if kills < 20 else 100, config, options):
+    moments = [*MOMENTS, *(draw.uniform(0.2, 1.1) * takes for _ in range(KILLS))]
+    draw.shuffle(moments)
+    while True:
+        if run_and_kill(moments.pop() if moments else "", config, options):
             assert contents(options.output) == contents(whole.output)
             assert not (tmp_path / ".killed.partial").exists()
+            if not moments:
+                break
             shutil.rmtree(options.output)
-            finished += 1
-        else:
-            kills += 1
 
 
 def test_a_full_disk_leaves_the_last_checkpoint_whole(settings, tmp_path, monkeypatch):
-    import optout_train.checkpoint as checkpoint
-
     save, calls = checkpoint.save_file, []
 
     def full(tensors, path):
