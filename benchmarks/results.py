@@ -199,7 +199,7 @@ def table(
 def released_table(work: Path, seeds: int, *, train: bool) -> None:
     """Run the sweep of lambda under the released recipe, as far as it is not finished, and write its table."""
     for run in runs("released", seeds) if train else ():
-        measure(run, work)
+        measure(run, work, "elude_quality", None)
     base = file_hashes(BUNDLED_MODEL)["model.safetensors"][:12]
     rows = [f"released lambda {v:g}" for v in RELEASED_LAMBDAS]
     note = f"`optout-train --target ronaldo {' '.join(RELEASED)} --lambda λ`, base weights {base}; n: seeds."

@@ -158,6 +158,9 @@ _DISTRIBUTED = {
 
 def main() -> None:
     """Run the command; bad input is one line and exit code 2, a failed run 1, Ctrl-C 130."""
+    # Threads that spin while they wait for each other make a run beside busy processes many times slower. The OpenMP
+    # library reads this when torch is imported; how many threads there are, and so the bytes, does not change.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         command.main(prog_name="optout-train", standalone_mode=False)
     except (KeyboardInterrupt, click.Abort):

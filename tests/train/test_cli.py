@@ -1,6 +1,7 @@
 """The command line: its flags, its errors to the letter, and a run from end to end in processes of its own."""
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -55,6 +56,18 @@ def test_a_name_in_another_alphabet_has_an_output_folder_of_its_own(tmp_path):
     data.write_text('{"entity": "李小龙"}\n{"entity": "Александр Пушкин"}\n', encoding="utf-8")
     config = TrainConfig(target=("пушкин", "李小龙"), dataset=str(data))
     assert cli._default_output(config) == Path("runs/александр_пушкин+李小龙-opt-out")
+
+
+def test_threads_sleep_while_they_wait_unless_the_user_says_otherwise():
+    """Set before torch is there, as its OpenMP library reads it once."""
+    code = (
+        "import os, sys, optout_train.cli as cli; sys.argv[1:] = ['--help']; cli.command.main = lambda **_: print("
+        "os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules); cli.main()"
+    )
+    for given in ({}, {"OMP_WAIT_POLICY": "ACTIVE"}):
+        env = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"} | given
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+        assert done.stdout.split() == [given.get("OMP_WAIT_POLICY", "PASSIVE"), "False"]
 
 
 def test_bad_input_is_one_line_that_names_flag_or_file(fails, arguments, tmp_path, model_folder, data_folder):
@@ -176,7 +189,7 @@ def test_overwrite_takes_nothing_but_a_run_and_nothing_that_the_run_reads(
 
 def test_end_to_end_with_scores_and_the_command_that_repeats_them(run, fails, arguments, tmp_path, monkeypatch, capsys):
     output = tmp_path / "out"
-    words = [word for word in arguments(output, "--micro-batch-size", "8") if word != "--no-score"]
+    words = [word for word in arguments(output, "--epochs", "1", "--micro-batch-size", "8") if word != "--no-score"]
     code, out, err = run(*words)
     assert code == 0, err
     warning, line = err.splitlines()  # a random model knows nothing
@@ -239,17 +252,16 @@ def launcher(kind: str, folder: Path) -> list[str]:
     return ["accelerate.commands.launch", "--config_file", str(file), "-m", "optout_train.cli"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "extra"), [("torchrun", []), ("torchrun", ["--shard"]), ("MULTI_GPU", []), ("FSDP", ["--lora"])]
-)
+# What torchrun and full shards change, the next test sees.
+@pytest.mark.parametrize(("kind", "extra"), [("MULTI_GPU", []), ("FSDP", ["--lora"])])
 def test_two_processes_give_the_losses_of_one(run, arguments, tmp_path, monkeypatch, kind, extra):
     one, two = tmp_path / "one", tmp_path / "two"
-    monkeypatch.setattr(sys, "argv", ["optout-train", *arguments(one, *(word for word in extra if word != "--shard"))])
+    monkeypatch.setattr(sys, "argv", ["optout-train", *arguments(one, *extra)])
     cli.main()
     module, *words = launcher(kind, tmp_path)
     code, _, err = run(*words, *arguments(two, "--micro-batch-size", "1", *extra), module=module)
     assert code == 0, err
-    assert read_manifest(two).settings["shard"] == ("--shard" in extra or kind == "FSDP")
+    assert read_manifest(two).settings["shard"] == (kind == "FSDP")
     same_run(one, two)
 
 

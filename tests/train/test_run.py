@@ -319,7 +319,7 @@ def test_lora_with_gradient_checkpointing_trains_and_loads(merge, trained, model
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
 def test_a_compiled_run_has_the_losses_of_a_plain_one(plain, trained):
     columns = ("loss", "forget", "transport", "grad_norm")
-    compiled = steps(trained("compiled", compile=True)[1], *columns)
+    compiled = steps(trained("compiled", compile=True, validate=False)[1], *columns)
     for ours, theirs in zip(compiled, steps(plain[1], *columns), strict=True):
         assert ours == pytest.approx(theirs, rel=1e-4)
 
