@@ -159,8 +159,8 @@ def warnings(runs: Sequence[NamedRun]) -> list[str]:
 
 
 def _of_one(run: NamedRun) -> Iterator[str]:
-    if (limit := run.config.get("limit")) is not None:
-        yield f"scored with --limit {limit}: a part of the benchmark only"
+    if isinstance(limit := run.config.get("limit"), int | float):
+        yield f"scored with --limit {limit:g}: a part of the benchmark only"
     gibberish = {task: e.value for (task, metric), e in run.estimates.items() if metric == "degenerate"}
     if worst := [f"{share:.1%} in {task}" for task, share in gibberish.items() if share > GIBBERISH]:
         yield f"gibberish, which forget quality rewards: {', '.join(worst)}"

@@ -171,7 +171,7 @@ def membership(runs: Sequence[NamedRun]) -> Table:
     rows = []
     for run in having:
         accuracy, spread = (run.estimates["elude_mia", m].value for m in ("mia_accuracy", "mia_accuracy_std"))
-        said = Cell(_percent(accuracy), f"± {_percent(spread)}")
+        said = Cell(_percent(accuracy), "" if math.isnan(spread) else f"± {_percent(spread)}")
         rows.append(
             [
                 Cell(_title(run)),

@@ -51,7 +51,11 @@ function plot({ width = 345, height = 210, x = [0, 1], y = [0, 1], xLabel, yLabe
   return { root, X, Y };
 }
 
-const figure = (title, ...children) => el("figure", { class: "plot" }, el("figcaption", {}, title), ...children);
+function figure(title, ...children) {
+  const caption = el("figcaption", {}, title);
+  for (const child of children) if (child.tagName === "svg") child.setAttribute("aria-label", caption.textContent);
+  return el("figure", { class: "plot" }, caption, ...children);
+}
 const path = (points, attributes) => svg("path", { d: points.map(([x, y], i) => `${i ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join(""), ...attributes });
 const whole = (v) => String(Math.round(100 * v));
 
@@ -191,7 +195,7 @@ function plots(data) {
 
 const [DEGENERATE, LEAKS, REFUSES] = [1, 2, 4];
 const PAGE = 25;
-const WORD = /[\p{L}\p{N}]{4,}|\p{N}+/gu;
+const WORD = /(?<![\p{L}\p{N}])(?:[\p{L}\p{N}]{4,}|\p{N}+)(?![\p{L}\p{N}])/gu;
 
 /** A generated text in which the longer words of the true answer that the prompt lacks are marked. */
 function marked(text, truth, prompt) {

@@ -12,6 +12,7 @@ import gzip
 import hashlib
 import json
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -213,7 +214,7 @@ def _answers(runs: Sequence[NamedRun]) -> dict[str, Any]:
     targets: list[str] = [""]
     rows: dict[tuple[str, str, str], list[Any]] = {}
     for number, run in enumerate(runs):
-        for task in run.run.tasks:
+        for task in sorted(run.run.tasks, key=lambda task: [*SETS, task].index(task)):
             if task == "elude_mia":
                 continue
             attack = "control: asked plainly" if task == CONTROL else task.replace(ATTACK, "attack: ")
@@ -276,22 +277,28 @@ _SETTINGS = ("template", "truth_ratio", "guardrail", "attack_file", "seed", "ver
 _HARNESS = ("limit", "batch_size", "device", "model_num_parameters", "transformers_version", "git_hash")
 
 
+# Keys of --metadata and what the results file calls them; 0, false and nothing are the defaults.
+_METADATA = {
+    "target": "targets", "dataset": "dataset", "truth_ratio": "truth_ratio", "guardrail": "guardrail",
+    "attack_file": "attack_file", "attack_seed": "seed",
+}  # fmt: skip
+
+
 def command(run: NamedRun) -> str:
     """The ``lm_eval`` command that makes the run again, from what its results file says."""
-    config, settings = run.config, run.run.settings(run.run.tasks[0])
+    config, settings, results = run.config, run.run.settings(run.run.tasks[0]), run.run.results
     arguments = config.get("model_args") or {}
     if isinstance(arguments, dict):
         arguments = ",".join(f"{key}={value}" for key, value in arguments.items())
-    groups = [task for task in run.run.results["results"] if task.startswith("elude")]
-    inside = {t for g in groups for t in (run.run.results.get("group_subtasks") or {}).get(g, ())}
-    asked = [task for task in groups if task not in inside]
-    metadata = {"target": settings.get("targets"), "dataset": settings.get("dataset")}
-    limit = f" --limit {config['limit']}" if config.get("limit") is not None else ""
-    return (
-        f"lm_eval run --model {config.get('model')} --model_args {arguments} --tasks {','.join(asked)}{limit} "
-        f"--metadata '{json.dumps(metadata, ensure_ascii=False)}' --batch_size {config.get('batch_size')} "
-        "--output_path OUT --log_samples"
-    )
+    inside = {task for members in (results.get("group_subtasks") or {}).values() for task in members}
+    tasks = ",".join(name for name in results["results"] if name not in inside)
+    metadata = {key: settings.get(name) for key, name in _METADATA.items() if settings.get(name)}
+    said = {
+        "model": config.get("model"), "model_args": arguments, "tasks": tasks, "limit": config.get("limit"),
+        "metadata": json.dumps(metadata, ensure_ascii=False), "batch_size": config.get("batch_size"),
+    }  # fmt: skip
+    flags = [f"--{flag} {shlex.quote(str(value))}" for flag, value in said.items() if value not in (None, "")]
+    return f"lm_eval run {' '.join(flags)} --output_path OUT --log_samples"
 
 
 def _shown(value: Any) -> str:
