@@ -236,7 +236,8 @@ def main() -> None:
         lines = table(rows, work, arguments.seeds, TARGETS[:1], columns)
         for target in TARGETS[1:]:
             some = ["original", "retrained without", "opt-out", "opt-out-stranger"]
-            lines += ["", f"{target}:", "", *table(some, work, arguments.seeds, (target,), columns)]
+            if len(found := table(some, work, arguments.seeds, (target,), columns)) > 2:
+                lines += ["", f"{target}:", "", *found]
         print(*lines, sep="\n")
         put(DOCS / "results.md", "stranger", lines)
         return

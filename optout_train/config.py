@@ -72,7 +72,7 @@ class TrainConfig:
         "stranger", "What the stranger loss teaches: an answer as about a stranger, or a refusal.", "stranger", "refuse"
     )
     bound: float = _f(
-        0.8, "Stranger loss: how far down a token is pushed, relative to its log-probability in random order."
+        0.45, "Stranger loss: how far down a token is pushed, relative to its log-probability in random order."
     )
     elicit: int = _f(12, "Stranger loss: answers of the initial model about each forget record (0: none).")
     teachers: int = _f(3, "Stranger loss: stand-ins whose distributions are averaged (0: their answers alone).")

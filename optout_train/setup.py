@@ -101,9 +101,13 @@ def prepare(config: TrainConfig, targets: list[str], accelerator: Any, say: Call
     loss = FORGET[config.forget_loss]
     model.to(device)
     if loss.made and config.forget_weight:
+        from accelerate.utils import broadcast_object_list
+
         from optout_train.stranger import make_lessons
 
-        data = data._replace(sequences=make_lessons(config, data, model, renderer, limit, say))
+        lessons = [make_lessons(config, data, model, renderer, limit, say)]
+        broadcast_object_list(lessons)  # sampled in every process, but the same only where their arithmetic is
+        data = data._replace(sequences=lessons[0])
     plan = data.steps(config, loss.reads)
     validation = Validation(config, data, targets, say) if config.validate else None
     for indices in (step for epoch in plan for step in epoch):
