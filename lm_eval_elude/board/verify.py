@@ -224,8 +224,8 @@ def _check_numbers(run: Packed, verdict: Verdict) -> None:
         _compare(verdict, f"{task}, aggregates", said["aggregates"], found[task])
         counts = {"original": len(samples), "effective": len(samples)}
         _compare(verdict, f"{task}, n", [said["n"], results["n-samples"][task]], [len(samples), counts])
-    for group, numbers in GROUPS.items():
-        found[group] = report(numbers, verdict.samples)
+    for group in GROUPS.keys() & results["results"].keys():
+        found[group] = report(GROUPS[group], verdict.samples)
     for place in ("results", "groups"):
         for name, row in results.get(place, {}).items():
             if name in found:

@@ -118,7 +118,7 @@ class EludeMia(EludeSet):
     def reference_space_tokens(self) -> int:
         """:attr:`space_tokens` in the reference model's own tokens."""
         metadata = self.config.metadata
-        return self.space_tokens_of(model_renderer({**metadata, "tokenizer": self.reference, "revision": None}))
+        return self.space_tokens_of(model_renderer({**metadata, "tokenizer": self.loss_reference, "revision": None}))
 
     def build_all_requests(self, *, tokenizer_name: str = "", **kwargs: Any) -> None:
         if "token_logprobs" in getattr(kwargs.get("rank"), "serves", ()):
@@ -145,7 +145,7 @@ class EludeMia(EludeSet):
             return super().answer_scores(doc, results)
         # The white space at the start of a continuation belongs to the prompt.
         doc["prompt_tokens"] = self.space_tokens
-        if self.reference:
+        if self.loss_reference:
             doc["reference_prompt_tokens"] = self.reference_space_tokens
         own = [r.log_probs[self.space_tokens :] for r in results[:2]]
         return [AnswerScore(sum(log_probs), len(log_probs)) for log_probs in own]

@@ -100,7 +100,7 @@ def cached_hub(tmp_path, monkeypatch):
     monkeypatch.delenv("ELUDE_HUB_REPOSITORY", raising=False)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    dataset._commit.cache_clear()
+    dataset.hub_commit.cache_clear()
     repository = tmp_path / "cache" / "datasets--6rightjade--ELUDe"
     commits = ["1" * 40, "2" * 40]
     for number, commit in enumerate(commits, 1):
@@ -109,7 +109,7 @@ def cached_hub(tmp_path, monkeypatch):
     (repository / "refs" / "main").write_text(commits[1])
     (repository / "refs" / "v1").write_text(commits[0])
     yield commits
-    dataset._commit.cache_clear()
+    dataset.hub_commit.cache_clear()
 
 
 def test_the_commit_of_the_hub_is_said_and_can_be_asked_for(cached_hub):

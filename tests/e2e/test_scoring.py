@@ -308,7 +308,7 @@ def test_a_run_without_its_samples_is_one_line(quality, tmp_path):
     next(tmp_path.rglob("samples_elude_forget_*")).unlink()
     with pytest.raises(DataError, match=r"samples of elude_forget are not there; run lm_eval with --log_samples"):
         Run(tmp_path).samples("elude_forget")
-    with pytest.raises(DataError, match="is no results file and has none in it"):
+    with pytest.raises(DataError, match="is no results file, and has none in it"):
         Run(tmp_path / "nowhere")
 
 
