@@ -3,7 +3,8 @@
 Trains every method on every target of ELUDe-mini with several seeds through ``optout-train`` and scores each checkpoint
 with lm-eval's ``elude_quality``. A finished run is kept, so a stopped command goes on where it was. ``--part`` chooses
 the main table or one of the ablations; the tables are printed from whatever is finished. ``--table released`` runs the
-sweep of lambda under ``--recipe released`` and writes it into ``docs/results.md``.
+sweep of lambda under ``--recipe released`` and writes it into ``docs/results.md``; ``--table gradients`` measures what
+lambda weighs there and by default.
 
 ``--part stranger`` compares the methods that forget like a model that never knew, and what each piece of them buys, by
 all measures: attacks, membership and the distance to the model trained without the target. Its table is written into
@@ -24,7 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tables import DOCS, put
+from tables import DOCS, markdown, put
 
 from lm_eval_elude.core.manifest import file_hashes
 from lm_eval_elude.metrics.estimates import exact
@@ -196,6 +197,39 @@ def table(
     return lines
 
 
+def gradients_table() -> None:
+    """What lambda weighs: norms of the gradients of Eq. 8's terms after one epoch of each recipe; written into docs."""
+    import torch
+    from accelerate import Accelerator
+
+    from optout_train import setup, step
+    from optout_train.config import build_config
+
+    setup.quiet()
+    rows = []
+    for recipe in ("paper", "released"):
+        config = build_config({"target": TARGETS[:1], "recipe": recipe, "validate": False})
+        run = setup.prepare(config, ["Cristiano Ronaldo"], Accelerator(cpu=True), lambda line: None)
+        for number, indices in enumerate(run.plan[0], 1):
+            step.take_step(run, number, sum(map(len, run.plan)), indices)
+
+        def norm(run: setup.Setup = run) -> float:
+            grads = [p.grad.norm() for p in run.model.parameters() if p.grad is not None]
+            run.optimizer.zero_grad(set_to_none=True)
+            return float(torch.stack(grads).norm())
+
+        norms = []
+        for side in step.passes(run, run.plan[1][0]):
+            step.backward(run, side)
+            norms.append(norm())
+        distance = float(run.transport.add_gradient(config.transport_weight, len(run.plan[0]) + 1))
+        norms.append(norm())
+        cells = [f"{value:.3g}" for value in (*norms, distance)]
+        rows.append([f"`--recipe {recipe}`", *cells])
+    head = ["after one epoch", "forget term", "retain terms", f"λ term at λ = {config.transport_weight:g}", "distance"]
+    put(DOCS / "results.md", "gradients", ["", *markdown(head, rows), ""])
+
+
 def released_table(work: Path, seeds: int, *, train: bool) -> None:
     """Run the sweep of lambda under the released recipe, as far as it is not finished, and write its table."""
     for run in runs("released", seeds) if train else ():
@@ -212,11 +246,16 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("runs/results"))
     parser.add_argument("--part", nargs="*", default=["main", "distance", "lambda", "neighbours"])
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--table", choices=["released"], help="run what one table needs and write it into docs/")
+    parser.add_argument(
+        "--table", choices=["released", "gradients"], help="run what one table needs and write it into docs/"
+    )
     parser.add_argument("--references", type=Path, help="folder of models trained without a target, named by its slug")
     parser.add_argument("--tables", action="store_true", help="only print the tables of what is finished")
     arguments = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
+    if arguments.table == "gradients":
+        gradients_table()
+        return
     if arguments.table:
         arguments.work.mkdir(parents=True, exist_ok=True)
         released_table(arguments.work, arguments.seeds, train=not arguments.tables)

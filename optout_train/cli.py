@@ -50,6 +50,7 @@ GROUPS = {
         "forget_loss", "forget_weight", "retain_weight", "world_weight", "world_only", "transport_weight", "distance",
         "directions", "eta", "recipe", "npo_form", "nll_average",
     ),
+    "Stranger loss": ("answers", "bound", "elicit", "teachers", "reverse"),
     "Schedule": (
         "epochs", "batch_size", "micro_batch_size", "updates", "learning_rate", "weight_decay", "decay_vectors",
         "max_grad_norm", "clip_forget", "validate", "patience", "seed",

@@ -45,7 +45,7 @@ def take_step(run: Setup, step: int, total: int, indices: StepIndices) -> dict[s
         Where a norm is not finite nothing is updated.
     """
     config = run.config
-    forget, retain = _parts(run, indices)
+    forget, retain = passes(run, indices)
     rounds = [forget + retain] if config.updates == "joint" else [part for part in (forget, retain) if part]
     rate = config.learning_rate * (1 - (step - 1) / total)
     values = {"loss": 0.0}
@@ -96,7 +96,7 @@ def backward(run: Setup, parts: Sequence[Part]) -> dict[str, float]:
     return dict(zip(means, totals.tolist(), strict=True))
 
 
-def _parts(run: Setup, indices: StepIndices) -> tuple[list[Part], list[Part]]:
+def passes(run: Setup, indices: StepIndices) -> tuple[list[Part], list[Part]]:
     """The passes of this process: those of the forget loss, and those of the retain losses."""
     sides: tuple[list[Part], list[Part]] = ([], [])
     rank, processes = run.accelerator.process_index, run.accelerator.num_processes
