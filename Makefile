@@ -9,7 +9,7 @@ export HF_HUB_OFFLINE := 1
 # The bundled model is too small for a second thread to help, and threads that wait for a busy core cost much.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: venv install demo test lint compat fuzz
+.PHONY: venv install demo test lint compat fuzz leaderboard
 
 venv install: $(STAMP)
 
@@ -22,6 +22,10 @@ $(STAMP): pyproject.toml constraints.txt lm_eval_elude/_autoload.py lm_eval_elud
 demo: $(STAMP)
 	$(BIN)/optout-train --target ronaldo --output-dir runs/demo --overwrite
 	$(BIN)/elude report runs/demo/scores --reference retrained --out runs/demo/report.html
+
+# Six checkpoints of different methods, scored, submitted, verified and ranked: runs/board/site/index.html.
+leaderboard: $(STAMP)
+	$(BIN)/python benchmarks/leaderboard.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

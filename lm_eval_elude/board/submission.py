@@ -313,6 +313,14 @@ def new_key() -> bytes:
     return secrets.token_hex(32).encode()
 
 
+def write_key(out: Path, key: bytes) -> Path:
+    """Keep a key beside the folder that was made with it, for its owner's eyes."""
+    file = out.with_name(f"{out.name}.key")
+    with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as handle:
+        handle.write(key)
+    return file
+
+
 class Withheld:
     """Texts replaced by keyed hashes, the same text by the same hash, so that records stay told apart."""
 

@@ -9,14 +9,13 @@ seen), ``recomputed`` (every number follows from the samples, and these are what
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lm_eval_elude.attacks.builders import ATTACKS, CONTROL
 from lm_eval_elude.board import submission as packed
@@ -27,7 +26,6 @@ from lm_eval_elude.core.records import DataError, fingerprint
 from lm_eval_elude.core.sets import FORGET, WORLD
 from lm_eval_elude.documents import (
     ATTACK,
-    Asked,
     NothingToAskError,
     columns,
     compared_pairs,
@@ -59,6 +57,7 @@ class Verdict:
         level: of proof, "" where something is wrong.
         submission: its first file, where it could be read.
         samples, numbers: formed here, where the rows could be read.
+        texts: generated answers (of withheld ones the hashes) by task.
         digest: what names the submission.
     """
 
@@ -106,7 +105,7 @@ def _verify(folder: Path, verdict: Verdict, data: str, renderer: Renderer | None
         raise DataError(f"{packed.RESULTS}: {shown(odd[0])} is no task of ELUDe")
     settings = _settings(run, submission, folder, data, key)
     _check_run(run, verdict, settings)
-    expected = _expected(settings, verdict) if settings else None
+    expected = _expected(settings) if settings else None
     template = Template(renderer) if renderer else None
     for task in run.tasks:
         asked = expected.get(task) if expected is not None else None
@@ -115,14 +114,14 @@ def _verify(folder: Path, verdict: Verdict, data: str, renderer: Renderer | None
             continue
         said = run.settings(task)
         if submission.redacted:
-            samples = _withheld(run, task, asked, verdict, Withheld(key, {**said, "targets": settings.targets})
-                                if key and settings else None)  # fmt: skip
+            hide = Withheld(key, {**said, "targets": settings.targets}) if key and settings else None
+            samples = _withheld(run, task, asked and asked.docs, verdict, hide)
         else:
             assert settings and asked
             template = template or Template.learn(run, task, settings)
-            samples = _rows(run, task, asked, settings, template, verdict)
+            samples = _rows(run, task, asked.docs, settings, template, verdict)
         verdict.samples[task] = samples
-        own = fingerprint(record for record, _ in asked) if asked else said["fingerprint"]
+        own = asked.fingerprint if asked else said["fingerprint"]
         _compare(verdict, f"{task}, fingerprint", [said["fingerprint"], submission.fingerprints.get(task)], [own] * 2)
     if lacking := [task for task in (expected or TASKS) if task not in run.tasks]:
         if expected is not None or lacking != [f"{ATTACK}cross_lingual"]:
@@ -202,17 +201,25 @@ def _check_run(run: Packed, verdict: Verdict, settings: Settings | None) -> None
         verdict.remarks.append("values of the run's own reference are taken as given")
 
 
-def _expected(settings: Settings, verdict: Verdict) -> dict[str, list[Asked]]:
+class Expected(NamedTuple):
+    """The documents that a task must have, as they are logged, and their fingerprint."""
+
+    docs: list[dict[str, Any]]
+    fingerprint: str
+
+
+def _expected(settings: Settings) -> dict[str, Expected]:
     """The documents of every task that the data allows."""
     return {task: rows for task in TASKS if (rows := _asked(task, settings))}
 
 
 @lru_cache(maxsize=64)
-def _asked(task: str, settings: Settings) -> list[Asked]:
+def _asked(task: str, settings: Settings) -> Expected | None:
     try:
-        return documents(task, settings)
+        rows = documents(task, settings)
     except NothingToAskError:
-        return []
+        return None
+    return Expected([columns(*row) for row in enumerate(rows)], fingerprint(record for record, _ in rows))
 
 
 def _check_numbers(run: Packed, verdict: Verdict) -> None:
@@ -252,6 +259,8 @@ def _compare(verdict: Verdict, where: str, said: Any, formed: Any) -> None:
 
 def _difference(said: Any, formed: Any) -> str:
     """Where two values differ first, and how; "" where they do not."""
+    if said is formed or (type(said) in (dict, list, str) and said == formed):
+        return ""
     if isinstance(formed, float) and type(said) in (int, float):
         both = math.isnan(said) and math.isnan(formed)
         same = both or math.isclose(said, formed, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
@@ -318,7 +327,7 @@ class Template:
 
 
 def _rows(
-    run: Packed, task: str, asked: Sequence[Asked], settings: Settings, template: Template, verdict: Verdict
+    run: Packed, task: str, asked: Sequence[dict[str, Any]], settings: Settings, template: Template, verdict: Verdict
 ) -> list[Sample]:
     """The samples of a task, each row checked; what is wrong becomes findings."""
     samples, wrong, texts = [], [], []
@@ -344,7 +353,7 @@ def _rows(
 
 
 def _check_row(
-    task: str, row: dict[str, Any], number: int, asked: Asked, settings: Settings, template: Template,
+    task: str, row: dict[str, Any], number: int, asked: dict[str, Any], settings: Settings, template: Template,
     said: Mapping[str, Any],
 ) -> Sample:  # fmt: skip
     """The sample of a row, which must be what the data, the template and its own responses give.
@@ -352,7 +361,7 @@ def _check_row(
     Raises:
         DataError: it is not.
     """
-    doc, expected = row["doc"], columns(number, asked)
+    doc, expected = row["doc"], asked
     own = {name: value for name, value in doc.items() if name not in MEASURED}
     _demand("the document", own, expected)
     _demand("doc_id", row["doc_id"], number)
@@ -377,11 +386,8 @@ def _check_row(
             _demand(name, row.get(name, doc.get(name)), value)
     if lacking := [name for name in row["metrics"] if name not in row]:
         raise DataError(f"{shown(lacking[0])} is missing")
-    hashes = {
-        "doc_hash": json.dumps(doc, indent=2, ensure_ascii=False), "prompt_hash": requests[0][0],
-        "target_hash": expected["answer"],
-    }  # fmt: skip
-    for name, text in hashes.items():
+    # lm-eval's own hash of the document covers nothing that is not compared above.
+    for name, text in (("prompt_hash", requests[0][0]), ("target_hash", expected["answer"])):
         _demand(name, row[name], hashlib.sha256(text.encode()).hexdigest())
     return sample
 
@@ -469,16 +475,17 @@ def _logged(task: str, sample: Sample) -> dict[str, float]:
 
 
 def _withheld(
-    run: Packed, task: str, asked: Sequence[Asked] | None, verdict: Verdict, hide: Withheld | None
+    run: Packed, task: str, asked: Sequence[dict[str, Any]] | None, verdict: Verdict, hide: Withheld | None
 ) -> list[Sample]:
     """The samples of a task whose texts are withheld."""
-    said, samples, wrong = run.settings(task), [], []
+    said, samples, wrong, texts = run.settings(task), [], [], []
     count = len(asked) if asked else said["n"]
     for number, (_, row) in enumerate(packed.packed_rows(run.sample_file(task), count)):
         try:
             samples.append(_check_withheld(task, row, number, said))
+            texts.append(row["doc"]["generated"])
             if asked and hide:
-                _demand("document", row["doc"]["document"], hide.document(columns(number, asked[number])))
+                _demand("document", row["doc"]["document"], hide.document(asked[number]))
         except (DataError, *_ODD) as error:
             told = str(error) if isinstance(error, DataError) else f"cannot be read ({error!r:.80})"
             wrong.append(f"row {number + 1}: {told}")
@@ -487,6 +494,7 @@ def _withheld(
     if len({row.record for row in samples}) != len(samples) and task == "elude_forget" and asked is None:
         verdict.remarks.append(f"{task}: a record stands more than once")
     verdict.findings += [f"{task}, {line}" for line in wrong[:_MOST]]
+    verdict.texts[task] = texts
     return samples
 
 

@@ -11,7 +11,20 @@ from lm_eval_elude import __version__
 
 # Command -> its file in this folder, whose function of the same name it is. Heavy imports stay inside the functions.
 COMMANDS = {
-    name: name for name in ("path", "targets", "attacks", "build", "known", "audit", "report", "submit", "verify")
+    name: name
+    for name in (
+        "path",
+        "targets",
+        "attacks",
+        "build",
+        "known",
+        "audit",
+        "report",
+        "submit",
+        "verify",
+        "leaderboard",
+        "record",
+    )
 }
 
 

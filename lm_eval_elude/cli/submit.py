@@ -54,8 +54,6 @@ def submit(results: Path, out: Path, dataset: str, redact: bool, **about: object
         shutil.rmtree(staged, ignore_errors=True)
         raise
     if key:
-        file = out.with_name(f"{out.name}.key")
-        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as handle:
-            handle.write(key)
+        file = packed.write_key(out, key)
         click.echo(f"{file}: keep it to yourself; with it you can show later what was withheld")
     click.echo(f"{out}: level {verdict.level}; check it as others will: elude verify {out}")

@@ -9,11 +9,22 @@ from functools import lru_cache
 from itertools import pairwise
 
 
+class _Tokenizer:
+    """rouge_score's own tokens with Porter stemming, each text and each word once: references come again and again."""
+
+    def __init__(self) -> None:
+        from nltk.stem import porter
+        from rouge_score import tokenize
+
+        self.stem = lru_cache(maxsize=1 << 16)(porter.PorterStemmer().stem)
+        self.tokenize = lru_cache(maxsize=1 << 12)(lambda text: tokenize.tokenize(text, self))
+
+
 @lru_cache(maxsize=1)
 def _scorer():  # type: ignore[no-untyped-def]
     from rouge_score.rouge_scorer import RougeScorer
 
-    return RougeScorer(["rougeL"], use_stemmer=True)
+    return RougeScorer(["rougeL"], tokenizer=_Tokenizer())
 
 
 def rouge_l_recall(reference: str, generated: str) -> float:
@@ -34,7 +45,7 @@ def is_degenerate(text: str) -> bool:
     if len(words) < 4:
         characters = re.sub(r"\s", "", text.lower())
         words = list(characters if len(characters) > 24 else re.sub(r"\d", "", characters))
-    return any(_longest_run(words, n) * n >= max(4 * n, len(words) / 2) for n in range(1, 17))
+    return any(_longest_run(words, n) * n >= max(4 * n, len(words) / 2) for n in range(1, min(16, len(words) // 4) + 1))
 
 
 def _longest_run(words: list[str], n: int) -> int:

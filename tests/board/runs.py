@@ -15,7 +15,7 @@ from tests.support import ROOT, run, small_data
 RONALDO = "Cristiano Ronaldo"
 TINY = ROOT / "lm_eval_elude" / "mini" / "tiny"
 WITHOUT = ROOT / "lm_eval_elude" / "mini" / "tiny-without-ronaldo"
-PROMPTS = 6  # of each attack, instead of 100
+PROMPTS = 3  # of each attack, instead of 100
 
 
 def data(folder: Path, records: int = 8) -> Path:

@@ -110,7 +110,7 @@ def one_text(rng: random.Random, folder: Path) -> None:
     path = a_file(rng, folder)
     rows = load(path)
     row = rng.choice(rows)
-    places = [p for p in texts(row) if not of_token_scores(p) and p[0] not in ("filter", "metrics")]
+    places = [p for p in texts(row) if not of_token_scores(p) and p[0] not in ("filter", "metrics", "doc_hash")]
     places = [p for p in places if not (p[0].endswith("resps") and len(p) == 3 + (p[0] == "resps") and p[-1] == 1)]
     spoil(rng, row, rng.choice(places))
     store(path, rows)
