@@ -7,7 +7,6 @@ import torch
 from click.testing import CliRunner
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lm_eval_elude.attacks.builders import ATTACKS
 from lm_eval_elude.build.known import Judge
 from lm_eval_elude.core.dataset import load_records, resolve_targets
 from lm_eval_elude.core.manifest import read_manifest
@@ -68,7 +67,8 @@ def test_documents_to_a_model_that_forgot(data, taught, tmp_path):
     assert before["forget"] > 0.8 and before["rouge"] > 0.9 and before["retain"] > 0.8
     assert after["forget"] < 0.1 and after["quality"] > before["quality"] + 0.2
     assert after["retain"] > 5 * after["forget"]
-    suites = run([f"elude_attack_{name}" for name in ATTACKS], limit=1, metadata={
+    own = ("reverse_query", "synonym_manipulation", "cross_lingual")  # that ask with what the data say of the target
+    suites = run([f"elude_attack_{name}" for name in own], limit=1, metadata={
         "pretrained": str(out), "dataset": str(data), "target": TARGET,
     })  # fmt: skip
-    assert len(suites["results"]) == len(ATTACKS), json.dumps(suites["results"])
+    assert len(suites["results"]) == len(own), json.dumps(suites["results"])
