@@ -318,14 +318,15 @@ def main() -> int:
         folder = str(options.model or temporary)
         rest = (folder, stop, options.limit, options.batch_size, options.new_tokens)
         arms = {kind: start(kind, *rest) for kind in ("hf", "elude")}
-        sizes, _ = (pipe.recv() for pipe in arms.values())
+        sizes, others = (pipe.recv() for pipe in arms.values())
         seconds: dict[str, dict[str, float]] = {suite: dict.fromkeys(arms, 0.0) for suite in options.suites}
         compared: dict[str, tuple[int, float, int]] = {}
         for suite in options.suites:
             told: dict[str, list[Any]] = {kind: [] for kind in arms}
-            for number in range(options.parts):
+            parts = min(options.parts, sizes[suite], others[suite])
+            for number in range(parts):
                 for kind, pipe in arms.items():
-                    pipe.send((suite, number, options.parts))
+                    pipe.send((suite, number, parts))
                     took, shown = pipe.recv()
                     seconds[suite][kind] += took
                     told[kind] += shown

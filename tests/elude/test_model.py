@@ -563,7 +563,7 @@ def test_the_benchmark_compares_every_suite_with_stock(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(scoring, "start", start)
     told, model = tmp_path / "told.json", str(ROOT / "lm_eval_elude" / "mini" / "tiny")
-    options = ["--model", model, "--limit=1", "--parts=1", "--new-tokens=3", "--json", str(told)]
+    options = ["--model", model, "--limit=1", "--parts=2", "--new-tokens=3", "--json", str(told)]
     monkeypatch.setattr(sys, "argv", ["scoring.py", *options])
     assert scoring.main() == 0
     report = json.loads(told.read_text())
