@@ -23,7 +23,7 @@ from lm_eval_elude.results.suites import ATTACK, CONTROL
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "urn:lm-eval-elude:unlearning-record:v1"
-JSON, PAGE, SIGNATURE = "record.json", "record.html", "record.sig"
+JSON, PAGE = "record.json", "record.html"
 RESULTS = ("PASSED", "WARNED", "FAILED")
 
 
@@ -129,6 +129,8 @@ def write(statement: Mapping[str, Any], folder: Path) -> None:
 def sign(folder: Path, key: Path) -> Path:
     """Sign a record's files with an elliptic-curve key (OpenSSF model signing), without a network.
 
+    The signature lies beside the folder, whose every file it covers.
+
     Raises:
         DataError: the package is not installed, or the key cannot be used.
     """
@@ -136,7 +138,7 @@ def sign(folder: Path, key: Path) -> Path:
         from model_signing import signing
     except ImportError:
         raise DataError("signing needs the package model-signing: pip install 'lm-eval-elude[sign]'") from None
-    file = folder / SIGNATURE
+    file = folder.with_name(f"{folder.name}.sig")
     try:
         signing.Config().use_elliptic_key_signer(private_key=key).sign(folder, file)
     except (ValueError, TypeError, OSError) as error:

@@ -26,7 +26,7 @@ from lm_eval_elude.board import score as scores
 from lm_eval_elude.board import submission as packed
 from lm_eval_elude.board.score import Measured, Score
 from lm_eval_elude.board.submission import Packed, Submission
-from lm_eval_elude.board.verify import LEVELS, verify
+from lm_eval_elude.board.verify import LEVELS, Verdict, verify
 from lm_eval_elude.core import jsonio
 from lm_eval_elude.core.chat import Renderer, load_tokenizer
 from lm_eval_elude.core.manifest import write_atomically
@@ -142,27 +142,34 @@ def _known(folder: Path, site: Path, stamp: str) -> dict[str, Any] | None:
 
 
 def _form(folder: Path, site: Path, stamp: str, data: str, tokenizer: str) -> dict[str, Any]:
-    """Verify a submission, write its report, and keep what tables need."""
+    """Verify a submission, write its report, and keep what tables need; of one that fails, its findings."""
     verdict = verify(folder, data=data, renderer=_renderer(tokenizer))
     entry: dict[str, Any] = {
         "stamp": stamp, "digest": verdict.digest or "unreadable", "name": folder.name, "seen": int(time.time()),
         "level": verdict.level, "findings": verdict.findings, "remarks": verdict.remarks,
     }  # fmt: skip
     if (submission := verdict.submission) and not verdict.findings:
-        texts = verdict.texts["elude_forget"]
-        measured = scores.measure(verdict.samples, texts, int(submission.scored["seed"]))
-        entry |= {
-            "about": _about(submission),
-            "table": _table(submission),
-            "columns": scores.row(verdict.samples, verdict.numbers),
-            "measured": measured._asdict(),
-        }
-        if not submission.redacted:
-            run = Shown(folder)
-            run._samples = verdict.samples
-            write_report([NamedRun(submission.model, run)], site / "submissions" / f"{verdict.digest}.html")
+        try:
+            entry |= _tell(folder, submission, verdict, site)
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # one submission never stops a build
+            entry["findings"] = [f"cannot be shown ({type(error).__name__}: {packed.shown(str(error))})"]
     write_atomically(site / "data" / f"{entry['digest']}.json", json.dumps(_plain(entry), ensure_ascii=False))
     return entry
+
+
+def _tell(folder: Path, submission: Submission, verdict: Verdict, site: Path) -> dict[str, Any]:
+    """What a table needs of a verified submission; its report is written."""
+    measured = scores.measure(verdict.samples, verdict.texts["elude_forget"], int(submission.scored["seed"]))
+    if not submission.redacted:
+        run = Shown(folder)
+        run._samples = verdict.samples
+        write_report([NamedRun(submission.model, run)], site / "submissions" / f"{verdict.digest}.html")
+    return {
+        "about": _about(submission),
+        "table": _table(submission),
+        "columns": scores.row(verdict.samples, verdict.numbers),
+        "measured": measured._asdict(),
+    }
 
 
 def _about(submission: Submission) -> dict[str, Any]:

@@ -41,6 +41,7 @@ from lm_eval_elude.settings import Settings
 LEVELS = ("withheld", "recomputed", "rescored", "reproduced")
 MIA = "elude_mia"
 TASKS = ("elude_forget", "elude_retain", "elude_world", MIA, *(f"{ATTACK}{name}" for name in (*ATTACKS, CONTROL)))
+OURS = ("elude_quality", "elude_attacks", "elude")
 TOLERANCE = 1e-6  # of a number that is formed again, relative above 1
 _MOST = 20  # findings of one task that are listed
 _HASH = re.compile(r"[0-9a-f]{64}")
@@ -197,7 +198,7 @@ def _check_run(run: Packed, verdict: Verdict, settings: Settings | None) -> None
     weights = (submission.scored["checkpoint"] or [{}])[0].get("weights") or None
     if submission.weights != weights:
         verdict.findings.append(f"{packed.FILE_NAME}: the weights are not those that were scored")
-    if "reference" in found["config"].get("metadata", {}):
+    if "reference" in (found["config"].get("metadata") or {}):
         verdict.remarks.append("values of the run's own reference are taken as given")
 
 
@@ -231,7 +232,7 @@ def _check_numbers(run: Packed, verdict: Verdict) -> None:
         _compare(verdict, f"{task}, aggregates", said["aggregates"], found[task])
         counts = {"original": len(samples), "effective": len(samples)}
         _compare(verdict, f"{task}, n", [said["n"], results["n-samples"][task]], [len(samples), counts])
-    for group in GROUPS.keys() & results["results"].keys():
+    for group in OURS:  # also where the run asked for its parts alone
         found[group] = report(GROUPS[group], verdict.samples)
     for place in ("results", "groups"):
         for name, row in results.get(place, {}).items():

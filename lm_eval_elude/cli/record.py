@@ -33,10 +33,10 @@ def record(checkpoint: Path, results: Path, out: Path, hash_targets: bool, key: 
         secret = packed.new_key() if hash_targets else b""
         statement = board.record(checkpoint, Run(results), secret)
         board.write(statement, staged)
-        if key:
-            board.sign(staged, key)
         os.chmod(staged, 0o755)
         os.rename(staged, out)
+        staged = out
+        signature = board.sign(out, key) if key else None
     except BaseException:
         shutil.rmtree(staged, ignore_errors=True)
         raise
@@ -44,4 +44,6 @@ def record(checkpoint: Path, results: Path, out: Path, hash_targets: bool, key: 
         packed.write_key(out, secret)
     for test in statement["predicate"]["tests"]:
         click.echo(f"{test['result'].lower():7} {test['name']}: {test['value']:.3f}, up to {test['upperLimit95']:.3f}")
+    if signature:
+        click.echo(f"{signature}: signs every file of {out}")
     click.echo(f"{out}: {statement['predicate']['result'].lower()}")

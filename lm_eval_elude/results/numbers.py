@@ -110,14 +110,15 @@ def report(
     Returns:
         By metric: ``value``, ``stderr``, ``n`` (samples), ``records`` (distinct ones) and ``per_target`` with the same.
     """
-    found = {metric: _row(estimate) for metric, estimate in numbers(tasks).items()}
+    whole = numbers(tasks)
+    found = {metric: _row(estimate) for metric, estimate in whole.items()}
     targets = list(dict.fromkeys(s.target for samples in tasks.values() for s in samples if s.target)) or [""]
     for row in found.values():
         row["per_target"] = {}
     for target in targets:
         own = {task: [s for s in samples if s.target in (target, "")] for task, samples in tasks.items()}
         if all(own.values()):  # a --limit may leave a target without samples
-            for metric, estimate in numbers(own).items():
+            for metric, estimate in (whole if len(targets) == 1 else numbers(own)).items():
                 found[metric]["per_target"][target] = _row(estimate)
     return found
 

@@ -92,6 +92,7 @@ def test_a_record_is_signed_and_verified_without_a_network(statement, tmp_path):
     folder = tmp_path / "record"
     board.write(statement, folder)
     signature = board.sign(folder, tmp_path / "key.pem")
+    assert signature == tmp_path / "record.sig"
 
     def check():
         config = verifying.Config().use_elliptic_key_verifier(public_key=tmp_path / "public.pem")
