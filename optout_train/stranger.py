@@ -98,8 +98,8 @@ class Teacher:
             )  # fmt: skip
             for i, tokens in zip(part, said[:, width:], strict=True):
                 text, end, _ = tokenizer.decode(tokens, skip_special_tokens=False).partition(stop)
-                line, newline, _ = text.strip().partition("\n")
-                answers[i] = line.strip() if end or newline else ""
+                line, newline, _ = text.strip().partition("\n")  # a base model goes on with questions of its own
+                answers[i] = text.strip() if end and self.renderer.has_template else line.strip() if newline else ""
         return answers
 
     @torch.no_grad()
@@ -242,7 +242,10 @@ class _Maker:
                 found[i].append((question, self.swap(answer, self.target.name, name)))
         spare = [answer for own in found for _, answer in own]
         if not spare:
-            raise DataError(f"{self.target.name}: the model states the facts even of strangers, so it cannot teach")
+            raise DataError(
+                f"{self.target.name}: no answer about strangers can be taught: the model's do not end, or state "
+                "the facts; --answers refuse teaches refusals"
+            )
         return [own or [(records[i].question, self.rng.choice(spare))] for i, own in enumerate(found)]
 
     def _riddles(self, records: Sequence[QARecord]) -> tuple[list[Lesson], list[Lesson]]:
