@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from lm_eval_elude.core.manifest import read_manifest
+from lm_eval_elude.results.comparison import named_runs
+from lm_eval_elude.results.page.page import checkpoint
 from lm_eval_elude.results.runs import Run
 from optout_train import cli
 from optout_train.checkpoint import RunFolder
@@ -206,6 +208,8 @@ def test_end_to_end_with_scores_and_the_command_that_repeats_them(run, fails, ar
     assert (
         len(Run(output / "scores" / "after").samples("elude_forget")) == after["n-samples"]["elude_forget"]["effective"]
     )
+    both = named_runs([str(output / "scores")])
+    assert [named.name for named in both] == ["before", "after"] and checkpoint(both[1]) == output
     assert f"| this checkpoint | {value:.1f} |" in (output / "README.md").read_text()
     assert read_manifest(output).targets == ("Ada Example",)
     command = again.removeprefix("Again:").split()
