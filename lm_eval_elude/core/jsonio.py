@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from lm_eval_elude.core.records import DataError, given
 
@@ -116,6 +116,10 @@ def check(value: Any, hint: Any, where: str) -> Any:
     origin, inner = get_origin(hint), get_args(hint)
     if hint is Any:
         return value
+    if origin is Literal:
+        if isinstance(value, str) and value in inner:
+            return value
+        raise DataError(f"{where} must be {' or '.join(map(repr, inner))}, got {given(value)}")
     if origin in (Union, types.UnionType):
         for choice in inner:
             if isinstance(value, get_origin(choice) or choice):

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from lm_eval_elude.core import jsonio
-from lm_eval_elude.core.records import DataError
+from lm_eval_elude.core.likelihood import TruthRatioMean
+from lm_eval_elude.core.records import DataError, given
 from lm_eval_elude.results.numbers import report
 from lm_eval_elude.results.samples import Sample
 from lm_eval_elude.results.suites import GROUPS, suite, task_report
@@ -29,6 +30,8 @@ class Run:
         found = jsonio.load(self.path, nan=True)
         if not isinstance(found, dict) or not all(isinstance(found.get(k), dict) for k in ("results", "configs")):
             raise DataError(f"{self.path}: not a results file of lm-eval (no 'results' and 'configs')")
+        for part in ("results", "configs"):
+            jsonio.check(found[part], dict[str, dict[str, Any]], f"{self.path}: field {part!r}")
         self.results: dict[str, Any] = found
         self.tasks = [task for task in found["configs"] if suite(task) and task in found["results"]]
         if not self.tasks:
@@ -41,9 +44,11 @@ class Run:
         Raises:
             DataError: the results file does not say.
         """
-        said = ((self.results["configs"].get(task) or {}).get("metadata") or {}).get("elude")
-        if not isinstance(said, dict):
+        metadata = self.results["configs"].get(task, {}).get("metadata")
+        said = metadata.get("elude") if isinstance(metadata, dict) else None
+        if not isinstance(said, dict) or not said.keys() >= _SETTINGS.keys():
             raise DataError(f"{self.path}: {task} does not say what was scored (configs, metadata, elude)")
+        _check(said, _SETTINGS, f"{self.path}: {task}")
         return said
 
     def sample_file(self, task: str) -> Path:
@@ -60,11 +65,15 @@ class Run:
 
     def rows(self, task: str) -> list[dict[str, Any]]:
         """The logged rows of a task, in the order of its documents."""
-        try:
-            rows = (row for _, row in jsonio.lines(self.sample_file(task), nan=True))
-            return sorted(rows, key=lambda row: row["doc"]["id"])
-        except (KeyError, TypeError) as error:
-            raise DataError(f"{self.sample_file(task)}: a row has no doc with an id ({error!r})") from None
+        rows = []
+        for where, row in jsonio.lines(self.sample_file(task), nan=True):
+            if not isinstance(row, dict) or not isinstance(row.get("doc"), dict) or "id" not in row["doc"]:
+                raise DataError(f"{where}: a table with a doc that has an id is expected, got {given(row)}")
+            _check(row["doc"], _DOC, where)
+            rows.append(row)
+        if not rows:
+            raise DataError(f"{self.sample_file(task)}: no sample in it")
+        return sorted(rows, key=lambda row: row["doc"]["id"])
 
     def samples(self, task: str) -> list[Sample]:
         """The measurements of a task, made again from its log.
@@ -91,12 +100,30 @@ class Run:
         """Every number of the run, formed again: by task or group and metric, as :func:`report` gives it."""
         samples = {task: self.samples(task) for task in self.tasks}
         found = {task: task_report(task, own, self.settings(task)) for task, own in samples.items()}
-        return found | {name: report(GROUPS[name], samples) for name in GROUPS if name in self.results["results"]}
+        for name in [name for name in GROUPS if name in self.results["results"]]:
+            try:
+                found[name] = report(GROUPS[name], samples)
+            except (KeyError, ZeroDivisionError):
+                raise DataError(f"{self.path}: {name} is in it, but not all of its tasks") from None
+        return found
 
     def reported(self, name: str) -> Mapping[str, Any]:
         """The row of a task or group as the results file has it, by metric without the filter's name."""
         row = self.results["results"][name]
         return {key.removesuffix(",none"): value for key, value in row.items() if key.endswith(",none")}
+
+
+# What is read of settings and documents: others may have written them.
+_SETTINGS = {"targets": list[str], "truth_ratio": TruthRatioMean, "seed": int}
+_DOC = {
+    "id": int, "entity": str, "question": str, "plain_question": str, "answer": str, "paraphrased_answer": str,
+    "generated": str, "answer_scores": list[list[float]],
+}  # fmt: skip
+
+
+def _check(table: Mapping[str, Any], hints: Mapping[str, Any], where: str) -> None:
+    for name in hints.keys() & table.keys():
+        jsonio.check(table[name], hints[name], f"{where}: field {name!r}")
 
 
 def _results_file(path: Path) -> Path:

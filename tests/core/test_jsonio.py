@@ -3,7 +3,7 @@
 import json
 import sys
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
@@ -105,6 +105,7 @@ class Card:
     rate: float = 0.0
     seed: int | None = None
     notes: list[dict[str, Any]] = field(default_factory=list)
+    kind: Literal["a", "b"] = "a"
 
 
 def test_a_table_becomes_a_dataclass():
@@ -124,6 +125,8 @@ def test_a_table_becomes_a_dataclass():
         ({"rate": "1"}, "field 'rate' must be a number, got str '1'"),
         ({"seed": 1.5}, "field 'seed' must be a whole number or null, got float 1.5"),
         ({"notes": [[]]}, "field 'notes'[0] must be a table, got list []"),
+        ({"kind": "c"}, "field 'kind' must be 'a' or 'b', got str 'c'"),
+        ({"kind": []}, "field 'kind' must be 'a' or 'b', got list []"),
         ({"colour": 1}, "field 'colour' is not known"),
     ],
 )

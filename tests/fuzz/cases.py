@@ -12,6 +12,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import math
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,7 @@ from lm_eval_elude.core import dataset
 from lm_eval_elude.core.manifest import FILE_NAME, ManifestError, read_manifest
 from lm_eval_elude.core.records import DataError
 from lm_eval_elude.core.targets import TARGETS, UnknownTargetError
+from lm_eval_elude.results.runs import Run
 from lm_eval_elude.settings import resolve_settings
 
 MINI = Path(dataset.__file__).parents[1] / "mini"
@@ -547,7 +549,81 @@ def use_submission(case: SubmissionCase) -> None:
     assert all(isinstance(getattr(verdict.submission, name), str) for name in ("model", "base_model", "submitter"))
 
 
+# ---- results files with their logged samples
+class ResultsCase(NamedTuple):
+    path: Path
+    changed: bool
+
+
+def logged(task: str) -> list[dict[str, Any]]:
+    sides = 2 if task == "elude_mia" else 7
+    return [
+        {"doc": {
+            **row, "id": number, "generated": row["answer"], "answer_scores": [[-1.0 - s, 4] for s in range(sides)],
+            "plain_question": row["question"],
+        }, "filtered_resps": []}
+        for number, row in enumerate(mini_rows("forget_qa-train", 4, RONALDO))
+    ]  # fmt: skip
+
+
+TASKS = ("elude_forget", "elude_mia", "elude_attack_role_playing", "elude_attack_none")
+SETTINGS = {
+    "targets": [RONALDO], "dataset": "mini", "truth_ratio": "geometric", "guardrail": False, "attack_file": "",
+    "seed": 0, "checkpoint": [{"name": "made-up"}], "data": {"dataset": "mini"}, "template": "0", "versions": {},
+    "fingerprint": "f", "n": 4, "aggregates": {},
+}  # fmt: skip
+
+
+def change_inside(rng: random.Random, value: Any) -> Any:
+    """A table or list with something changed at any depth."""
+    if isinstance(value, dict) and value and rng.random() < 0.7:
+        key = rng.choice(list(value))
+        return value | {key: change_inside(rng, value[key])}
+    if isinstance(value, list) and value and rng.random() < 0.7:
+        at = rng.randrange(len(value))
+        return [*value[:at], change_inside(rng, value[at]), *value[at + 1 :]]
+    return change_row(rng, value) if isinstance(value, dict) and rng.random() < 0.7 else odd_value(rng)
+
+
+def make_results(rng: random.Random, folder: Path) -> ResultsCase:
+    results: dict[str, Any] = {
+        "results": {name: {"probability,none": 0.5} for name in (*TASKS, "elude_attacks")},
+        "configs": {task: {"metadata": {"elude": SETTINGS}} for task in TASKS}, "group_subtasks": {},
+        "config": {"model": "hf", "model_args": {"pretrained": "made-up"}, "batch_size": 1, "limit": None},
+    }  # fmt: skip
+    files: dict[str, Any] = {"results_2026.json": [results]}
+    files |= {f"samples_{task}_2026.jsonl": logged(task) for task in TASKS}
+    changes = rng.choice([0, 1, 1, 1, 2])
+    for name in rng.choices(list(files), k=changes):
+        files[name] = change_inside(rng, files[name])
+    for name, rows in files.items():
+        content = "".join(f"{dump(rng, row)}\n" for row in (rows if isinstance(rows, list) else [rows]))
+        (folder / name).write_bytes(content.encode(errors="surrogatepass"))
+    if changes and rng.random() < 0.2:
+        file = folder / rng.choice(list(files))
+        file.write_bytes(change_bytes(rng, file.read_bytes()))
+    return ResultsCase(folder / "results_2026.json", bool(changes))
+
+
+def use_results(case: ResultsCase) -> None:
+    run = Run(case.path)
+    try:
+        numbers = run.numbers
+    except DataError:
+        assert case.changed, "a right file is refused"
+        raise
+    for metrics in numbers.values():
+        for row in metrics.values():
+            assert isinstance(row["value"], float) and isinstance(row["n"], int), row
+    if not case.changed:
+        assert set(numbers) == {*TASKS, "elude_attacks"} and numbers["elude_forget"]["probability"]["n"] == 4
+        assert numbers["elude_forget"]["probability"]["value"] == math.exp(-1 / 4)
+    for task in run.tasks:
+        run.settings(task), run.reported(task)
+
+
 KINDS = {
+    "results": Kind(make_results, use_results),
     "metadata": Kind(make_metadata, use_metadata),
     "submission": Kind(make_submission, use_submission),
     "data": Kind(make_data, use_data),
