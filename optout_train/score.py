@@ -17,7 +17,7 @@ from optout_train.config import BUNDLED, BUNDLED_MODEL, BUNDLED_REFERENCE, Train
 
 TASK = "elude_quality"
 # Column, task (or group), metric; the values are in lm-eval's own results under "metric,none".
-COLUMNS = (
+SCORES = (
     ("FQ", "elude_quality", "forget_quality"), ("P", "elude_forget", "probability"),
     ("ROUGE", "elude_forget", "rougeL_recall"), ("TR", "elude_forget", "truth_ratio"),
     ("degen.", "elude_forget", "degenerate"), ("RQ", "elude_quality", "retain_quality"),
@@ -115,9 +115,9 @@ def score_run(config: TrainConfig, folder: Path) -> str:
 def table(rows: Sequence[Row]) -> str:
     """A plain-text table in per cent: forget columns, then retain columns; ``-`` where lm-eval has no such number."""
     head = f"{'':20}{'forget set':^40}{'retain (neighbours)':^40}".rstrip()
-    lines = [head, f"{'%':20}" + "".join(f"{column:>8}" for column, _, _ in COLUMNS)]
+    lines = [head, f"{'%':20}" + "".join(f"{column:>8}" for column, _, _ in SCORES)]
     for row in rows:
-        values = [row.results.get(task, {}).get(f"{metric},none") for _, task, metric in COLUMNS]
+        values = [row.results.get(task, {}).get(f"{metric},none") for _, task, metric in SCORES]
         cells = [f"{100 * v:8.1f}" if isinstance(v, (int, float)) else f"{'-':>8}" for v in values]
         lines.append(f"{row.name:20}" + "".join(cells))
     return "\n".join(lines)

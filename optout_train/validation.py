@@ -130,7 +130,7 @@ class Verdict(NamedTuple):
     reason: str
 
 
-def judge(measured: Sequence[Mapping[str, float]], patience: int) -> Verdict:
+def judge(epochs: Sequence[Mapping[str, float]], patience: int) -> Verdict:
     """The rule of early stopping: ``patience`` bad epochs in a row.
 
     An epoch is bad where its score is below the epoch's before (the paper's rule, appendix A), or where the model has
@@ -138,17 +138,17 @@ def judge(measured: Sequence[Mapping[str, float]], patience: int) -> Verdict:
     The best epoch is the latest of highest score among those that have not collapsed.
 
     Args:
-        measured: :meth:`Validation.measure` before training and after each epoch.
+        epochs: :meth:`Validation.measure` before training and after each epoch.
         patience: above 0.
     """
-    scores = [m["score"] for m in measured]
-    keeps = [m.get("retain_quality", 1.0) for m in measured]
+    scores = [m["score"] for m in epochs]
+    keeps = [m.get("retain_quality", 1.0) for m in epochs]
     collapsed = [math.isnan(s) or keep < COLLAPSE * keeps[0] for s, keep in zip(scores, keeps, strict=True)]
     fell = [False, False, *(later < earlier for earlier, later in pairwise(scores[1:]))]
-    bad, last = 0, len(measured) - 1
-    for epoch in range(1, len(measured)):
+    bad, last = 0, len(epochs) - 1
+    for epoch in range(1, len(epochs)):
         bad = bad + 1 if collapsed[epoch] or fell[epoch] else 0
-    good = [epoch for epoch in range(1, len(measured)) if not collapsed[epoch]]
+    good = [epoch for epoch in range(1, len(epochs)) if not collapsed[epoch]]
     best = max(good, key=lambda epoch: (scores[epoch], epoch), default=0)
     reason = "validation score fell"
     if collapsed[last]:
