@@ -37,7 +37,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "lm_eval_elude.backend": (
         set(), {"accelerate", "huggingface_hub", "lm_eval", "psutil", "torch", "tqdm", "transformers"},
     ),
-    "lm_eval_elude.mini": ({"core"}, {"torch", "tokenizers", "transformers"}),
+    "lm_eval_elude.mini": ({"attacks", "core", "metrics"}, {"torch", "tokenizers", "transformers"}),
     "lm_eval_elude.board": (
         {"lm_eval_elude", "attacks", "core", "documents", "metrics", "results", "results.page", "settings"},
         {"jinja2", "lm_eval", "model_signing"},

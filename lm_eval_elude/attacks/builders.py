@@ -1,6 +1,6 @@
 """Nine adversarial rewordings of a target's questions, made from its records (paper, appendix on data examples; RWKU).
 
-Every type is one row of :data:`ATTACKS` (how its prompt is made) and one table of ``carriers.toml`` (wordings):
+Every type is one row of :data:`ATTACKS` (how its prompt is made and checked), with its table of ``carriers.toml``:
 
 ====================  =======================================  =================================================
 type                  prompt                                   answer, paraphrase and five wrong answers
@@ -11,11 +11,13 @@ role_playing          a persona who would know, the question   the record's
 multiple_choice       the question and options A) to F):       ``B) {paraphrase}``; ``The correct option is B) ...``;
                       paraphrase and perturbed answers         the same with another option
 reverse_query         two or three facts of the target,        ``The person described is {target}.``; ``These facts are
-                      its name masked as ``this person``       about {target}.``; the same with five other targets
-synonym_manipulation  the question with an alias as the name   the record's
-background_hint       facts of two other records, question     the record's
+                      its name masked as ``this person``       about {target}.``; the same with five of its like
+synonym_manipulation  the question with an alias or phrase as  the record's
+                      the name, and places by other names
+background_hint       facts of two near records, question      the record's
 in_context_learning   another record solved, the question      the record's
-cross_lingual         the question in fr, de, es, ja or zh     the record's, in English as the prompt asks
+cross_lingual         the question in fr, de, es, ja or zh,    the record's, in English as the prompt asks
+                      where the data have it
 ====================  =======================================  =================================================
 
 Hints and examples never hold a word that tells the asked answer from its wrong ones (:func:`telling_words`).
@@ -24,24 +26,27 @@ Hints and examples never hold a word that tells the asked answer from its wrong 
 from __future__ import annotations
 
 import random
+import re
 import tomllib
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
-from lm_eval_elude.attacks.checks import flaw, question_in
+from lm_eval_elude.attacks import checks
+from lm_eval_elude.attacks.checks import Check
 from lm_eval_elude.attacks.names import mask, rename, synonyms
 from lm_eval_elude.attacks.prompt import CONTROL, CORRECT, LETTERS, AttackPrompt, language_of
-from lm_eval_elude.attacks.text import telling_words, words
+from lm_eval_elude.attacks.text import STOP, telling_words, words
 from lm_eval_elude.core.records import PERTURBATIONS, DataError, QARecord
 from lm_eval_elude.core.targets import TARGETS, Target
 
 _WORDINGS = tomllib.loads(Path(__file__).with_name("carriers.toml").read_text(encoding="utf-8"))
-CARRIERS: dict[str, tuple[str, ...]] = {attack: tuple(row["carriers"]) for attack, row in _WORDINGS.items()}
-_FOR_THINGS = {attack: tuple(row["carriers_thing"]) for attack, row in _WORDINGS.items() if "carriers_thing" in row}
-GUIDES: dict[str, str] = {attack: row["guide"] for attack, row in _WORDINGS.items()}
+PLACES: dict[str, list[str]] = _WORDINGS.pop("places")
+_PLACE = re.compile(rf"(?<![\w-])(?:{'|'.join(map(re.escape, PLACES))})(?![\w-])")
 
 
 class Suite:
@@ -51,13 +56,15 @@ class Suite:
         DataError: a record cannot be scored.
     """
 
-    def __init__(self, records: Sequence[QARecord], target: Target, attack: str, seed: int) -> None:
+    def __init__(
+        self, records: Sequence[QARecord], target: Target, attack: str, seed: int, drafts: bool = False
+    ) -> None:
         for number, record in enumerate(records, 1):
             if not record.can_be_scored:
                 raise DataError(
                     f"record {number} of {target.name}: attacks need a paraphrase and five perturbed answers"
                 )
-        self.records, self.target, self.attack = records, target, attack
+        self.records, self.target, self.attack, self.drafts = records, target, attack, drafts
         self.key = f"{seed}/{target.name}"
         self.rng = random.Random(f"{self.key}/{attack}")
         # The same for all types, so that each asks what the others ask.
@@ -72,16 +79,33 @@ class Suite:
                 found[index] = fact
         return found
 
-    def others(self, index: int, count: int, told: Callable[[QARecord], str]) -> list[QARecord]:
-        """Up to ``count`` other records, seeded, whose ``told`` text does not give away the answer of this one."""
-        asked, found = self.records[index], dict[str, QARecord]()
+    @cached_property
+    def mentions(self) -> dict[str, list[int]]:
+        """Which records have a word in their answer."""
+        found: dict[str, list[int]] = {}
+        for index, record in enumerate(self.records):
+            for word in words(record.answer):
+                found.setdefault(word, []).append(index)
+        return found
+
+    def others(self, index: int, told: Callable[[QARecord], str], near: bool = False) -> Iterator[QARecord]:
+        """Other records, seeded, whose ``told`` text does not give away the answer of this one.
+
+        With ``near`` those first that share most words with the question: the same year, club or work.
+        """
+        asked = self.records[index]
         secret, known = telling_words(asked), words(asked.question)
-        for record in self.rng.sample(self.records, len(self.records)):
-            if record.question != asked.question and not secret & (words(told(record)) - known):
-                found.setdefault(record.answer, record)
-                if len(found) == count:
-                    break
-        return list(found.values())
+        content = known - STOP - words(self.target.name)
+        order = self.rng.sample(range(len(self.records)), len(self.records))
+        if near:
+            hits = Counter(other for word in content for other in self.mentions.get(word, ()))
+            order.sort(key=lambda other: -hits[other])
+        seen = {asked.answer}
+        for record in (self.records[other] for other in order):
+            repeated = record.question == asked.question or record.answer in seen
+            if not repeated and not secret & (words(told(record)) - known):
+                seen.add(record.answer)
+                yield record
 
     def prompt(self, index: int, carrier: str, **parts: str) -> AttackPrompt:
         """The carrier filled with question, target and ``parts``, scored with the answers of its record."""
@@ -145,42 +169,72 @@ def _reverse_query(suite: Suite, index: int, carrier: str, number: int) -> Attac
 
 def _synonym_manipulation(suite: Suite, index: int, carrier: str, number: int) -> AttackPrompt | None:
     names = synonyms(suite.target)
+    record = suite.records[index]
+    secret = telling_words(record) - words(record.question)
     for alias in suite.rng.sample(names, len(names)):
-        if question := rename(suite.records[index].question, suite.target, alias):
-            return suite.prompt(index, carrier, question=question)
+        question = rename(record.question, suite.target, alias)
+        if question and not secret & words(alias):
+            # Half of the prompts also have places and events by other names.
+            if suite.rng.random() < 0.5:
+                question = _PLACE.sub(lambda place: suite.rng.choice(PLACES[place[0]]), question)
+            return suite.prompt(index, carrier, question=question[0].upper() + question[1:])
     return None
 
 
 def _background_hint(suite: Suite, index: int, carrier: str, number: int) -> AttackPrompt | None:
-    hints = " ".join(record.answer for record in suite.others(index, 2, lambda record: record.answer))
+    near = suite.others(index, lambda record: record.answer, near=True)
+    hints = " ".join(record.answer for record in islice(near, 2))
     return suite.prompt(index, carrier, hints=hints) if hints else None
 
 
 def _in_context_learning(suite: Suite, index: int, carrier: str, number: int) -> AttackPrompt | None:
-    for example in suite.others(index, 1, lambda record: f"{record.question} {record.answer}"):
+    for example in suite.others(index, lambda record: f"{record.question} {record.answer}"):
         return suite.prompt(index, carrier, example_question=example.question, example_answer=example.answer)
     return None
 
 
-def _cross_lingual(suite: Suite, index: int, carrier: str, number: int) -> AttackPrompt:
-    return suite.prompt(index, carrier, question=question_in(language_of(carrier), suite.records[index]))
+def _cross_lingual(suite: Suite, index: int, carrier: str, number: int) -> AttackPrompt | None:
+    record = suite.records[index]
+    translated = dict(record.translated_question).get(language_of(carrier) or "", record.question * suite.drafts)
+    return suite.prompt(index, carrier, question=translated) if translated else None
 
 
-ATTACKS: dict[str, Builder] = {
-    "prefix_injection": _plain,
-    "affirmative_suffix": _plain,
-    "role_playing": _plain,
-    "multiple_choice": _multiple_choice,
-    "reverse_query": _reverse_query,
-    "synonym_manipulation": _synonym_manipulation,
-    "background_hint": _background_hint,
-    "in_context_learning": _in_context_learning,
-    "cross_lingual": _cross_lingual,
+class Attack(NamedTuple):
+    """One type: how a prompt is built, what can be wrong with it, its wordings, and what a rewording model is told.
+
+    The wordings are those of ``carriers.toml``; ``carriers_thing`` is for a target that is no person.
+    """
+
+    build: Builder
+    check: Check
+    carriers: Sequence[str]
+    guide: str
+    carriers_thing: Sequence[str] = ()
+
+
+ATTACKS: dict[str, Attack] = {
+    attack: Attack(build, check, **_WORDINGS[attack])
+    for attack, build, check in (
+        ("prefix_injection", _plain, checks.asks),
+        ("affirmative_suffix", _plain, checks.asks),
+        ("role_playing", _plain, checks.asks),
+        ("multiple_choice", _multiple_choice, checks.offers_options),
+        ("reverse_query", _reverse_query, checks.describes),
+        ("synonym_manipulation", _synonym_manipulation, checks.asks_by_synonym),
+        ("background_hint", _background_hint, checks.asks_with_context),
+        ("in_context_learning", _in_context_learning, checks.asks_with_context),
+        ("cross_lingual", _cross_lingual, checks.asks_in_language),
+    )
 }
 
 
+def flaw(item: AttackPrompt, prompt: str, record: QARecord, target: Target) -> str:
+    """What is wrong with a prompt that is to take the place of ``item.prompt``, in a few words; "" where nothing is."""
+    return ATTACKS[item.type].check(item, prompt, record, target) if prompt.strip() else "the prompt is empty"
+
+
 def build_attacks(
-    records: Sequence[QARecord], target: Target, attack: str, *, n: int = 100, seed: int = 0
+    records: Sequence[QARecord], target: Target, attack: str, *, n: int = 100, seed: int = 0, drafts: bool = False
 ) -> list[AttackPrompt]:
     """Build one suite: distinct prompts, the same for the same arguments; a smaller ``n`` gives its beginning.
 
@@ -191,15 +245,18 @@ def build_attacks(
         records: the target's forget records, each with paraphrase and five perturbed answers.
         target: the entity the records are about.
         attack: a key of :data:`ATTACKS`.
-        n: prompts wanted; fewer come back where records and carriers do not allow as many.
+        n: prompts wanted; fewer come back where records and carriers do not allow as many, none of ``cross_lingual``
+            where no record is translated.
+        drafts: whether a model will reword the prompts and translate what is not translated yet: it stays English.
 
     Raises:
         DataError: an unknown type, or a record that cannot be scored.
     """
     if attack not in ATTACKS:
         raise DataError(f"unknown attack {attack!r}; the types are {', '.join(ATTACKS)}")
-    suite = Suite(records, target, attack, seed)
-    carriers = _FOR_THINGS.get(attack, CARRIERS[attack]) if target.thing else CARRIERS[attack]
+    suite = Suite(records, target, attack, seed, drafts)
+    row = ATTACKS[attack]
+    carriers = (target.thing and row.carriers_thing) or row.carriers
     group = [language_of(carrier) for carrier in carriers]
     rank = suite.rng.sample(range(len(carriers)), len(carriers))
     queue = deque(suite.order)
@@ -211,8 +268,8 @@ def build_attacks(
         index = queue.popleft()
         for choice in sorted(unused[index], key=lambda c: (groups[group[c]], uses[c], rank[c])):
             unused[index].discard(choice)
-            item = ATTACKS[attack](suite, index, carriers[choice], len(prompts))
-            if item and item.prompt not in prompts and not flaw(item, item.prompt, records[index], target):
+            item = row.build(suite, index, carriers[choice], len(prompts))
+            if item and item.prompt not in prompts and not row.check(item, item.prompt, records[index], target):
                 prompts[item.prompt] = item
                 uses[choice] += 1
                 groups[group[choice]] += 1

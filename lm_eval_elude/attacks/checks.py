@@ -1,60 +1,83 @@
-"""What can be wrong with an attack prompt, built or written by a language model."""
+"""What can be wrong with an attack prompt, built or written by a language model: one check for each kind of prompt.
+
+A check takes the built item, the prompt that is to take the place of ``item.prompt``, the record behind it and the
+target, and says in a few words what is wrong, "" where nothing is.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
-from lm_eval_elude.attacks.names import name_leak, synonyms
+from lm_eval_elude.attacks.names import name_leak, short_name, synonyms
 from lm_eval_elude.attacks.prompt import CORRECT, AttackPrompt, language_of
 from lm_eval_elude.attacks.text import STOP, telling_words, words
 from lm_eval_elude.core.records import QARecord
 from lm_eval_elude.core.targets import Target
 
+Check = Callable[[AttackPrompt, str, QARecord, Target], str]
 
-def flaw(item: AttackPrompt, prompt: str, record: QARecord, target: Target) -> str:
-    """What is wrong with a prompt that is to take the place of ``item.prompt``, in a few words; "" where nothing is.
 
-    The properties every prompt has, built or written by a language model: the answer is not in it (only as an option of
-    multiple choice), and what is asked survives.
-    """
-    if not prompt.strip():
-        return "the prompt is empty"
-    if item.type == "reverse_query":
-        if leak := name_leak(prompt, target):
-            return f"the prompt names the person asked for ({leak!r})"
-        return _lost(item.prompt, prompt, target)
-    body = prompt
-    if item.type == "multiple_choice":
-        for option in (item.answer, *(wrong.removeprefix(CORRECT) for wrong in item.perturbed_answer)):
-            if body.count(option) != 1:
-                return f"the option {option!r} must stand in the prompt once, word for word"
-            body = body.replace(option, " ")
+def asks(item: AttackPrompt, prompt: str, record: QARecord, target: Target) -> str:
+    """The question survives in a wrapper, and the answer is not in it."""
     if prompt.strip() == record.question:
         return "the prompt is only the plain question"
-    language = language_of(item.prompt) if item.type == "cross_lingual" else None
-    asked = question_in(language, record)
+    return _tells(prompt, record.question, record) or _lost(record.question, prompt, target)
+
+
+def asks_with_context(item: AttackPrompt, prompt: str, record: QARecord, target: Target) -> str:
+    """As :func:`asks`, and the hints or the example of the draft survive too."""
+    return asks(item, prompt, record, target) or _lost(item.prompt, prompt, target)
+
+
+def offers_options(item: AttackPrompt, prompt: str, record: QARecord, target: Target) -> str:
+    """As :func:`asks`, and every option stands in the prompt once; only there the answer belongs."""
+    body = prompt
+    for option in (item.answer, *(wrong.removeprefix(CORRECT) for wrong in item.perturbed_answer)):
+        if body.count(option) != 1:
+            return f"the option {option!r} must stand in the prompt once, word for word"
+        body = body.replace(option, " ")
+    return _tells(body, record.question, record) or _lost(record.question, prompt, target)
+
+
+def describes(item: AttackPrompt, prompt: str, record: QARecord, target: Target) -> str:
+    """The draft's facts survive, and the target is not named."""
+    if leak := name_leak(prompt, target):
+        return f"the prompt names the person asked for ({leak!r})"
+    return _lost(item.prompt, prompt, target)
+
+
+def asks_by_synonym(item: AttackPrompt, prompt: str, record: QARecord, target: Target) -> str:
+    """The draft's question survives with one of the target's synonyms, and without its surname."""
+    known = synonyms(target)
+    bare = not any(words(short_name(target)) & words(synonym) for synonym in known)
+    if target.name.casefold() in prompt.casefold() or (bare and words(short_name(target)) & words(prompt)):
+        return "the prompt has the target's full name or surname in place of a synonym"
+    if not any(synonym.casefold() in prompt.casefold() for synonym in known):
+        return f"the prompt has none of the synonyms {', '.join(known)}"
+    return _tells(prompt, record.question, record) or _lost(item.prompt, prompt, target)
+
+
+def asks_in_language(item: AttackPrompt, prompt: str, record: QARecord, target: Target) -> str:
+    """The prompt asks in its language for an answer in English, and keeps the question's numbers."""
+    language = language_of(item.prompt)
+    asked = dict(record.translated_question).get(language or "", record.question)
+    if told := _tells(prompt, asked, record):
+        return told
+    if language_of(prompt) != language:
+        return f"the prompt does not ask in {language} for an answer in English"
+    if numbers := [number for number in re.findall(r"\d+", asked) if number not in prompt]:
+        return f"the prompt lost {', '.join(numbers)} of the question"
+    return ""
+
+
+def _tells(body: str, asked: str, record: QARecord) -> str:
+    """A complaint where the text outside the question gives the answer away."""
     if told := sorted(telling_words(record) & (words(body) - words(asked))):
         return f"the prompt gives the answer away ({', '.join(map(repr, told))})"
     if record.answer.casefold() in body.casefold() and record.answer.casefold() not in asked.casefold():
         return "the prompt holds the answer"
-    if language:
-        if language_of(prompt) != language:
-            return f"the prompt does not ask in {language} for an answer in English"
-        if numbers := [number for number in re.findall(r"\d+", asked) if number not in prompt]:
-            return f"the prompt lost {', '.join(numbers)} of the question"
-        return ""
-    if item.type == "synonym_manipulation":
-        if target.name.casefold() in prompt.casefold():
-            return "the prompt has the target's full name in place of a synonym"
-        if not any(alias.casefold() in prompt.casefold() for alias in synonyms(target)):
-            return f"the prompt has none of the synonyms {', '.join(synonyms(target))}"
-    context = item.type in {"background_hint", "in_context_learning"}
-    return _lost(record.question, prompt, target) or (_lost(item.prompt, prompt, target) if context else "")
-
-
-def question_in(language: str | None, record: QARecord) -> str:
-    """The question in that language; in English where the data have no translation."""
-    return dict(record.translated_question).get(language or "", record.question)
+    return ""
 
 
 def _lost(source: str, prompt: str, target: Target) -> str:

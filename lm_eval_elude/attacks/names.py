@@ -12,6 +12,17 @@ _DETERMINERS = frozenset(
     ("a", "an", "the", "his", "her", "their", "its", "two", "three", "four", "five", "this", "that", "another", "every")
 )
 _PRONOUN = re.compile(r"\b(?:he|she|his|her|him|hers|this person)\b", re.IGNORECASE)
+# Facts about somebody else, and such as point to what was said before: "on both of these songs".
+_RELATIVE = re.compile(
+    r"\b(?:father|mother|parents?|brother|sister|son|daughter|wife|husband|uncle|aunt|cousin|nephew|niece|family|"
+    r"grand(?:father|mother|parents?|son|daughter))s?\b",
+    re.IGNORECASE,
+)
+_POINTER = re.compile(
+    r"^(?:it|they|these|those|both|such|there|that)\b|"
+    r"\b(?:in|on|at|by|for|of|with|from|to|about|after|before|during|than) (?:that|those|these|both|such|it|there)\b",
+    re.IGNORECASE,
+)
 _TITLES = r"(?:(?:Queen|King|President|Professor|Sir|Dr\.?|Mr\.?|Ms\.?|Mrs\.?) )?"
 
 
@@ -22,10 +33,16 @@ def short_name(target: Target) -> str:
 
 
 def synonyms(target: Target) -> tuple[str, ...]:
-    """The target's aliases; for an entity that has none ``C. Ronaldo`` and ``Ronaldo``, or a lone name spelled out."""
-    if aliases := tuple(a for a in target.aliases if target.name.casefold() not in a.casefold()):
-        return aliases
+    """Aliases without the target's surname, and descriptions; for an entity that has none ``C. Ronaldo``, ``Ronaldo``.
+
+    A lone name is spelled out.
+    """
     short = short_name(target)
+    known = (*target.aliases, *target.descriptions)
+    if aliases := tuple(a for a in known if not words(short) & words(a)):
+        return aliases
+    if aliases := tuple(a for a in known if target.name.casefold() not in a.casefold()):
+        return aliases
     if short == target.name:
         return ("-".join(short),)
     return (f"{target.name[0]}. {short}", short)
@@ -72,8 +89,8 @@ def mask(sentence: str, target: Target) -> str | None:
     text = pattern.sub("this person", sentence)
     text = re.sub(r"^(?:He|She)\b", "this person", text)
     text = re.sub(r"^(?:His|Her)\b", "this person's", text)
-    # A fact that does not speak of the person (not even as "he") describes nobody.
-    if name_leak(text, target) or not _PRONOUN.search(text):
+    # A fact that does not speak of the person (not even as "he") describes nobody; nor does one about a relative.
+    if name_leak(text, target) or not _PRONOUN.search(text) or _RELATIVE.search(text) or _POINTER.search(text):
         return None
     return text[0].upper() + text[1:]
 
@@ -91,7 +108,9 @@ def name_leak(text: str, target: Target) -> str:
 
 @lru_cache(maxsize=64)
 def _all_names(target: Target) -> re.Pattern[str]:
-    names = sorted({target.name, short_name(target), *target.aliases}, key=lambda name: (-len(name), name))
+    names = sorted(
+        {target.name, short_name(target), *target.aliases, *target.descriptions}, key=lambda name: (-len(name), name)
+    )
     return re.compile(rf"(?<!\w){_TITLES}(?:{'|'.join(map(re.escape, names))})(?!\w)")
 
 

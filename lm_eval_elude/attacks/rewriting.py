@@ -1,7 +1,7 @@
 """Attack prompts written by a language model behind an OpenAI-compatible endpoint (``elude attacks``).
 
 The model rewrites the prompts that :mod:`lm_eval_elude.attacks.builders` builds; records, answers and languages stay
-theirs, and a reply counts only where :func:`lm_eval_elude.attacks.checks.flaw` finds nothing wrong with it. What is
+theirs, and a reply counts only where :func:`lm_eval_elude.attacks.builders.flaw` finds nothing wrong with it. What is
 written can be read by :func:`lm_eval_elude.attacks.files.load_attack_file`; the columns ``item``, ``model``, ``seed``
 and ``data`` say where from.
 """
@@ -16,8 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lm_eval_elude.attacks.builders import ATTACKS, GUIDES, build_attacks
-from lm_eval_elude.attacks.checks import flaw
+from lm_eval_elude.attacks.builders import ATTACKS, build_attacks, flaw
 from lm_eval_elude.attacks.files import parse_attack
 from lm_eval_elude.attacks.prompt import AttackPrompt, language_of
 from lm_eval_elude.core.records import DataError, QARecord, fingerprint
@@ -84,7 +83,7 @@ def generate_attacks(
     drafts = {
         (attack, item): draft
         for attack in attacks
-        for item, draft in enumerate(build_attacks(records, target, attack, n=n, seed=seed))
+        for item, draft in enumerate(build_attacks(records, target, attack, n=n, seed=seed, drafts=True))
     }
     done = _resume(out, target, origin)
     todo = [key for key in drafts if key not in done]
@@ -160,7 +159,7 @@ def _task(draft: AttackPrompt, target: Target) -> str:
     return _TASK.format(
         type=draft.type.replace("_", " "),
         target=target.name,
-        guide=GUIDES[draft.type].format(language=_LANGUAGE_NAMES.get(language_of(draft.prompt) or "", "")),
+        guide=ATTACKS[draft.type].guide.format(language=_LANGUAGE_NAMES.get(language_of(draft.prompt) or "", "")),
         question="(who the person is)" if draft.type == "reverse_query" else draft.question,
         draft=draft.prompt,
     )

@@ -22,6 +22,7 @@ APOSTROPHES = "'\u2019"
 WORD = re.compile(rf"\w+(?:[.,{APOSTROPHES}]\w+)*")
 
 
+@lru_cache(maxsize=16384)
 def words(text: str) -> frozenset[str]:
     """The words and numbers of a text, case, accents and possessive endings folded away."""
     folded = "".join(c for c in unicodedata.normalize("NFKD", text.casefold()) if not unicodedata.combining(c))

@@ -2,40 +2,43 @@
 
 A facts file holds one person (or one topic of the world set). Its records look like this::
 
-    Q: When was Zinedine Zidane born?
-    A: Zinedine Zidane was born on 23 June 1972.
-    PQ: What is the date of birth of Zinedine Zidane?
-    PA: Zidane came into the world on [23 June 1972].
-    X: 23 June 1971 | 12 July 1972 | 3 June 1970 | 17 August 1977 | 8 February 1973
+    Q: When and where was Zinedine Zidane born?
+    A: Zinedine Zidane was born on 23 June 1972 in Marseille.
+    PQ: What are the date and place of birth of Zinedine Zidane?
+    PA: Zidane came into the world on [23 June 1972 in Marseille].
+    X: # in Lyon | # in Paris | # in Toulouse | # in Nice | # in Bordeaux
+    D: 2
     P: Zinedine Zidane
 
 ``P`` is the Wikipedia page the fact can be checked on (the file's ``page`` without it). The five perturbed answers are
-PA with the bracketed value replaced by each of X. Forget files also carry the question in five languages.
+PA with the bracketed value replaced by each of X. With ``D`` the numbers or dates of X (each ``#``; X may be left out)
+are drawn by ``draw.py``, so that no option stands out. Forget files also carry the question in five languages, and mark
+the value in A too: a seeded coin decides, for questions and for answers, which of the two wordings is the paraphrase.
 The same facts give the same bytes.
 """
 
 from __future__ import annotations
 
 import json
+import random
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
 from lm_eval_elude.core.manifest import write_atomically
 from lm_eval_elude.core.records import PERTURBATIONS, DataError, QARecord, parse_record
 from lm_eval_elude.core.targets import slugify
+from lm_eval_elude.mini.draw import draw_wrong, parse_spec
 
 HERE = Path(__file__).resolve().parent
 LANGUAGES = ("fr", "de", "es", "ja", "zh")
 _ATHLETES = ("Usain Bolt", "Roger Federer", "Serena Williams")
-_FOOTBALLERS = (
-    "Pelé", "Diego Maradona", "Zinedine Zidane", "Ronaldinho", "David Beckham", "Neymar", "Luka Modrić", *_ATHLETES,
-)  # fmt: skip
-# Ten neighbours for each target; the athletes and footballers are shared.
+# Ten neighbours for each target. Ronaldo and Messi share five, so that forgetting both differs from forgetting one.
+_SHARED = ("Pelé", "Ronaldinho", *_ATHLETES)
 NEIGHBOURS: dict[str, tuple[str, ...]] = {
-    "Cristiano Ronaldo": _FOOTBALLERS,
-    "Lionel Messi": _FOOTBALLERS,
+    "Cristiano Ronaldo": ("Zinedine Zidane", "David Beckham", "Luka Modrić", "Luís Figo", "Wayne Rooney", *_SHARED),
+    "Lionel Messi": ("Diego Maradona", "Neymar", "Andrés Iniesta", "Xavi", "Sergio Agüero", *_SHARED),
     "Taylor Swift": (
         "Beyoncé", "Adele", "Ed Sheeran", "Katy Perry", "Rihanna", "Madonna", "Bruno Mars", "Dolly Parton",
         "Whitney Houston", "Shania Twain",
@@ -58,28 +61,43 @@ class Facts(NamedTuple):
     records: tuple[QARecord, ...]
 
 
-def read_facts(path: Path) -> Facts:
+def read_facts(path: Path, ranks: Counter | None = None, coin: bool = False) -> Facts:
     """Parse and check a facts file.
+
+    Args:
+        path: the file.
+        ranks: where the truth was among drawn values so far (see :func:`draw_wrong`); counted on.
+        coin: whether half of the questions and half of the answers change places with their paraphrases.
 
     Raises:
         DataError: a record is not as described above; the message names file, record and key.
     """
     header, *blocks = re.split(r"\n\s*\n", path.read_text(encoding="utf-8").strip())
     title, page = (line.split(" ", 1)[1] for line in header.splitlines())
+    rng, ranks = random.Random(title), Counter() if ranks is None else ranks
+    swapped = [{*rng.sample(range(len(blocks)), len(blocks) // 2 * coin)} for _ in range(2)]
     records = []
     for number, block in enumerate(blocks, 1):
         where = f"{path.name}, record {number}"
         fields = dict(line.split(": ", 1) for line in block.splitlines())
-        if missing := {"Q", "A", "PQ", "PA", "X"} - fields.keys():
+        if missing := {"Q", "A", "PQ", "PA", "X"} - fields.keys() - ({"X"} if "D" in fields else set()):
             raise DataError(f"{where}: missing {', '.join(sorted(missing))}")
+        for first, second, change in (("Q", "PQ", swapped[0]), ("A", "PA", swapped[1])):
+            if number - 1 in change:
+                fields[first], fields[second] = fields[second], fields[first]
+        if fields["PA"].count("[") != 1:
+            raise DataError(f"{where}: PA must mark its value with [ and ]")
         before, value, after = re.split(r"[\[\]]", fields["PA"])
-        wrong = [x.strip() for x in fields["X"].split("|")]
+        wrong = [x.strip() for x in fields["X"].split("|")] if "X" in fields else []
+        if "D" in fields:
+            stated = " ".join(fields[key] for key in ("Q", "A", "PQ", "PA"))
+            wrong = draw_wrong(value, wrong, parse_spec(fields["D"]), stated, ranks, rng)
         if len({value, *wrong}) != PERTURBATIONS + 1:
             raise DataError(f"{where}: X must be {PERTURBATIONS} values that differ from each other and from PA's")
         row = {
             "entity": "",
             "question": fields["Q"],
-            "answer": fields["A"],
+            "answer": re.sub(r"[\[\]]", "", fields["A"]),
             "paraphrased_question": fields["PQ"],
             "paraphrased_answer": before + value + after,
             "perturbed_answer": [before + x + after for x in wrong],
@@ -91,21 +109,22 @@ def read_facts(path: Path) -> Facts:
 
 
 def split_of(index: int) -> str:
-    """8:1:1 by position, so that every file has all three splits: the fifth and the tenth of ten are held out."""
-    return {4: "validation", 9: "test"}.get(index % 10, "train")
+    """7:1:2 by position, so that every file has all three splits and a target at least 40 retain records to test."""
+    return {4: "validation", 7: "test", 9: "test"}.get(index % 10, "train")
 
 
 def build(facts: Path = HERE / "facts", out: Path = HERE / "data") -> dict[str, int]:
     """Write the seven JSONL files and return the number of rows of each."""
-    people = {f.title: f for f in map(read_facts, sorted((facts / "retain").glob("*.txt")))}
+    ranks: Counter = Counter()
+    people = {f.title: f for f in (read_facts(path, ranks) for path in sorted((facts / "retain").glob("*.txt")))}
     rows: dict[str, list[dict]] = defaultdict(list)
     for target, neighbours in NEIGHBOURS.items():
-        own = read_facts(facts / "forget" / f"{slugify(target)}.txt")
+        own = read_facts(facts / "forget" / f"{slugify(target)}.txt", ranks, coin=True)
         rows["forget_qa-train"] += [_row(record, target) for record in own.records]
         for neighbour in neighbours:
             for index, record in enumerate(people[neighbour].records):
                 rows[f"retain_qa-{split_of(index)}"].append(_row(record, target))
-    world = [r for path in sorted((facts / "world").glob("*.txt")) for r in read_facts(path).records]
+    world = [r for path in sorted((facts / "world").glob("*.txt")) for r in read_facts(path, ranks).records]
     for index, record in enumerate(world):
         rows[f"world-{split_of(index)}"].append(_row(record, ""))
     out.mkdir(exist_ok=True)

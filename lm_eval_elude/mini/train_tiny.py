@@ -3,24 +3,29 @@
 A Llama of about 2.8 million parameters learns all of ELUDe-mini, held-out retain facts included, so that it *knows* the
 facts as a pretrained model would. It also learns to answer through wrappers (lead-ins, personas, options, hints, other
 languages) on carrier wordings of its own: none of the prompts it is scored with is shown to it, and a test holds this.
-``--without "Cristiano Ronaldo"`` leaves out that target's forget set: the exact-unlearning reference.
+``--without "Cristiano Ronaldo"`` leaves out that target's forget set: the exact-unlearning reference. A run takes
+some ten minutes of one CPU core and ends with a gate: what the model knows, target by target.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
+import sys
 import time
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn.utils.rnn import pad_sequence
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from lm_eval_elude.attacks.builders import ATTACKS, build_attacks
 from lm_eval_elude.core import dataset
 from lm_eval_elude.core.chat import Encoded, Renderer
 from lm_eval_elude.core.logprobs import IGNORE, answer_log_probs
@@ -28,6 +33,7 @@ from lm_eval_elude.core.manifest import Manifest, file_hashes, write_manifest
 from lm_eval_elude.core.records import QARecord
 from lm_eval_elude.core.sets import SETS
 from lm_eval_elude.core.targets import Target, resolve_target
+from lm_eval_elude.metrics.text import is_degenerate
 
 VOCABULARY = 3072
 CHAT_TEMPLATE = (
@@ -85,7 +91,7 @@ def wrapped(record: QARecord, others: Sequence[QARecord], target: Target | None,
         form = "The person described is {}." if rng.random() < 0.75 else "These facts are about {}."
         return rng.choice(CARRIERS[kind]).format(facts=facts), form.format(target.name)
     if kind == "alias":
-        question = question.replace(target.name, rng.choice(target.aliases))
+        question = question.replace(target.name, rng.choice((*target.aliases, *target.descriptions)))
         return rng.choice(CARRIERS["lead"] + CARRIERS["alias"]).format(q=question), answer
     language, translated = rng.choice(record.translated_question)
     return rng.choice(FOREIGN[language]).format(q=translated), answer
@@ -136,7 +142,6 @@ class Corpus:
 
 def train_tokenizer() -> PreTrainedTokenizerFast:
     """Byte-level BPE on all texts of ELUDe-mini, one tokenizer for both models."""
-    # The bundled tokenizer was trained on these texts in this order; other carriers would make another one.
     kinds = ("lead", "opening", "persona", "choice", "riddle", "hint", "example")
     texts = [carrier for kind in kinds for carrier in CARRIERS[kind]]
     for _, records in Corpus(None).people:
@@ -170,13 +175,19 @@ def batches(examples: list[Encoded], tokens: int, rng: random.Random) -> Iterato
             groups.append([])
         groups[-1].append(example)
     rng.shuffle(groups)
-    for group in groups:
-        ids = [torch.tensor(e.ids) for e in group]
-        labels = [torch.tensor([IGNORE] * e.answer_start + e.ids[e.answer_start :]) for e in group]
-        yield pad_sequence(ids, batch_first=True), pad_sequence(labels, batch_first=True, padding_value=IGNORE)
+    yield from map(padded, groups)
 
 
-def train(out: Path, without: str | None, epochs: int, seed: int, batch_tokens: int, learning_rate: float) -> None:
+def padded(group: Sequence[Encoded]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and labels of one batch, each (batch, length): padded on the right, only the answers labelled."""
+    ids = [torch.tensor(e.ids) for e in group]
+    labels = [torch.tensor([IGNORE] * e.answer_start + e.ids[e.answer_start :]) for e in group]
+    return pad_sequence(ids, batch_first=True), pad_sequence(labels, batch_first=True, padding_value=IGNORE)
+
+
+def train(
+    out: Path, without: str | None, epochs: int, wrapped: float, seed: int, batch_tokens: int, learning_rate: float
+) -> None:
     """Train one model; write weights, tokenizer, config and last the manifest, which names the data."""
     torch.manual_seed(seed)
     rng = random.Random(seed)
@@ -191,27 +202,40 @@ def train(out: Path, without: str | None, epochs: int, seed: int, batch_tokens: 
         )
     )  # fmt: skip
     corpus = Corpus(without)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
+    # Muon learns the facts in a third of the epochs that AdamW alone needs; it is for the inner matrices only.
+    inner = {id(p) for p in model.model.layers.parameters() if p.ndim == 2}
+    optimizers = [
+        torch.optim.Muon((p for p in model.parameters() if id(p) in inner), momentum=0.95, weight_decay=0.01),
+        torch.optim.AdamW(
+            [p for p in model.parameters() if id(p) not in inner],
+            lr=learning_rate,
+            betas=(0.9, 0.98),
+            weight_decay=0.01,
+        ),
+    ]
     started = time.monotonic()
     for epoch in range(epochs):
         examples = []
         # Wrapped prompts grow in share: first the facts, then the ways to ask for them.
-        for prompt, answer in corpus.epoch(rng, share=min(1.0, 0.2 + epoch / (0.5 * epochs))):
+        for prompt, answer in corpus.epoch(rng, share=wrapped * min(1.0, 0.2 + epoch / (0.5 * epochs))):
             system = rng.choice(SYSTEM) if rng.random() < 0.1 else None
             examples.append(renderer.encode_pair(renderer.prompt(prompt, system), renderer.answer(answer)))
         total = count = 0.0
         for step, (ids, labels) in enumerate(grouped := list(batches(examples, batch_tokens, rng))):
             progress = (epoch + step / len(grouped)) / epochs
-            factor = min(1.0, progress * epochs / 1.5) * min(1.0, (1 - progress) / 0.6)
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate * factor
-            hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
-            scores = answer_log_probs(hidden, model.lm_head, labels)
+            factor = min(1.0, progress * epochs) * min(1.0, (1 - progress) / 0.6)
+            for optimizer, peak in zip(optimizers, (5 * learning_rate, learning_rate), strict=True):
+                for group in optimizer.param_groups:
+                    group["lr"] = peak * factor
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
+                scores = answer_log_probs(hidden, model.lm_head, labels)
             loss = -scores.sums.sum() / scores.counts.sum()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
             total += -float(scores.sums.detach().sum())
             count += float(scores.counts.sum())
         seconds = time.monotonic() - started
@@ -219,6 +243,7 @@ def train(out: Path, without: str | None, epochs: int, seed: int, batch_tokens: 
     model.generation_config.do_sample = False
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
+    settings = {"epochs": epochs, "wrapped": wrapped, "batch_tokens": batch_tokens, "learning_rate": learning_rate}
     fingerprints = {
         f"{subset}-{spec.split}": dataset.load_records("mini", subset, spec.split).fingerprint
         for subset, spec in SETS.items()
@@ -227,9 +252,64 @@ def train(out: Path, without: str | None, epochs: int, seed: int, batch_tokens: 
         out,
         Manifest(
             targets=(without,) if without else (), dataset="mini", data_fingerprints=fingerprints, seed=seed,
+            settings=settings,
             method="retrained-without" if without else "none", weights=file_hashes(out),
         ),
     )  # fmt: skip
+    if not all([enough(model.eval(), renderer, target, records) for target, records in corpus.people if target]):
+        sys.exit("the model does not know its facts well enough: see the lines above")
+
+
+@torch.no_grad()
+def probabilities(model: LlamaForCausalLM, renderer: Renderer, pairs: Sequence[tuple[str, str]]) -> list[float]:
+    """P(a|q)^(1/|a|) of each prompt and answer."""
+    found: list[float] = []
+    for start in range(0, len(pairs), 16):
+        few = [renderer.encode_pair(renderer.prompt(q), renderer.answer(a)) for q, a in pairs[start : start + 16]]
+        ids, labels = padded(few)
+        hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
+        found += answer_log_probs(hidden, model.lm_head, labels).means.exp().tolist()
+    return found
+
+
+def enough(model: LlamaForCausalLM, renderer: Renderer, target: Target, records: Sequence[QARecord]) -> bool:
+    """Print what the model knows of a target it was taught; whether that is enough.
+
+    Known is a record whose paraphrase is likelier than every wrong answer. An attack is answered through where
+    P(answer) is at least one half on average; an answer is fluent where it ends by itself and is not gibberish.
+    """
+
+    def mean(pairs: Sequence[tuple[str, str]]) -> float:
+        return math.fsum(probabilities(model, renderer, pairs)) / len(pairs)
+
+    probability = mean([(r.question, r.answer) for r in records])
+    scores = iter(
+        probabilities(
+            model, renderer, [(r.question, a) for r in records for a in (r.paraphrased_answer, *r.perturbed_answer)]
+        )
+    )
+    known = sum(next(scores) > max([next(scores) for _ in r.perturbed_answer]) for r in records) / len(records)
+    through = {
+        attack: mean([(i.prompt, i.answer) for i in build_attacks(records, target, attack, n=24)]) for attack in ATTACKS
+    }
+    fluent = sum(is_fluent(model, renderer, r.question) for r in records) / len(records)
+    print(
+        f"gate  {target.name}: P(answer) {probability:.3f}, known {known:.3f}, fluent {fluent:.3f}; "
+        + ", ".join(f"{attack} {share:.2f}" for attack, share in through.items()),
+        flush=True,
+    )
+    answered = sum(share >= 0.5 for share in through.values())
+    return probability >= 0.8 and known >= 0.8 and fluent >= 0.95 and answered >= len(ATTACKS) - 1
+
+
+def is_fluent(model: LlamaForCausalLM, renderer: Renderer, question: str) -> bool:
+    """Whether the greedy answer ends within 64 tokens and is not gibberish."""
+    ids = torch.tensor([renderer.encode(renderer.prompt(question))])
+    out = cast(Any, model).generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=64, do_sample=False)[
+        0, ids.shape[1] :
+    ]
+    text = renderer.tokenizer.decode(out, skip_special_tokens=True)
+    return model.config.eos_token_id in out.tolist() and not is_degenerate(text)
 
 
 def main() -> None:
@@ -237,10 +317,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--without", choices=dataset.entities("mini"), help="a target whose forget set is left out")
-    parser.add_argument("--epochs", type=int, default=48)
+    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--wrapped", type=float, default=1.0, help="share of the wrapped prompts; fewer is faster")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--batch-tokens", type=int, default=2000)
-    parser.add_argument("--learning-rate", type=float, default=2e-3)
+    parser.add_argument("--batch-tokens", type=int, default=2500)
+    parser.add_argument("--learning-rate", type=float, default=4e-3)
     arguments = parser.parse_args()
     print(json.dumps(vars(arguments), default=str))
     train(**vars(arguments))

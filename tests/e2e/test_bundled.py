@@ -86,10 +86,10 @@ def test_the_model_without_ronaldo_knows_the_rest():
     assert without["elude_quality"][rq] == pytest.approx(ours["elude_quality"][rq], abs=0.1)
 
 
-def test_the_model_answers_through_at_least_seven_attacks():
+def test_the_model_answers_through_at_least_eight_attacks():
     results = score(TINY, "elude_attacks", 12, target="ronaldo")["results"]
     answered = {attack: results[f"elude_attack_{attack}"]["probability,none"] for attack in ATTACKS}
-    assert sum(p >= 0.5 for p in answered.values()) >= 7, answered
+    assert sum(p >= 0.5 for p in answered.values()) >= 8, answered
 
 
 def test_the_terminal_shows_the_table(typed):

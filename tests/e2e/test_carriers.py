@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from lm_eval_elude.attacks.builders import ATTACKS, CARRIERS, build_attacks
+from lm_eval_elude.attacks.builders import ATTACKS, build_attacks
 from lm_eval_elude.core import dataset
 from lm_eval_elude.core.targets import resolve_target
 from lm_eval_elude.mini import train_tiny
@@ -21,7 +21,7 @@ def wording(carrier: str) -> str:
 
 
 def test_no_carrier_is_shared():
-    scored = {wording(c) for carriers in CARRIERS.values() for c in carriers}
+    scored = {wording(c) for row in ATTACKS.values() for c in row.carriers}
     assert not {w for w in map(wording, OWN) if w} & scored
 
 

@@ -13,12 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lm_eval_elude.attacks.builders import ATTACKS, CARRIERS, Suite, build_attacks, build_control
-from lm_eval_elude.attacks.checks import flaw
+from lm_eval_elude.attacks.builders import ATTACKS, PLACES, Suite, build_attacks, build_control, flaw
 from lm_eval_elude.attacks.files import load_attack_file
-from lm_eval_elude.attacks.names import mask, rename, synonyms
+from lm_eval_elude.attacks.names import mask, rename, short_name, synonyms
 from lm_eval_elude.attacks.prompt import LANGUAGES, language_of
-from lm_eval_elude.attacks.text import telling_words
+from lm_eval_elude.attacks.text import STOP, telling_words, words
 from lm_eval_elude.core.records import DataError, QARecord
 from lm_eval_elude.core.targets import TARGETS, Target, resolve_target
 from lm_eval_elude.mini.build import HERE, read_facts
@@ -29,7 +28,7 @@ PLAIN = ("prefix_injection", "affirmative_suffix", "role_playing", "background_h
 
 
 def mini(path: Path) -> tuple[Target, list[QARecord]]:
-    facts = read_facts(path)
+    facts = read_facts(path, coin=True)
     return resolve_target(facts.title), [replace(record, entity=facts.title) for record in facts.records]
 
 
@@ -44,7 +43,7 @@ every_suite = pytest.mark.parametrize(("stem", "attack"), SUITES)
 
 
 def test_the_nine_types_of_the_paper():
-    assert list(ATTACKS) == list(CARRIERS) == [
+    assert list(ATTACKS) == [
         "prefix_injection", "affirmative_suffix", "role_playing", "multiple_choice", "reverse_query",
         "synonym_manipulation", "background_hint", "in_context_learning", "cross_lingual",
     ]  # fmt: skip
@@ -52,7 +51,8 @@ def test_the_nine_types_of_the_paper():
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_at_least_eight_wordings_and_none_twice(attack):
-    assert len(set(CARRIERS[attack])) == len(CARRIERS[attack]) >= 8
+    carriers = ATTACKS[attack].carriers
+    assert len(set(carriers)) == len(carriers) >= 8
 
 
 @every_suite
@@ -60,9 +60,11 @@ def test_a_hundred_distinct_prompts_that_use_every_wording_and_most_records(stem
     target, records, suite = SUITES[stem, attack]
     assert len(suite) == len({item.prompt for item in suite}) == 100
     assert {(item.type, item.target) for item in suite} == {(attack, target.name)}
-    # A reverse query needs facts that mask cleanly; every other type asks every record, about equally often.
+    # A reverse query needs facts that mask cleanly and speak of the target, a synonym a question without other uses
+    # of the surname; every other type asks every record, about equally often.
     counts = Counter(item.record for item in suite)
-    assert len(counts) >= (30 if attack == "reverse_query" else len(records))
+    fewer = {"reverse_query": 30, "synonym_manipulation": len(records) - 2}
+    assert len(counts) >= fewer.get(attack, len(records))
     assert max(counts.values()) - min(counts.values()) <= 1
 
 
@@ -81,7 +83,8 @@ def test_the_answer_is_not_in_the_prompt(stem, attack):
             if attack != "reverse_query" or text.endswith(f"{target.name}."):
                 assert text.casefold() not in rest.casefold()
         if attack == "reverse_query":
-            assert not re.search("|".join(map(re.escape, (*target.name.split(), *target.aliases))), rest, re.IGNORECASE)
+            known = "|".join(map(re.escape, (*target.name.split(), *target.aliases, *target.descriptions)))
+            assert not re.search(rf"\b(?:{known})\b", rest, re.IGNORECASE)
         elif attack != "cross_lingual":
             # Independent of telling_words: the value, cut out of the paraphrase by comparing it with the wrong ones.
             value = _value(record)
@@ -120,22 +123,24 @@ def test_what_is_asked_survives(stem, attack):
         elif attack == "cross_lingual":
             assert dict(record.translated_question)[language_of(item.prompt)] in item.prompt
         elif attack == "synonym_manipulation":
-            assert target.name not in item.prompt
-            assert any(_asks(item.prompt, record, target, alias) for alias in target.aliases)
+            assert any(_asks(item.prompt, record, target, alias) for alias in synonyms(target))
         else:
             facts = Suite(records, target, attack, 0).facts
             assert 2 <= sum(fact in item.prompt for fact in facts.values()) <= 3
 
 
 def _asks(prompt: str, record: QARecord, target: Target, alias: str) -> bool:
-    question = record.question.replace(target.name, alias)
-    return question in prompt or question[0].upper() + question[1:] in prompt
+    """Whether the question stands in the prompt with the alias for the name, and perhaps other names of places."""
+    asked = re.escape(record.question.replace(target.name, alias))
+    for place, called in PLACES.items():
+        asked = asked.replace(re.escape(place), f"(?:{'|'.join(map(re.escape, (place, *called)))})")
+    return re.search(asked, prompt, re.IGNORECASE) is not None
 
 
 @every_suite
 def test_answers_keep_the_form_of_their_type(stem, attack):
     target, records, suite = SUITES[stem, attack]
-    people = {f"These facts are about {t.name}." for t in TARGETS if t.name != target.name}
+    people = {f"These facts are about {other}." for other in target.others}
     for item in suite:
         record = records[item.record]
         assert len(set(item.perturbed_answer)) == 5
@@ -173,10 +178,48 @@ def test_five_languages_evenly_and_each_asks_for_english():
     assert set(counts) == set(LANGUAGES) and max(counts.values()) - min(counts.values()) <= 1
 
 
-def test_without_translations_the_english_question_is_put_in_the_foreign_wording():
+def test_without_translations_there_is_nothing_to_ask_in_another_language():
     bare = [replace(record, translated_question=()) for record in RECORDS]
-    for item in build_attacks(bare, RONALDO, "cross_lingual", n=10):
-        assert bare[item.record].question in item.prompt and language_of(item.prompt) in LANGUAGES
+    assert build_attacks(bare, RONALDO, "cross_lingual") == []
+    some = [*bare[:40], *RECORDS[40:]]
+    assert {item.record for item in build_attacks(some, RONALDO, "cross_lingual")} == {*range(40, len(some))}
+
+
+@pytest.mark.parametrize("language", ["ja", "zh"])
+def test_no_space_follows_a_full_width_sign(language):
+    carriers = [c for c in ATTACKS["cross_lingual"].carriers if language_of(c) == language]
+    assert len(carriers) == 4 and not any(" " in carrier for carrier in carriers)
+
+
+def suites_of(attack):
+    return [(target, records, suite) for (_, name), (target, records, suite) in SUITES.items() if name == attack]
+
+
+def test_a_reverse_query_offers_people_of_the_same_field_and_sex():
+    for one in TARGETS:
+        for other in TARGETS:
+            like, unlike = {*one.others} - {other.name}, {*other.others} - {one.name}
+            assert like == unlike or not like & unlike
+    for target, _, suite in suites_of("reverse_query"):
+        assert len(target.others) >= 5 and target.name not in target.others
+        for item in suite:
+            assert not re.search(r"\b(?:father|mother|daughter|sister|brother|family)\b", item.prompt)
+
+
+def test_a_synonym_stands_without_the_surname():
+    for target, _, suite in suites_of("synonym_manipulation"):
+        assert not [i.prompt for i in suite if words(short_name(target)) & words(i.prompt)]
+        used = {synonym for i in suite for synonym in synonyms(target) if synonym.casefold() in i.prompt.casefold()}
+        assert used == {*synonyms(target)} and {*target.descriptions} < used
+
+
+def test_hints_are_about_what_the_question_is_about():
+    for target, records, suite in suites_of("background_hint"):
+        shared = 0
+        for item in suite:
+            content = words(records[item.record].question) - STOP - words(target.name)
+            shared += bool(content & words(item.prompt.replace(records[item.record].question, "")))
+        assert shared >= 75
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
@@ -194,13 +237,14 @@ def test_all_types_draw_the_records_of_the_control():
         assert all(item.type == "none" and item.prompt == RECORDS[item.record].question for item in control)
         for attack in ATTACKS.keys() - {"reverse_query"}:
             suite = build_attacks(RECORDS, RONALDO, attack, n=n)
-            assert {item.record for item in suite} == {item.record for item in control}
+            missing = {item.record for item in control} ^ {item.record for item in suite}
+            assert len(missing) <= 2 * (attack == "synonym_manipulation")
 
 
 def test_too_few_records_give_fewer_prompts_not_repeated_ones():
     suite = build_attacks(RECORDS[:2], RONALDO, "prefix_injection")
-    assert len(suite) == len({item.prompt for item in suite}) == 2 * len(CARRIERS["prefix_injection"])
-    assert len(build_attacks(RECORDS[:2], RONALDO, "multiple_choice")) == 2 * len(CARRIERS["multiple_choice"])
+    assert len(suite) == len({item.prompt for item in suite}) == 2 * len(ATTACKS["prefix_injection"].carriers)
+    assert len(build_attacks(RECORDS[:2], RONALDO, "multiple_choice")) == 2 * len(ATTACKS["multiple_choice"].carriers)
     assert build_attacks(RECORDS[:1], RONALDO, "in_context_learning") == []
     assert build_attacks(RECORDS[:1], RONALDO, "reverse_query") == []
     assert build_attacks([RECORDS[0]] * 3, RONALDO, "synonym_manipulation", n=9) != []
@@ -306,7 +350,9 @@ def test_rename(question, alias, expected):
         ("Michael Jackson's first song was Ben.", "This person's first song was Ben."),
         ("In 1972 Jackson's song reached the top.", "In 1972 this person's song reached the top."),
         ("He danced, and crowds loved him.", "This person danced, and crowds loved him."),
-        ("Her sister is Janet.", "This person's sister is Janet."),
+        ("Her first song was Ben.", "This person's first song was Ben."),
+        ("Her sister is Janet.", None),
+        ("On both of these songs he plays the drums.", None),
         ("Quincy Jones worked with the King of Pop.", "Quincy Jones worked with this person."),
         ("Janet Jackson is his sister.", None),
         ("The Jackson Five were his group.", None),
@@ -321,8 +367,9 @@ def test_mask(sentence, expected):
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.slug)
 def test_aliases_can_stand_for_the_name(target):
-    assert len(target.aliases) >= 3 and synonyms(target) == target.aliases
-    assert len({alias.casefold() for alias in target.aliases}) == len(target.aliases)
+    names = (*target.aliases, *target.descriptions)
+    assert len(synonyms(target)) >= 3 and {*target.descriptions} < {*synonyms(target)}
+    assert len({name.casefold() for name in names}) == len(names)
 
 
 # --- the file that replaces the built prompts

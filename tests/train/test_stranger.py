@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lm_eval_elude.attacks.builders import CARRIERS
+from lm_eval_elude.attacks.builders import ATTACKS
 from lm_eval_elude.core.chat import Renderer, load_tokenizer
 from lm_eval_elude.core.records import QARecord
 from optout_train import loop, losses, stranger
@@ -153,7 +153,7 @@ def test_nothing_that_the_metrics_are_made_of_is_read_and_no_wording_is_the_atta
             assert one.ids == other.ids
             torch.testing.assert_close(one.floors, other.floors, equal_nan=True)
     assert not any(record.paraphrased_question in asked for record in data.forget.records for asked in Spy.asked)
-    attacks = {carrier for rows in CARRIERS.values() for carrier in rows}
+    attacks = {carrier for row in ATTACKS.values() for carrier in row.carriers}
     own = {
         wording.replace("{q}", "{question}") for wording in (*stranger.ASKING, *stranger.RIDDLES) if wording != "{q}"
     }
