@@ -72,7 +72,7 @@ class TrainConfig:
         "stranger", "What the stranger loss teaches: an answer as about a stranger, or a refusal.", "stranger", "refuse"
     )
     bound: float = _f(
-        0.45, "Stranger loss: how far down a token is pushed, relative to its log-probability in random order."
+        0.6, "Stranger loss: how far down a token is pushed, relative to its log-probability in random order."
     )
     elicit: int = _f(12, "Stranger loss: answers of the initial model about each forget record (0: none).")
     teachers: int = _f(3, "Stranger loss: stand-ins whose distributions are averaged (0: their answers alone).")
@@ -196,7 +196,10 @@ class TrainConfig:
 
 
 def _methods() -> dict[str, dict[str, Any]]:
-    table: dict[str, dict[str, Any]] = {"opt-out": {}, "opt-out-stranger": {"forget_loss": "stranger"}}
+    table: dict[str, dict[str, Any]] = {
+        "opt-out": {},
+        "opt-out-stranger": {"forget_loss": "stranger", "forget_weight": 0.3},
+    }
     table |= {f"opt-out-{name}": {"distance": name} for name in DISTANCES[1:]}
     parts = {"": (0.0, 0.0), "+rt": (1.0, 1.0), "+neighbours": (1.0, 0.0), "+world": (0.0, 1.0)}
     for loss in FORGET:
@@ -204,6 +207,7 @@ def _methods() -> dict[str, dict[str, Any]]:
             table[loss + suffix] = {
                 "forget_loss": loss, "retain_weight": retain, "world_weight": world, "transport_weight": 0.0,
             }  # fmt: skip
+    table["stranger+rt"]["forget_weight"] = 0.3  # its gradients are many times the retain losses'
     return table
 
 

@@ -8,7 +8,8 @@ metrics are made of, are never read. For each forget record:
 - *told*: the answer, and what the initial model itself answers when asked in own wordings and states the fact
   (elicited). Each token is pushed down, no further than to its floor: ``bound`` times the log-probability that the
   initial model gives it among the same tokens in random order, said of a stand-in. That is what it thinks of text that
-  it has never read, so the bound goes with the model.
+  it has never read, so the bound goes with the model. The answer itself also sinks with what is elicited: its floors
+  are :data:`OWN` of that.
 - Every :data:`EVERY`-th turn goes to the other direction: facts without the name are answered with a neighbour's name
   (and neighbours' facts with their own), and the target's name is pushed down to what stand-ins' names get there.
 
@@ -45,7 +46,8 @@ TAUGHT = 4  # strangers' answers of a record
 TOP = 8
 ORDERS = 3  # random orders of an answer's tokens that its floors are the mean of
 EVERY = 4
-CALM = 0.7  # temperature of strangers' answers; what is elicited is sampled at 1, for its other wordings
+OWN = 0.6  # of the floors: for a record's own answer, which also sinks with whatever is elicited
+CALM = 0.3  # temperature of strangers' answers; what is elicited is sampled at 1, for its other wordings
 BATCH = 64
 _TEXTS: dict[str, list[str]] = tomllib.loads(Path(__file__).with_name("stranger.toml").read_text(encoding="utf-8"))
 ASKING, RIDDLES = _TEXTS["asking"], _TEXTS["riddles"]
@@ -342,7 +344,7 @@ class _Maker:
         for order, mixed, rows in zip(orders, shuffled, self.teacher.log_probs(shuffled), strict=True):
             values = rows.gather(1, torch.tensor(mixed.ids[mixed.answer_start :])[:, None])[:, 0]
             floors[order] += values[:count] / ORDERS
-        return self._floored(sample, self.config.bound * floors)
+        return self._floored(sample, self.config.bound * (OWN if answer == record.answer else 1.0) * floors)
 
     def _floored(self, sample: Encoded, floors: Tensor) -> Lesson:
         nothing = torch.zeros(len(floors), TOP)
