@@ -19,7 +19,7 @@ PROMPTS = 3  # of each attack, instead of 100
 
 
 def data(folder: Path, records: int = 8) -> Path:
-    return small_data(folder, {RONALDO: records})
+    return small_data(folder, {RONALDO: records}, retain=3, world=2)
 
 
 def finished(folder: Path, model: Path, data: Path, backend: str = "elude", **arguments: Any) -> Run:

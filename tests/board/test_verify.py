@@ -175,7 +175,7 @@ def another_run(rng: random.Random, folder: Path) -> None:
     table = load(folder / packed.RESULTS)
     said = table["configs"][rng.choice(list(table["configs"]))]["metadata"]["elude"]
     name = rng.choice(["seed", "truth_ratio", "guardrail", "template", "fingerprint", "n", "targets", "checkpoint"])
-    said[name] = {"seed": 1, "truth_ratio": "arithmetic", "guardrail": True, "n": 3, "targets": ["Lionel Messi"],
+    said[name] = {"seed": 1, "truth_ratio": "arithmetic", "guardrail": True, "n": 99, "targets": ["Lionel Messi"],
                   "checkpoint": []}.get(name, "0" * 16)  # fmt: skip
     store(folder / packed.RESULTS, table)
 
@@ -217,11 +217,8 @@ def test_an_altered_submission_is_caught_even_with_the_right_hashes(alter, submi
     for seed in range(ALTERED[alter]):
         folder = Path(shutil.copytree(submitted, tmp_path / str(seed)))
         alter(random.Random(f"{alter.__name__}-{seed}"), folder)
-        changed = (
-            [name for name in packed.listing(folder) if packed.sha256(folder / name) != packed.sha256(submitted / name)]
-            if alter is not a_task_less
-            else [1]
-        )
+        names = [name for name in packed.listing(submitted) if not (folder / name).is_file()]
+        changed = names or [n for n in packed.listing(folder) if load(folder / n) != load(submitted / n)]
         assert changed, f"case {seed} changes nothing"
         hashed_again(folder)
         verdict = verify(folder, data=str(data))
@@ -420,5 +417,5 @@ def test_what_cannot_be_submitted(spoilt, original, tmp_path, capsys):
     store(path, table)
     code, _, err = elude(capsys, "submit", path, "--out", tmp_path / "out", "--submitter", "x", "--base-model", "b",
                          "--role", "original")  # fmt: skip
-    expected = {"limit": "--limit", "unfinished": "3 rows", "a suite less": "elude_world: not in the run"}[spoilt]
+    expected = {"limit": "--limit", "unfinished": "2 rows", "a suite less": "elude_world: not in the run"}[spoilt]
     assert code == 2 and expected in err and len(err.splitlines()) == 1 and not (tmp_path / "out").exists()
