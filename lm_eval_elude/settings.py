@@ -195,6 +195,7 @@ class TofuSettings:
     truth_ratio: TruthRatioMean = "geometric"
     targets: tuple[str, ...] = ()  # the data have no entities
     guardrail: bool = False
+    seed: int = 0  # nothing is drawn
 
 
 def one_of(choices: Collection[str]) -> Callable[[Any], str]:

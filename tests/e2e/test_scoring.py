@@ -46,7 +46,7 @@ def data(tmp_path_factory) -> Path:
 def folders(data, tmp_path_factory):
     """Trained: a Llama-3.1-shaped chat model and a base model. Untrained: the other shapes."""
     root = tmp_path_factory.mktemp("models")
-    made = {shape: taught_checkpoint(root / shape, shape, data) for shape in ("llama-3.1", "base")}
+    made = {shape: taught_checkpoint(root / shape, shape, data, steps=120) for shape in ("llama-3.1", "base")}
     for shape in ("phi-3.5", "chatml", "qwen3"):
         tokenizer = make_tokenizer(shape)
         made[shape] = save_checkpoint(root / shape, make_model(tokenizer, width=32), tokenizer)

@@ -375,10 +375,10 @@ def test_a_record_that_cannot_be_scored_is_refused(tokenizers, tmp_path):
 
 @pytest.mark.parametrize("attack", attacks.ATTACKS)
 def test_few_records_make_few_attack_prompts_and_the_number_is_said(attack, tokenizers, tmp_path, caplog):
-    data = small_data(tmp_path / "d", {"Lionel Messi": 2})
+    data = small_data(tmp_path / "d", {"Lionel Messi": 4})
     metadata = {"tokenizer": tokenizers["base"], "dataset": str(data), "target": "messi"}
     task = tasks_module.EludeAttack({"task": f"elude_attack_{attack}", "metadata": metadata})
-    said = f"elude_attack_{attack} has {len(task.docs)} prompts instead of 100 for Lionel Messi: its 2 records"
+    said = f"elude_attack_{attack} has {len(task.docs)} prompts instead of 100 for Lionel Messi: its 4 records"
     assert said in caplog.text
 
 

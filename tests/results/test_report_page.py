@@ -65,7 +65,7 @@ def block(page) -> dict:
 def test_everything_that_was_answered_is_in_it(page):
     data = block(page)
     assert [len(row[5]) for row in data["rows"]] == [3] * len(data["rows"])
-    assert len(data["rows"]) == 40 + 20 + len([r for r in data["rows"] if data["sets"][r[0]] == "world set"]) + 3 * 40
+    assert len(data["rows"]) == 40 + 40 + len([r for r in data["rows"] if data["sets"][r[0]] == "world set"]) + 3 * 40
     assert {len(curve) for curve in data["training"][1]["steps"].values()} == {200} and data["training"][0] is None
     assert data["training"][1]["epochs"]["score"] == [[0, 0.0], [1, 0.5], [2, 1.0]]
     shares = data["distributions"][0]["shares"]
