@@ -38,7 +38,7 @@ def slugify(text: str) -> str:
 
     Never "" for a text that is not blank: signs without any letter or digit become their code points.
     """
-    folded = unicodedata.normalize("NFKD", text)
+    folded = unicodedata.normalize("NFKD", text.casefold())
     latin = re.sub(r"[^a-z0-9]+", "_", folded.encode("ascii", "ignore").decode().lower()).strip("_")
     if latin and not any(c.isalpha() and not unicodedata.name(c, "").startswith("LATIN") for c in folded):
         return latin

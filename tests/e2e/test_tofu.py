@@ -152,6 +152,7 @@ def test_a_run_of_ours_and_open_unlearnings_log_serve_as_retained_model_too(mode
 def test_without_a_retained_model_forget_quality_is_absent_and_the_line_says_how_to_get_it(
     models, data, tmp_path, caplog
 ):
+    caplog.set_level("WARNING", logger="lm_eval.elude")
     found = scored(models["own"], data, ["tofu_forget"])
     assert "ks_p_value,none" not in found["results"]["tofu_forget"]
     assert "give a retained model's results or log as reference" in caplog.text

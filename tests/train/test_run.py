@@ -381,9 +381,9 @@ def test_a_user_may_bring_forget_and_retain_files_only(settings, data_folder, tm
         shutil.copy(data_folder / name, tmp_path)
     said = []
     config = settings(dataset=str(tmp_path), world_weight=0.0, epochs=1)
-    train(config, RunOptions(tmp_path.with_name("out")), said.append)
+    train(config, RunOptions(tmp_path.with_name(f"{tmp_path.name}-out")), said.append)
     assert any(line.startswith("no validation on the retain set") for line in said)
-    assert read_manifest(tmp_path.with_name("out")).targets == ("Ada Example",)
+    assert read_manifest(tmp_path.with_name(f"{tmp_path.name}-out")).targets == ("Ada Example",)
 
 
 # Interruption
