@@ -104,14 +104,16 @@ def test_bad_input_is_one_line_that_names_flag_or_file(fails, arguments, tmp_pat
 )
 def test_a_bad_row_is_named_by_file_row_and_field(fails, arguments, tmp_path, row, message):
     (tmp_path / "forget_qa-train.jsonl").write_text(json.dumps({"entity": "Ada Example", **row}) + "\n")
-    line = fails(*arguments(tmp_path.with_name(f"{tmp_path.name}-out"), "--dataset", str(tmp_path), "--method", "npo", "--strict"))
+    output = tmp_path.with_name(f"{tmp_path.name}-out")
+    line = fails(*arguments(output, "--dataset", str(tmp_path), "--method", "npo", "--strict"))
     assert line == f"Error: {message}"
 
 
 def test_a_missing_column_of_the_world_set_names_the_way_out(fails, arguments, tmp_path, data_folder):
     for name in ("forget_qa-train.jsonl", "retain_qa-train.jsonl", "retain_qa-validation.jsonl"):
         (tmp_path / name).write_text((data_folder / name).read_text())
-    assert "no world-train" in (line := fails(*arguments(tmp_path.with_name(f"{tmp_path.name}-out"), "--dataset", str(tmp_path))))
+    output = tmp_path.with_name(f"{tmp_path.name}-out")
+    assert "no world-train" in (line := fails(*arguments(output, "--dataset", str(tmp_path))))
     assert line.endswith("--world-weight 0 trains without it")
 
 
