@@ -1,14 +1,13 @@
 """Every test runs off-line; the number of torch threads (``OMP_NUM_THREADS``) stays what the caller set."""
 
+import logging
 import os
+
+import pytest
 
 # Before any library reads them; `datasets` and `transformers` do at import.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
-
-import logging  # noqa: E402
-
-import pytest  # noqa: E402
 
 FEW = ("board", "fuzz")  # their runs have few attack prompts
 
