@@ -18,12 +18,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from lm_eval_elude.core import jsonio
 from lm_eval_elude.core.dataset import load_records
 from lm_eval_elude.core.manifest import Manifest, ManifestError, read_manifest, write_atomically
+from lm_eval_elude.core.records import DataError
 from optout_train.config import ConfigError, TrainConfig
 
 WEIGHTS, OPTIMIZER, STATE, LOG, SETTINGS = (
@@ -82,7 +85,7 @@ class RunFolder:
         if foreign := [path.name for path in self.partial.iterdir() if not _OURS.fullmatch(path.name)]:
             raise ConfigError(f"{self.partial} is where a run is kept, but holds {foreign[0]!r}: move it away")
         settings = self.partial / SETTINGS
-        begun = json.loads(settings.read_text(encoding="utf-8")) if settings.exists() else None
+        begun = _json(settings) if settings.exists() and not overwrite else None
         if resume and there and not config.differences(there.settings):
             if other := _changed_data(config, there):
                 raise ConfigError(f"--resume: {self.output} is finished, but {other}; give another --output-dir")
@@ -162,8 +165,12 @@ class RunFolder:
         return self.partial / name
 
     def read_state(self, checkpoint: Path) -> dict[str, Any]:
-        """The state of a checkpoint; the process that holds the lock cuts the log back to where it was then."""
-        state = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
+        """The state of a checkpoint; the process that holds the lock cuts the log back to where it was then.
+
+        Raises:
+            ConfigError: its file is damaged.
+        """
+        state = _json(checkpoint / STATE)
         if self._lock >= 0 and (log := self.partial / LOG).exists():
             os.truncate(log, state["log_bytes"])
         return state
@@ -232,6 +239,27 @@ class RunFolder:
             raise
 
 
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        value = jsonio.load(path, nan=True)
+    except DataError as error:
+        raise _damaged(path, error) from None
+    if not isinstance(value, dict):
+        raise _damaged(path, "not a JSON object")
+    return value
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise _damaged(path, error) from None
+
+
+def _damaged(path: Path, why: object) -> ConfigError:
+    return ConfigError(f"{path} is damaged ({why}): the interrupted run cannot go on; --overwrite starts anew")
+
+
 def _changed_data(config: TrainConfig, run: Manifest) -> str:
     """Which of the sets that a finished run read has other rows now; "" where none has."""
     for name, fingerprint in run.data_fingerprints.items():
@@ -265,7 +293,7 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 
 def load_weights(model: nn.Module, folder: Path) -> None:
     """Put a checkpoint's weights back into the model, sharded as it is."""
-    saved = load_file(folder / WEIGHTS)
+    saved = _tensors(folder / WEIGHTS)
     with torch.no_grad():
         for name, parameter in trained_weights(model).items():
             parameter.copy_(_placed(saved[name], parameter))
@@ -274,7 +302,7 @@ def load_weights(model: nn.Module, folder: Path) -> None:
 def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
     """Put a checkpoint's optimizer state back, sharded as the parameters are."""
     parameters = dict(model.named_parameters())
-    for entry, tensor in load_file(folder / OPTIMIZER).items():
+    for entry, tensor in _tensors(folder / OPTIMIZER).items():
         name, key = entry.rsplit("/", 1)
         parameter = parameters[name]
         if key != "step":

@@ -70,11 +70,11 @@ class EludeLM(HFLM):
         if batch_tokens is not None and (not str(batch_tokens).isdigit() or int(batch_tokens) < 1):
             raise ValueError(f"batch_tokens={batch_tokens!r} in --model_args must be a positive whole number")
         # Stock hf divides the requests among GPUs only; on CPU each rank would score everything. Accelerate counts the
-        # ranks of a CPU only if told that it is one, before anything else asks for its state.
+        # ranks of a CPU only if told that it is one, before anything else asks for its state (then this does nothing).
         accelerated = torch.accelerator.is_available()
         on_cpu = not accelerated or str(kwargs.get("device")).startswith("cpu")
         several = isinstance(pretrained, str) and int(os.environ.get("WORLD_SIZE", 1)) > 1
-        if on_cpu and several and not PartialState._shared_state:
+        if on_cpu and several:
             PartialState(cpu=True, timeout=timedelta(weeks=52))
         # hf's own default is "cuda", which the Python API does not replace on a machine without it.
         kwargs.setdefault("device", str(torch.accelerator.current_accelerator()) if accelerated else "cpu")

@@ -31,17 +31,10 @@ class Suite(NamedTuple):
     numbers: Callable[[Sequence[Sample], Mapping[str, Any]], Estimates]
 
 
-def _questions(spec: SetSpec) -> Suite:
+def _questions(spec: SetSpec, numbers: Callable[[SetSpec, Sequence[Sample]], Estimates] = set_numbers) -> Suite:
     return Suite(
         lambda row, settings: answered(spec, row["doc"], settings["truth_ratio"]),
-        lambda samples, settings: set_numbers(spec, samples),
-    )
-
-
-def _tofu(spec: SetSpec) -> Suite:
-    return Suite(
-        lambda row, settings: answered(spec, row["doc"], settings["truth_ratio"]),
-        lambda samples, settings: tofu_numbers(spec, samples),
+        lambda samples, settings: numbers(spec, samples),
     )
 
 
@@ -55,7 +48,7 @@ SUITES: dict[str, Suite] = {
     "elude_retain": _questions(RETAIN),
     "elude_world": _questions(WORLD),
     "elude_mia": Suite(_membership, lambda samples, settings: membership_numbers(samples, settings["seed"])),
-    **{name: _tofu(spec) for name, spec in tofu.SETS.items()},
+    **{name: _questions(spec, tofu_numbers) for name, spec in tofu.SETS.items()},
 }
 
 

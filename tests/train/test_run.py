@@ -473,6 +473,18 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(settings, tmp_path, monkey
     assert said[0] == "resuming after step 3 of 6"
 
 
+@pytest.mark.parametrize("name", [checkpoint.SETTINGS, checkpoint.STATE, checkpoint.WEIGHTS, checkpoint.OPTIMIZER])
+def test_a_damaged_checkpoint_is_named(name, settings, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(Cut):
+        patch.setattr(loop, "export", cut)
+        train(settings(epochs=1), RunOptions(tmp_path / "run"), str)
+    (damaged,) = (tmp_path / ".run.partial").rglob(name)
+    damaged.write_bytes(damaged.read_bytes()[:-9])
+    with pytest.raises(ConfigError, match=rf"{name} is damaged .*--overwrite starts anew$"):
+        train(settings(epochs=1), RunOptions(tmp_path / "run", resume=True), str)
+    train(settings(epochs=1), RunOptions(tmp_path / "run", overwrite=True), str)
+
+
 class Cut(BaseException):
     """What ends a run at a chosen place."""
 
