@@ -21,6 +21,7 @@ from lm_eval_elude.core.records import given
 
 log = logging.getLogger("lm_eval.elude")
 
+MOST_PROMPTS = 100  # of an attack and target
 PACKAGES = ("lm-eval-elude", "lm-eval", "transformers", "torch")
 
 
@@ -36,6 +37,7 @@ class Settings:
         attack_file: JSONL of attack prompts that replaces the built ones, "" for none.
         seed: of the attack prompts and the membership attack.
         reference: results file, or model, of a model that never knew the targets; "" for none.
+        attack_prompts: of each type and target; the paper's appendix has 100.
     """
 
     targets: tuple[str, ...]
@@ -45,6 +47,7 @@ class Settings:
     attack_file: str = ""
     seed: int = 0
     reference: str = ""
+    attack_prompts: int = MOST_PROMPTS
 
 
 def _text(value: Any) -> str:
@@ -78,10 +81,16 @@ def _seed(value: Any) -> int:
     return value
 
 
+def _prompts(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_PROMPTS:
+        raise TypeError(f"a whole number from 1 to {MOST_PROMPTS}")
+    return value
+
+
 # Our keys of --metadata: how each value is read. What is expected is the TypeError's message.
 KEYS: dict[str, Callable[[Any], Any]] = {
     "target": _names, "dataset": _text, "truth_ratio": _mean, "guardrail": _switch, "attack_file": _text,
-    "attack_seed": _seed, "mia_reference": _text, "reference": _text,
+    "attack_seed": _seed, "attack_prompts": _prompts, "mia_reference": _text, "reference": _text,
 }  # fmt: skip
 
 
@@ -134,6 +143,7 @@ def resolve_settings(metadata: Mapping[str, Any]) -> Settings:
         values.get("attack_file", ""),
         values.get("attack_seed", 0),
         values.get("reference") or _bundled_reference(manifest),
+        values.get("attack_prompts", MOST_PROMPTS),
     )
 
 
@@ -155,6 +165,7 @@ def model_folders(metadata: Mapping[str, Any]) -> list[str]:
 def _resolve(
     source: str | None, asked: tuple[str, ...], own_dataset: str | None, own_targets: tuple[str, ...],
     truth_ratio: TruthRatioMean, guardrail: bool, attack_file: str, seed: int, reference: str,
+    prompts: int,
 ) -> Settings:  # fmt: skip
     """The cached part of :func:`resolve_settings`, so that each line is said once for all tasks of a run."""
     chosen = source or own_dataset or "hub"
@@ -173,7 +184,7 @@ def _resolve(
         said = ", ".join(own_targets)
         log.warning("ELUDe: scoring %s as asked; the checkpoint's optout.json says %s", ", ".join(targets), said)
     log.info("ELUDe: target %s, data set '%s'", ", ".join(targets), chosen)
-    return Settings(targets, chosen, truth_ratio, guardrail, attack_file, seed, reference)
+    return Settings(targets, chosen, truth_ratio, guardrail, attack_file, seed, reference, prompts)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from lm_eval_elude.board.submission import Withheld, sha256
+from lm_eval_elude.core import jsonio
 from lm_eval_elude.core.manifest import FILE_NAME, Manifest, file_hashes, read_manifest, write_atomically
 from lm_eval_elude.core.records import DataError
 from lm_eval_elude.metrics.estimates import Z95
@@ -114,14 +115,14 @@ def record(checkpoint: Path, run: Run, key: bytes = b"") -> dict[str, Any]:
 def write(statement: Mapping[str, Any], folder: Path) -> None:
     """The Statement and its page, in a new folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(_finite(statement), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    text = json.dumps(jsonio.finite(statement), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     write_atomically(folder / JSON, text)
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).with_name("page")), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     page = environment.get_template("record.html.j2").render(
-        subject=statement["subject"], digest=sha256(folder / JSON), **_finite(statement["predicate"])
+        subject=statement["subject"], digest=sha256(folder / JSON), **jsonio.finite(statement["predicate"])
     )
     write_atomically(folder / PAGE, page)
 
@@ -166,12 +167,3 @@ def _tests(numbers: Mapping[str, Mapping[str, Any]], run: Run) -> Iterator[dict[
 
 def _paths(manifest: Manifest) -> Iterator[str]:
     yield from (manifest.dataset, str(manifest.base_model.get("name", "")))
-
-
-def _finite(value: Any) -> Any:
-    """For JSON: what is no number becomes null."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value

@@ -63,6 +63,7 @@ def rescore(
     metadata = {
         "pretrained": model, "target": scored["targets"], "dataset": data or scored["dataset"],
         "truth_ratio": scored["truth_ratio"], "guardrail": scored["guardrail"], "attack_seed": scored["seed"],
+        "attack_prompts": scored["attack_prompts"],
         "attack_file": str(folder / "attacks.jsonl") if scored["attack_file"] else "",
     }  # fmt: skip
     with contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO()):

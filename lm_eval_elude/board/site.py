@@ -153,7 +153,7 @@ def _form(folder: Path, site: Path, stamp: str, data: str, tokenizer: str) -> di
             entry |= _tell(folder, submission, verdict, site)
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # one submission never stops a build
             entry["findings"] = [f"cannot be shown ({type(error).__name__}: {packed.shown(str(error))})"]
-    write_atomically(site / "data" / f"{entry['digest']}.json", json.dumps(_plain(entry), ensure_ascii=False))
+    write_atomically(site / "data" / f"{entry['digest']}.json", json.dumps(jsonio.finite(entry), ensure_ascii=False))
     return entry
 
 
@@ -269,15 +269,6 @@ def _nan(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-def _plain(value: Any) -> Any:
-    """A value for JSON, where numbers that are none become null."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
-
-
 # ---- files
 def _changes(site: Path, entries: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """What came, went or was proven further since the last builds, newest first."""
@@ -298,7 +289,7 @@ def _changes(site: Path, entries: Mapping[str, Mapping[str, Any]]) -> list[dict[
 
 def _write(site: Path, tables: list[dict[str, Any]], changes: Iterable[Mapping[str, Any]]) -> None:
     board = {"version": __version__, "score": " ".join(scores.__doc__.split("\n\n")[2].split()), "tables": tables}  # type: ignore[union-attr]
-    write_atomically(site / "leaderboard.json", json.dumps(_plain(board), indent=1, ensure_ascii=False) + "\n")
+    write_atomically(site / "leaderboard.json", json.dumps(jsonio.finite(board), indent=1, ensure_ascii=False) + "\n")
     environment = Environment(
         loader=FileSystemLoader(PAGE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -306,7 +297,8 @@ def _write(site: Path, tables: list[dict[str, Any]], changes: Iterable[Mapping[s
     environment.filters["day"] = lambda seconds: datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     style, script = ((PAGE / name).read_text(encoding="utf-8") for name in ("board.css", "board.js"))
     page = environment.get_template("board.html.j2").render(
-        tables=_plain(tables), changes=list(changes), style=style, script=script, levels=LEVELS, version=__version__,
+        tables=jsonio.finite(tables), changes=list(changes), style=style, script=script, levels=LEVELS,
+        version=__version__,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(), about=scores.__doc__,
     )  # fmt: skip
     write_atomically(site / "index.html", page)

@@ -36,7 +36,7 @@ from lm_eval_elude.documents import (
 from lm_eval_elude.results.numbers import TOKEN_ATTACKS, report
 from lm_eval_elude.results.samples import Sample
 from lm_eval_elude.results.suites import GROUPS, suite, task_report
-from lm_eval_elude.settings import Settings
+from lm_eval_elude.settings import MOST_PROMPTS, Settings
 
 LEVELS = ("withheld", "recomputed", "rescored", "reproduced")
 MIA = "elude_mia"
@@ -142,12 +142,14 @@ def _settings(run: Packed, submission: Submission, folder: Path, data: str, key:
     if any(other != submission.scored for other in common):
         raise DataError(f"{packed.RESULTS}: the tasks do not say the same of the run as {packed.FILE_NAME}")
     said = submission.scored
-    _typed(said, targets=list, dataset=str, truth_ratio=str, guardrail=bool, attack_file=str, seed=int, template=str,
-           data=dict, versions=dict, checkpoint=list)  # fmt: skip
+    _typed(said, targets=list, dataset=str, truth_ratio=str, guardrail=bool, attack_file=str, seed=int,
+           attack_prompts=int, template=str, data=dict, versions=dict, checkpoint=list)  # fmt: skip
     if not said["targets"] or not all(isinstance(name, str) for name in said["targets"]):
         raise DataError(f"{packed.RESULTS}: targets must be names, got {shown(said['targets'])}")
     if said["truth_ratio"] not in ("geometric", "arithmetic"):
         raise DataError(f"{packed.RESULTS}: truth_ratio is {shown(said['truth_ratio'])}")
+    if not 1 <= said["attack_prompts"] <= MOST_PROMPTS:
+        raise DataError(f"{packed.RESULTS}: attack_prompts is {said['attack_prompts']}, expected 1 to {MOST_PROMPTS}")
     source = data or str(said["dataset"])
     targets = said["targets"]
     if submission.redacted:
@@ -166,7 +168,7 @@ def _settings(run: Packed, submission: Submission, folder: Path, data: str, key:
         raise DataError(f"the run had an attack file, and {packed.ATTACKS} is missing")
     return Settings(
         tuple(targets), source, said["truth_ratio"], said["guardrail"], str(file) if said["attack_file"] else "",
-        said["seed"],
+        said["seed"], attack_prompts=said["attack_prompts"],
     )  # fmt: skip
 
 

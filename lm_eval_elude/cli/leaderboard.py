@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from lm_eval_elude.cli.options import quiet
+
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
@@ -27,13 +29,11 @@ def leaderboard() -> None:
 @click.option("--out", required=True, type=_FOLDER, help="The site's folder; what is unchanged in it is kept.")
 @click.option("--dataset", default="", help="The data set of all submissions, where theirs is a path elsewhere.")
 @click.option("--tokenizer", default="", help="Of the models, a folder or Hub id: token counts are checked.")
+@quiet()
 def build(folder: Path, out: Path, dataset: str, tokenizer: str) -> None:
     """Build or renew the site from the submissions in FOLDER; one that does not verify is left out, with a line."""
-    import logging
-
     from lm_eval_elude.board import site
 
-    logging.getLogger("lm_eval.elude").setLevel(logging.ERROR)
     done = site.build(folder, out, data=dataset, tokenizer=tokenizer)
     for name, finding in done.refused.items():
         click.echo(f"left out: {name}: {finding}", err=True)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from lm_eval_elude.cli.options import quiet
+
 
 @click.command()
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
@@ -22,6 +24,7 @@ import click
     help="Of an answer's mean log-probability when scored again, in nats a token.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON.")
+@quiet()
 def verify(
     folder: Path, dataset: str, tokenizer: str, key: Path | None, model: str, records: int, backend: str,
     tolerance: float, as_json: bool,
@@ -31,12 +34,10 @@ def verify(
     Prints a line for each finding; exit code 0 where there is none, else 1.
     """
     import json
-    import logging
 
     from lm_eval_elude.board import verify as board
     from lm_eval_elude.core.chat import Renderer, load_tokenizer
 
-    logging.getLogger("lm_eval.elude").setLevel(logging.ERROR)  # what the builders say of their data
     tokenizer = tokenizer or model
     renderer = Renderer(load_tokenizer(tokenizer)) if tokenizer else None
     verdict = board.verify(folder, data=dataset, renderer=renderer, key=key.read_bytes() if key else b"")

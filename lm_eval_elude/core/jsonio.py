@@ -11,7 +11,7 @@ import math
 import re
 import types
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields
 from functools import partial
 from pathlib import Path
@@ -52,6 +52,15 @@ def loads(text: str, where: str, *, nan: bool = False) -> Any:
     except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: not valid JSON ({error})") from None
     return value
+
+
+def finite(value: Any) -> Any:
+    """A value that JSON can hold: tuples are lists, and what is no finite number is null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def load(path: Path, *, nan: bool = False, max_bytes: int = MAX_BYTES) -> Any:

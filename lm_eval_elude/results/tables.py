@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from lm_eval_elude.core import jsonio
 from lm_eval_elude.metrics.estimates import Z95, Estimate
 from lm_eval_elude.results.comparison import NamedRun, change, warnings
 from lm_eval_elude.results.numbers import TOKEN_ATTACKS
@@ -257,18 +258,14 @@ def json_ready(runs: Sequence[NamedRun]) -> dict[str, Any]:
     ]
     return {
         "runs": about,
-        "numbers": [_without_nan(row) for row in rows(runs)],
-        "differences": [_without_nan(row) for row in changes],
+        "numbers": jsonio.finite(list(rows(runs))),
+        "differences": jsonio.finite(changes),
         "warnings": warnings(runs),
     }
 
 
 def _settings(run: NamedRun, task: str) -> dict[str, Any]:
     return {key: value for key, value in run.run.settings(task).items() if key != "aggregates"}
-
-
-def _without_nan(row: dict[str, Any]) -> dict[str, Any]:
-    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
 
 
 def _field(value: Any) -> Any:

@@ -2,16 +2,12 @@
 
 import pytest
 
-from lm_eval_elude import documents
 from tests.board import runs
 
 
 @pytest.fixture(scope="package")
 def data(tmp_path_factory):
-    before = documents.ATTACK_PROMPTS
-    documents.ATTACK_PROMPTS = runs.PROMPTS
-    yield runs.data(tmp_path_factory.mktemp("data"))
-    documents.ATTACK_PROMPTS = before
+    return runs.data(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="package")

@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lm_eval_elude import documents
 from lm_eval_elude.board import submission as packed
 from lm_eval_elude.results.runs import Run
 from tests.support import ROOT, run, small_data
@@ -26,8 +25,7 @@ def finished(folder: Path, model: Path, data: Path, backend: str = "elude", **ar
     """A run of all of ELUDe, with few attack prompts, in a folder."""
     from lm_eval.loggers import EvaluationTracker
 
-    documents.ATTACK_PROMPTS = PROMPTS
-    metadata = {"pretrained": str(model), "dataset": str(data), "target": RONALDO}
+    metadata = {"pretrained": str(model), "dataset": str(data), "target": RONALDO, "attack_prompts": PROMPTS}
     results = run(["elude"], backend, metadata=metadata, log_samples=True, batch_size=16, **arguments)
     samples = results.pop("samples")
     tracker = EvaluationTracker(output_path=str(folder))

@@ -139,6 +139,7 @@ def test_environment_and_metadata(monkeypatch):
         ({"target": ["ronaldo", None]}, "target in --metadata must be a name"),
         ({"attack_seed": None}, "attack_seed in --metadata must be a whole number"),
         ({"attack_seed": 2**64}, "attack_seed in --metadata must be a whole number"),
+        ({"attack_prompts": 101}, "attack_prompts in --metadata must be a whole number from 1 to 100"),
         ({"dataset": ["mini"]}, "dataset in --metadata must be text"),
     ],
 )

@@ -423,7 +423,8 @@ RIGHT: dict[str, list[Any]] = {
     "target": ["ronaldo", "CR7", "Lionel Messi", ["messi", "swift"], "all of them", []],
     "dataset": ["mini", "no/such", "~nobody_here/x", "a\0b", "x" * 5_000, "hub@"],
     "truth_ratio": ["geometric", "arithmetic"], "guardrail": [True, False, "true", "False"],
-    "attack_file": ["mine.jsonl", ""], "attack_seed": [0, 2**32 - 1], "mia_reference": ["some/model"],
+    "attack_file": ["mine.jsonl", ""], "attack_seed": [0, 2**32 - 1],
+    "attack_prompts": [1, 100], "mia_reference": ["some/model"],
 }  # fmt: skip
 
 
@@ -454,6 +455,8 @@ def make_metadata(rng: random.Random, folder: Path) -> MetadataCase:
                 return isinstance(value, bool) or (isinstance(value, str) and value.lower() in ("true", "false"))
             case "attack_seed":
                 return type(value) is int and 0 <= value < 2**32
+            case "attack_prompts":
+                return type(value) is int and 1 <= value <= 100
             case _:
                 return isinstance(value, str)
 

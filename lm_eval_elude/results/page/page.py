@@ -280,7 +280,7 @@ _HARNESS = ("limit", "batch_size", "device", "model_num_parameters", "transforme
 # Keys of --metadata and what the results file calls them; 0, false and nothing are the defaults.
 _METADATA = {
     "target": "targets", "dataset": "dataset", "truth_ratio": "truth_ratio", "guardrail": "guardrail",
-    "attack_file": "attack_file", "attack_seed": "seed",
+    "attack_file": "attack_file", "attack_seed": "seed", "attack_prompts": "attack_prompts",
 }  # fmt: skip
 
 
