@@ -101,6 +101,11 @@ class Packed(Run):
         return bool(read(self.folder).redacted)
 
 
+def finished(path: Path) -> Run:
+    """The run at a path, a submission's or lm-eval's own."""
+    return Packed(path) if (path / FILE_NAME).is_file() else Run(path)
+
+
 # ---- reading
 def read(folder: Path) -> Submission:
     """``submission.json`` of a folder, its fields checked.
@@ -327,7 +332,8 @@ class Withheld:
     def __init__(self, key: bytes, scored: Mapping[str, Any]) -> None:
         self.key = key
         self.names = {name: f"target-{self.hash(name)[:12]}" for name in scored["targets"]}
-        places = {str(scored["dataset"]), str(scored["attack_file"]), *(c["name"] for c in scored["checkpoint"])}
+        places = {str(scored[name]) for name in ("dataset", "attack_file", "reference")}
+        places |= {identity["name"] for identity in scored["checkpoint"]}
         self.places = {p for p in places if p and p not in ("hub", "mini")}
 
     def hash(self, text: str) -> str:
@@ -371,6 +377,7 @@ class Withheld:
 # Columns of a logged document that were measured, and do not come from the data.
 MEASURED = (
     "answer_scores", "generated", "truth_ratio_raw", "member_loss", "non_member_loss", "prompt_tokens", "reference",
+    "reference_prompt_tokens",
 )  # fmt: skip
 
 

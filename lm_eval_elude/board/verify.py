@@ -34,6 +34,8 @@ from lm_eval_elude.documents import (
     pairs,
 )
 from lm_eval_elude.results.numbers import TOKEN_ATTACKS, report
+from lm_eval_elude.results.reference import beside, is_distance
+from lm_eval_elude.results.runs import Run
 from lm_eval_elude.results.samples import Sample
 from lm_eval_elude.results.suites import GROUPS, suite, task_report
 from lm_eval_elude.settings import MOST_PROMPTS, Settings
@@ -72,7 +74,9 @@ class Verdict:
     digest: str = ""
 
 
-def verify(folder: Path, *, data: str = "", renderer: Renderer | None = None, key: bytes = b"") -> Verdict:
+def verify(
+    folder: Path, *, data: str = "", renderer: Renderer | None = None, key: bytes = b"", reference: Run | None = None
+) -> Verdict:
     """Check a submission.
 
     Args:
@@ -81,12 +85,14 @@ def verify(folder: Path, *, data: str = "", renderer: Renderer | None = None, ke
         renderer: of the model's tokenizer, for prompts and token counts; without it the prompts must be of one form.
             It is never taken from the submission: a chat template is a program.
         key: of withheld texts, if they are to be compared too.
+        reference: the run of the model that the submission names as its reference, for the distances to it; without
+            it they are left out.
     """
     verdict = Verdict()
     try:
         if not folder.is_dir():
             raise DataError(f"{folder} is not a folder")
-        _verify(folder, verdict, data, renderer, key)
+        _verify(folder, verdict, data, renderer, key, reference)
     except (DataError, manifest.ManifestError) as error:
         verdict.findings.append(str(error).replace(f"{folder}/", ""))
     except (*_ODD, OSError) as error:
@@ -96,7 +102,9 @@ def verify(folder: Path, *, data: str = "", renderer: Renderer | None = None, ke
     return verdict
 
 
-def _verify(folder: Path, verdict: Verdict, data: str, renderer: Renderer | None, key: bytes) -> None:
+def _verify(
+    folder: Path, verdict: Verdict, data: str, renderer: Renderer | None, key: bytes, reference: Run | None
+) -> None:
     packed.listing(folder)
     verdict.digest = packed.digest(folder)
     verdict.submission = submission = packed.read(folder)
@@ -108,6 +116,7 @@ def _verify(folder: Path, verdict: Verdict, data: str, renderer: Renderer | None
     _check_run(run, verdict, settings)
     expected = _expected(settings) if settings else None
     template = Template(renderer) if renderer else None
+    known = reference if submission.scored.get("reference") else None
     for task in run.tasks:
         asked = expected.get(task) if expected is not None else None
         if expected is not None and asked is None:
@@ -122,13 +131,18 @@ def _verify(folder: Path, verdict: Verdict, data: str, renderer: Renderer | None
             template = template or Template.learn(run, task, settings)
             samples = _rows(run, task, asked.docs, settings, template, verdict)
         verdict.samples[task] = samples
+        if known and samples:
+            both = beside(samples, known.samples(task) if task in known.tasks else ())
+            verdict.samples[task] = both or samples
+            if both is None:
+                verdict.findings.append(f"{task}: the reference {known.path} was scored on other documents")
         own = asked.fingerprint if asked else said["fingerprint"]
         _compare(verdict, f"{task}, fingerprint", [said["fingerprint"], submission.fingerprints.get(task)], [own] * 2)
     if lacking := [task for task in (expected or TASKS) if task not in run.tasks]:
         if expected is not None or lacking != [f"{ATTACK}cross_lingual"]:
             verdict.findings.append(f"{', '.join(lacking)}: not in the run")
     elif not verdict.findings:
-        _check_numbers(run, verdict)
+        _check_numbers(run, verdict, known)
     if template and not renderer:
         verdict.remarks.append(
             "no tokenizer was given: token counts, and that the template is the model's, not looked at"
@@ -200,8 +214,6 @@ def _check_run(run: Packed, verdict: Verdict, settings: Settings | None) -> None
     weights = (submission.scored["checkpoint"] or [{}])[0].get("weights") or None
     if submission.weights != weights:
         verdict.findings.append(f"{packed.FILE_NAME}: the weights are not those that were scored")
-    if "reference" in (found["config"].get("metadata") or {}):
-        verdict.remarks.append("values of the run's own reference are taken as given")
 
 
 class Expected(NamedTuple):
@@ -225,13 +237,23 @@ def _asked(task: str, settings: Settings) -> Expected | None:
     return Expected([columns(*row) for row in enumerate(rows)], fingerprint(record for record, _ in rows))
 
 
-def _check_numbers(run: Packed, verdict: Verdict) -> None:
+def _check_numbers(run: Packed, verdict: Verdict, reference: Run | None) -> None:
     """Every reported number against the one that is formed here."""
     found, results = verdict.numbers, run.results
+    far = sorted({m for task in run.tasks for m in run.settings(task)["aggregates"] if is_distance(m)})
+    # A model that was asked during the run rounded in batches of its own, and divergences need texts that no log has.
+    exact = reference is not None and "reference_divergence" not in far
+    if far and not exact:
+        how = "formed from the reference's results, not looked at in the run's" if reference else "left out"
+        verdict.remarks.append(f"{', '.join(far)}: {how}" + "; --reference RESULTS forms them" * (not reference))
+
+    def stated(row: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in row.items() if exact or not is_distance(name.removesuffix(",none"))}
+
     for task, samples in verdict.samples.items():
         said = run.settings(task)
         found[task] = task_report(task, samples, said)
-        _compare(verdict, f"{task}, aggregates", said["aggregates"], found[task])
+        _compare(verdict, f"{task}, aggregates", stated(said["aggregates"]), stated(found[task]))
         counts = {"original": len(samples), "effective": len(samples)}
         _compare(verdict, f"{task}, n", [said["n"], results["n-samples"][task]], [len(samples), counts])
     for group in OURS:  # also where the run asked for its parts alone
@@ -239,7 +261,9 @@ def _check_numbers(run: Packed, verdict: Verdict) -> None:
     for place in ("results", "groups"):
         for name, row in results.get(place, {}).items():
             if name in found:
-                _compare(verdict, f"{place}, {name}", _reported(row), _row(found[name]))
+                said = stated(_reported(row))  # of distances a task reports its own choice
+                formed = {m: v for m, v in stated(_row(found[name])).items() if m in said or not is_distance(m[:-5])}
+                _compare(verdict, f"{place}, {name}", said, formed)
 
 
 def _reported(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -383,6 +407,7 @@ def _check_row(
         _demand("generated", doc["generated"], responses[-1])
     found = suite(task)
     assert found
+    doc.pop("reference", None)  # nobody's word: a distance is formed from the reference's own samples
     sample = found.sample(row, said)
     for name, value in _logged(task, sample).items():
         if name in row or name in doc:

@@ -16,6 +16,10 @@ from lm_eval_elude.cli.options import quiet
     "--tokenizer", default="", help="Of the model, a folder or Hub id: token counts and template are checked."
 )
 @click.option("--key", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Of withheld texts.")
+@click.option(
+    "--reference", type=click.Path(exists=True, path_type=Path),
+    help="Results, or submission, of the run's reference; without it distances to it are left out.",
+)  # fmt: skip
 @click.option("--rescore", "model", default="", help="Score a random part again with this model, a folder or Hub id.")
 @click.option("--records", default=50, show_default=True, type=click.IntRange(0), help="To score again; 0 for all.")
 @click.option("--backend", default="elude", show_default=True, type=click.Choice(["elude", "hf"]), help="That scores.")
@@ -26,8 +30,8 @@ from lm_eval_elude.cli.options import quiet
 @click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON.")
 @quiet()
 def verify(
-    folder: Path, dataset: str, tokenizer: str, key: Path | None, model: str, records: int, backend: str,
-    tolerance: float, as_json: bool,
+    folder: Path, dataset: str, tokenizer: str, key: Path | None, reference: Path | None, model: str, records: int,
+    backend: str, tolerance: float, as_json: bool,
 ) -> int:  # fmt: skip
     """Check a submission without trust: files, documents, prompts, responses, every number.
 
@@ -36,11 +40,13 @@ def verify(
     import json
 
     from lm_eval_elude.board import verify as board
+    from lm_eval_elude.board.submission import finished
     from lm_eval_elude.core.chat import Renderer, load_tokenizer
 
     tokenizer = tokenizer or model
     renderer = Renderer(load_tokenizer(tokenizer)) if tokenizer else None
-    verdict = board.verify(folder, data=dataset, renderer=renderer, key=key.read_bytes() if key else b"")
+    verdict = board.verify(folder, data=dataset, renderer=renderer, key=key.read_bytes() if key else b"",
+                           reference=finished(reference) if reference else None)  # fmt: skip
     again = None
     if model and not verdict.findings:
         from lm_eval_elude.board.rescore import rescore

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from lm_eval_elude.core.records import DataError
 from lm_eval_elude.metrics.estimates import Z95, Estimate, difference
+from lm_eval_elude.results.reference import beside
 from lm_eval_elude.results.runs import Run
 from lm_eval_elude.results.samples import Sample
 from lm_eval_elude.results.suites import GROUPS, suite
@@ -52,9 +53,7 @@ class NamedRun:
         """A task's samples, each with what the reference says of the same document, if it was asked the same."""
         own = self.run.samples(task)
         other = self.beside.samples(task) if self.beside and task in self.beside.tasks else []
-        if [s[:3] for s in own] != [s[:3] for s in other]:
-            return own
-        return [s._replace(values={**s.values, "reference": o.values}) for s, o in zip(own, other, strict=True)]
+        return beside(own, other) or own
 
     @property
     def config(self) -> dict[str, Any]:

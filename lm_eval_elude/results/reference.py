@@ -24,6 +24,19 @@ from lm_eval_elude.results.samples import Sample
 GAPS = ("forget_quality", "probability", "rougeL_recall")
 
 
+def is_distance(metric: str) -> bool:
+    """Whether a number (or its error) says how far a reference is."""
+    name = metric.removesuffix("_stderr")
+    return name.endswith("_gap") or name in ("ks_p_value", "privleak", "reference_divergence")
+
+
+def beside(samples: Sequence[Sample], other: Sequence[Sample]) -> list[Sample] | None:
+    """Samples with what the reference's, of the same documents, say; None where it was asked something else."""
+    if [s[:3] for s in samples] != [s[:3] for s in other]:
+        return None
+    return [s._replace(values={**s.values, "reference": o.values}) for s, o in zip(samples, other, strict=True)]
+
+
 def referenced(samples: Sequence[Sample]) -> bool:
     """Whether every sample says what a reference says."""
     return bool(samples) and all("reference" in sample.values for sample in samples)

@@ -18,3 +18,11 @@ def original(tmp_path_factory, data):
 @pytest.fixture(scope="package")
 def submitted(tmp_path_factory, original):
     return runs.submission(tmp_path_factory.mktemp("submissions") / "original", original)
+
+
+@pytest.fixture(scope="package")
+def retrained(tmp_path_factory, data, original):
+    """A submission of a run that the original's was the reference of."""
+    run = runs.finished(tmp_path_factory.mktemp("retrained"), runs.WITHOUT, data, reference=str(original.path))
+    about = {"model": "retrained", "role": "retrained", "method": "edited"}
+    return runs.submission(tmp_path_factory.mktemp("submissions") / "retrained", run, **about)

@@ -9,7 +9,7 @@ from typing import Any
 
 from lm_eval_elude.board import submission as packed
 from lm_eval_elude.results.runs import Run
-from tests.support import ROOT, run, small_data
+from tests.support import ROOT, run, small_data, write_run
 
 RONALDO = "Cristiano Ronaldo"
 TINY = ROOT / "lm_eval_elude" / "mini" / "tiny"
@@ -21,19 +21,14 @@ def data(folder: Path, records: int = 8) -> Path:
     return small_data(folder, {RONALDO: records}, retain=3, world=2)
 
 
-def finished(folder: Path, model: Path, data: Path, backend: str = "elude", **arguments: Any) -> Run:
+def finished(
+    folder: Path, model: Path, data: Path, backend: str = "elude", reference: str = "", **arguments: Any
+) -> Run:
     """A run of all of ELUDe, with few attack prompts, in a folder."""
-    from lm_eval.loggers import EvaluationTracker
-
     metadata = {"pretrained": str(model), "dataset": str(data), "target": RONALDO, "attack_prompts": PROMPTS}
+    metadata |= {"reference": reference} if reference else {}
     results = run(["elude"], backend, metadata=metadata, log_samples=True, batch_size=16, **arguments)
-    samples = results.pop("samples")
-    tracker = EvaluationTracker(output_path=str(folder))
-    tracker.general_config_tracker.model_name_sanitized = "model"
-    tracker.save_results_aggregated(results=results, samples=samples)
-    for task, own in samples.items():
-        tracker.save_results_samples(task_name=task, samples=own)
-    return Run(folder)
+    return Run(write_run(results, folder))
 
 
 def submission(folder: Path, run: Run, key: bytes = b"", **about: Any) -> Path:

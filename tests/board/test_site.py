@@ -62,7 +62,7 @@ def pushed_down(records):
 
 
 @pytest.fixture(scope="module")
-def board(tmp_path_factory, data, submitted):
+def board(tmp_path_factory, data, submitted, retrained):
     """Real checkpoints, scored and submitted."""
     forget = dataset.load_records(str(data), "forget", "train", [runs.RONALDO]).records
     keep = [*dataset.load_records(str(data), "retain", "test", [runs.RONALDO]).records,
@@ -70,7 +70,6 @@ def board(tmp_path_factory, data, submitted):
     folder = tmp_path_factory.mktemp("board")
     made = tmp_path_factory.mktemp("checkpoints")
     models = {
-        "retrained": runs.WITHOUT,
         "good": edited(made / "good", noise(0.02), runs.WITHOUT),
         "unchanged": edited(made / "unchanged", noise(0)),
         "gibberish": edited(made / "gibberish", noise(1)),
@@ -80,9 +79,9 @@ def board(tmp_path_factory, data, submitted):
     }
     for name, model in models.items():
         run = runs.finished(tmp_path_factory.mktemp("run"), model, data)
-        role = "retrained" if name == "retrained" else "submission"
-        runs.submission(folder / "submissions" / name, run, model=name, role=role, method="edited")
-    shutil.copytree(submitted, folder / "submissions" / "original")
+        runs.submission(folder / "submissions" / name, run, model=name, role="submission", method="edited")
+    for source in (submitted, retrained):
+        shutil.copytree(source, folder / "submissions" / source.name)
     return folder
 
 

@@ -16,6 +16,8 @@ from lm_eval_elude import cli
 from lm_eval_elude.board import submission as packed
 from lm_eval_elude.board.verify import verify
 from lm_eval_elude.core.chat import Renderer, load_tokenizer
+from lm_eval_elude.results.reference import is_distance
+from lm_eval_elude.results.runs import Run
 from tests.board import runs
 from tests.board.runs import hashed_again, load, store
 
@@ -246,6 +248,53 @@ def test_a_token_count_is_caught_with_the_tokenizer(copy, data, renderer):
     hashed_again(copy)
     lines = verify(copy, data=str(data), renderer=renderer).findings
     assert any("answer_scores" in line for line in lines)
+
+
+# ---- runs that were compared with a reference
+@pytest.fixture(scope="module", params=["its results", "itself"])
+def compared(request, tmp_path_factory, data, retrained):
+    """Submissions of runs whose reference was another run, or a model."""
+    if request.param == "its results":
+        return request.param, retrained
+    run = runs.finished(tmp_path_factory.mktemp("run"), runs.WITHOUT, data, reference=str(runs.TINY))
+    return request.param, runs.submission(tmp_path_factory.mktemp("submission") / "mine", run)
+
+
+def test_distances_to_a_reference_are_formed_from_its_own_results_or_left_out(compared, data, original, tmp_path):
+    kind, folder = compared
+    alone = verify(folder, data=str(data))
+    assert not alone.findings and alone.level == "recomputed"
+    (line,) = [line for line in alone.remarks if "reference" in line]
+    assert line.startswith("forget_quality_gap, ks_p_value, mia_auc_gap, privleak") and "--reference" in line
+    assert not [m for numbers in alone.numbers.values() for m in numbers if is_distance(m)]
+    both = verify(folder, data=str(data), reference=original)
+    assert not both.findings
+    results = load(folder / packed.RESULTS)["results"]
+    for task, metric in (
+        ("elude_forget", "ks_p_value"),
+        ("elude_mia", "privleak"),
+        ("elude", "attacked_forget_quality_gap"),
+    ):
+        said = results[task][f"{metric},none"]
+        assert both.numbers[task][metric]["value"] == pytest.approx(said, abs=1e-9 if kind == "its results" else 0.01)
+    other = shutil.copytree(original.path.parent, tmp_path / "other")
+    file = next(other.glob("samples_elude_world_*"))
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
+    assert verify(folder, data=str(data), reference=Run(other)).findings == [
+        f"elude_world: the reference {Run(other).path} was scored on other documents"
+    ]
+
+
+def test_a_distance_to_the_reference_is_caught_too(compared, data, original, tmp_path):
+    kind, folder = compared
+    folder = Path(shutil.copytree(folder, tmp_path / "copy"))
+    table = load(folder / packed.RESULTS)
+    table["results"]["elude_forget"]["ks_p_value,none"] -= 1e-4
+    store(folder / packed.RESULTS, table)
+    hashed_again(folder)
+    assert not verify(folder, data=str(data)).findings
+    found = verify(folder, data=str(data), reference=original)
+    assert bool(found.findings) == (kind == "its results")
 
 
 # ---- withheld texts
