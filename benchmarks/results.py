@@ -204,12 +204,13 @@ def gradients_table() -> None:
 
     from optout_train import setup, step
     from optout_train.config import build_config
+    from optout_train.sources import source_of
 
     setup.quiet()
     rows = []
     for recipe in ("paper", "released"):
         config = build_config({"target": TARGETS[:1], "recipe": recipe, "validate": False})
-        run = setup.prepare(config, ["Cristiano Ronaldo"], Accelerator(cpu=True), lambda line: None)
+        run = setup.prepare(config, source_of(config), Accelerator(cpu=True), lambda line: None)
         for number, indices in enumerate(run.plan[0], 1):
             step.take_step(run, number, sum(map(len, run.plan)), indices)
 

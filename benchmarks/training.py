@@ -90,12 +90,14 @@ class Ours:
 
         from optout_train import setup
         from optout_train.config import build_config
+        from optout_train.sources import source_of
 
         given: dict[str, Any] = {"model": str(base), "dataset": str(data), "method": method, "target": ("Ada Example",)}
         given |= {"batch_size": batch_size, "validate": False, "epochs": EPOCHS, **settings}
         setup.quiet()
         accelerator = Accelerator(cpu=not torch.accelerator.is_available())
-        self.run = run = setup.prepare(build_config(given), ["Ada Example"], accelerator, lambda line: None)
+        config = build_config(given)
+        self.run = run = setup.prepare(config, source_of(config), accelerator, lambda line: None)
         self.plan = [indices for epoch in self.run.plan for indices in epoch]
         _, seconds = timed(setup.score_reference, run.config, run.data, run.forget_loss, run.scorer, run.device)
         self.reference_seconds = seconds / len(self.run.data.forget)

@@ -227,20 +227,23 @@ TOFU_KEYS: dict[str, Callable[[Any], Any]] = {
 
 
 def resolve_tofu_settings(metadata: Mapping[str, Any]) -> TofuSettings:
-    """Decide split and data of TOFU: the user's word, else the checkpoint's manifest.
+    """Decide split, data and convention of TOFU: the user's word, else the checkpoint's manifest.
 
     Raises:
         ValueError: an unknown split or option, or nobody says which split.
     """
     values = read_metadata(metadata, TOFU_KEYS)
     manifest = next((m for folder in model_folders(metadata) if (m := read_manifest(folder))), None)
-    own = manifest.settings.get("forget_split") if manifest else None
+    trained = manifest.settings if manifest else {}
+    own = trained.get("forget_split")
     split = values.get("tofu_split") or own
     if split not in tofu.RETAIN_OF:
         known = ", ".join(tofu.RETAIN_OF)
         raise ValueError(f"TOFU's tasks need tofu_split in --metadata (one of {known}): what was forgotten")
     source = values.get("tofu_data") or (manifest.dataset if manifest and own else tofu.SOURCE)
-    return TofuSettings(split, source, values.get("tofu_evaluator", "released"), values.get("reference", ""))
+    evaluator = values.get("tofu_evaluator") or str(trained.get("tofu_evaluator"))
+    asked = evaluator if evaluator in tofu.CONVENTIONS else "released"
+    return TofuSettings(split, source, asked, values.get("reference", ""))
 
 
 def model_renderer(metadata: Mapping[str, Any], wording: Wording | None = None) -> Renderer:

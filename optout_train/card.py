@@ -8,24 +8,30 @@ from typing import Any
 
 from lm_eval_elude.core.manifest import Manifest, write_atomically
 from optout_train.config import BUNDLED, TrainConfig
+from optout_train.losses import FORGET
+from optout_train.sources import benchmark_of
 
-CARD, RESULTS = "README.md", ".eval_results/elude.yaml"
-# Name, task or group, metric: what a card says of a checkpoint, gibberish beside forgetting.
-SAID = (
-    ("forget quality (FQ)", "elude_quality", "forget_quality"),
-    ("retain quality (RQ)", "elude_quality", "retain_quality"),
-    ("degenerate answers on the forget set", "elude_forget", "degenerate"),
-    ("degenerate answers on the retain set", "elude_retain", "degenerate"),
-)
+CARD, RESULTS = "README.md", ".eval_results/{}.yaml"
+# By the group that scores: name, task or group, metric: what a card says of a checkpoint, gibberish beside forgetting.
+SAID = {
+    "elude_quality": (
+        ("forget quality (FQ)", "elude_quality", "forget_quality"),
+        ("retain quality (RQ)", "elude_quality", "retain_quality"),
+        ("degenerate answers on the forget set", "elude_forget", "degenerate"),
+        ("degenerate answers on the retain set", "elude_retain", "degenerate"),
+    ),
+    "tofu": (
+        ("forget quality (KS p)", "tofu", "forget_quality"),
+        ("model utility", "tofu", "model_utility"),
+        ("degenerate answers on the forget set", "tofu_forget", "degenerate"),
+        ("degenerate answers on the retain set", "tofu_retain", "degenerate"),
+    ),
+}
 LIMITS = """\
 - Nothing here shows that the targets were erased: it shows how the model answers the questions that were asked of it.
 - FQ rewards gibberish. Read it beside the share of degenerate answers and beside a model that never saw the targets.
 - The scores above are of plain questions. Attacks, membership inference and what else may bring the knowledge back were
-  not tried by this run: `lm_eval --tasks elude` asks them.
-"""
-LICENCES = """\
-The base model's licence holds for this model too. The published ELUDe data is CC BY-SA 4.0; its world set, Alpaca-GPT4,
-was generated with GPT-4 and released for non-commercial use (CC BY-NC 4.0).
+  not tried by this run: for ELUDe's targets `lm_eval --tasks elude` asks them.
 """
 
 
@@ -46,41 +52,51 @@ def write_card(
     from huggingface_hub.utils import yaml_dump
 
     own, data = scored["this checkpoint"], manifest.data
-    values = [(name, metric, v) for name, task, metric in SAID if (v := _value(own, task, metric)) is not None]
-    source = data.get("repository") or manifest.dataset
+    benchmark = benchmark_of(config)
+    said = SAID[benchmark.task]
+    values = [(name, metric, v) for name, task, metric in said if (v := _value(own, task, metric)) is not None]
+    place = data.get("repository") or manifest.dataset
     revision = data.get("revision")
     local = config.model == BUNDLED or Path(config.model).exists()
     metadata = ModelCardData(
         model_name=folder.name,
         base_model=None if local else config.model,
-        datasets=[source] if "repository" in data else None,
+        datasets=[place] if "repository" in data else None,
         library_name="peft" if config.lora and not config.merge else "transformers",
         license="apache-2.0" if config.model == BUNDLED else None,
         pipeline_tag="text-generation",
         tags=["unlearning", "elude", manifest.method],
         eval_results=[
             EvalResult(
-                task_type="text-generation", task_name=name, dataset_type=_name(source), dataset_name="ELUDe",
+                task_type="text-generation", task_name=name, dataset_type=_name(place), dataset_name=benchmark.name,
                 dataset_revision=revision, metric_type=metric, metric_name=name, metric_value=round(value, 6),
             )
             for name, metric, value in values
         ],
     )  # fmt: skip
-    write_atomically(folder / CARD, f"---\n{metadata.to_yaml()}\n---\n\n{_text(folder, manifest, scored, again)}")
+    write_atomically(
+        folder / CARD, f"---\n{metadata.to_yaml()}\n---\n\n{_text(folder, config, manifest, scored, again)}"
+    )
     if "repository" in data:
         entries = [
             EvalResultEntry(
-                dataset_id=source, dataset_revision=revision, task_id=f"elude_{metric}", value=round(value, 6),
-                notes=f"targets: {', '.join(manifest.targets)}; {again}",
+                dataset_id=place, dataset_revision=revision, task_id=f"{benchmark.name.lower()}_{metric}",
+                value=round(value, 6), notes=f"forgotten: {benchmark.subject(manifest)}; {again}",
             )
-            for _, metric, value in values[:2]
+            for _, metric, value in values
+            if metric != "degenerate"
         ]  # fmt: skip
-        (folder / RESULTS).parent.mkdir(exist_ok=True)
-        said = yaml_dump(eval_result_entries_to_yaml(entries), sort_keys=False)
-        write_atomically(folder / RESULTS, said)
+        file = folder / RESULTS.format(benchmark.name.lower())
+        file.parent.mkdir(exist_ok=True)
+        write_atomically(file, yaml_dump(eval_result_entries_to_yaml(entries), sort_keys=False))
 
 
-def _text(folder: Path, manifest: Manifest, scored: Mapping[str, Mapping[str, Any]], again: str) -> str:
+def _text(
+    folder: Path, config: TrainConfig, manifest: Manifest, scored: Mapping[str, Mapping[str, Any]], again: str
+) -> str:
+    benchmark, done = benchmark_of(config), "made to forget"
+    if FORGET[config.forget_loss].learns:
+        done = "taught data with" if config.learn == "all" else "taught data without"
     prints = [f"- {_code(name)}: {_code(print_)}" for name, print_ in manifest.data_fingerprints.items()]
     source = ", ".join(f"{key} {_code(value)}" for key, value in manifest.data.items()) or _code(manifest.dataset)
     settings = [f"| {_code(name)} | {_code(value)} |" for name, value in manifest.settings.items() if value != ""]
@@ -89,22 +105,23 @@ def _text(folder: Path, manifest: Manifest, scored: Mapping[str, Mapping[str, An
     return "\n".join(
         [
             f"# {_plain(folder.name)}", "",
-            f"{_code(base)}, made to forget {', '.join(map(_plain, manifest.targets))} by {_code(manifest.method)} "
+            f"{_code(base)}, {done} {_plain(benchmark.subject(manifest))} by {_code(manifest.method)} "
             "(lm-eval-elude). `optout.json` beside this file holds the whole provenance.", "",
-            "## Scores", "", *_scores(scored), "", f"Again: {_code(again)}", "",
+            "## Scores", "", *_scores(SAID[benchmark.task], scored), "", f"Again: {_code(again)}", "",
             "## Limits", "", LIMITS, "## Data", "", f"Forgotten, kept and measured on: {source}. Fingerprints:", "",
             *prints, "", "## Base model", "", f"{_code(base)}, weights by SHA-256:", "", *hashes, "",
-            "## Licence", "", LICENCES, "## Settings", "", "| setting | value |", "|---|---|", *settings, "",
+            "## Licence", "", f"The base model's licence holds for this model too. {benchmark.licence}", "",
+            "## Settings", "", "| setting | value |", "|---|---|", *settings, "",
         ]
     )  # fmt: skip
 
 
-def _scores(scored: Mapping[str, Mapping[str, Any]]) -> Sequence[str]:
+def _scores(said: Sequence[tuple[str, str, str]], scored: Mapping[str, Mapping[str, Any]]) -> Sequence[str]:
     rows = []
     for name, results in scored.items():
-        values = [_value(results, task, metric) for _, task, metric in SAID]
+        values = [_value(results, task, metric) for _, task, metric in said]
         rows.append(f"| {name} | {' | '.join('–' if v is None else f'{100 * v:.1f}' for v in values)} |")
-    return [f"| % | {' | '.join(name for name, _, _ in SAID)} |", f"|---|{'---:|' * len(SAID)}", *rows]
+    return [f"| % | {' | '.join(name for name, _, _ in said)} |", f"|---|{'---:|' * len(said)}", *rows]
 
 
 def _value(results: Mapping[str, Any], task: str, metric: str) -> float | None:

@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from lm_eval_elude.core import jsonio
-from lm_eval_elude.core.dataset import load_records
 from lm_eval_elude.core.manifest import Manifest, ManifestError, read_manifest, write_atomically
 from lm_eval_elude.core.records import DataError
 from optout_train.config import ConfigError, TrainConfig
+from optout_train.sources import source_of
 
 WEIGHTS, OPTIMIZER, STATE, LOG, SETTINGS = (
     "model.safetensors", "optimizer.safetensors", "state.json", "train_log.jsonl", "config.json",
@@ -262,10 +262,10 @@ def _damaged(path: Path, why: object) -> ConfigError:
 
 def _changed_data(config: TrainConfig, run: Manifest) -> str:
     """Which of the sets that a finished run read has other rows now; "" where none has."""
+    source = source_of(config)
     for name, fingerprint in run.data_fingerprints.items():
         subset, _, split = name.rpartition("-")
-        rows = load_records(config.dataset, subset, split, run.targets, strict=config.strict)  # type: ignore[arg-type]
-        if rows.fingerprint != fingerprint:
+        if source.load(subset, split).fingerprint != fingerprint:  # type: ignore[arg-type]
             return f"the data of {name} has changed since"
     return ""
 

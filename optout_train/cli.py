@@ -45,7 +45,7 @@ GROUPS = {
         "revision", "dtype", "autocast", "lora", "lora_rank", "lora_alpha", "merge", "gradient_checkpointing",
         "compile",
     ),
-    "Data": ("strict",),
+    "Data": ("forget_split", "tofu_evaluator", "learn", "strict"),
     "Objective": (
         "forget_loss", "forget_weight", "retain_weight", "world_weight", "world_only", "transport_weight", "distance",
         "directions", "eta", "recipe", "npo_form", "nll_average",
@@ -75,7 +75,7 @@ class _Grouped(click.Command):
 @click.command(cls=_Grouped, epilog=f"Methods: {', '.join(METHODS)}.", context_settings={"max_content_width": 110})
 @_config_options
 @click.option("--world-only", is_flag=True, help="No neighbours: the world set alone keeps the rest.")
-@click.option("--output-dir", type=click.Path(path_type=Path), help="[default: runs/TARGET-METHOD]")
+@click.option("--output-dir", type=click.Path(path_type=Path), help="[default: runs/TARGET-METHOD, or SPLIT-METHOD]")
 @click.option("--overwrite", is_flag=True, help="Replace an existing run.")
 @click.option("--resume", is_flag=True, help="Go on with an interrupted run; start if there is none.")
 @click.option(
@@ -128,10 +128,10 @@ def _launched() -> dict[str, Any]:
 
 
 def _default_output(config: TrainConfig) -> Path:
-    from lm_eval_elude.core.dataset import resolve_targets
+    from optout_train.sources import source_of
 
-    slugs = [target.slug for target in resolve_targets(config.dataset, config.target)]
-    return Path("runs") / f"{'+'.join(slugs)}-{config.method}"
+    known = "-retain" if config.learn == "retain" else ""
+    return Path("runs") / f"{source_of(config).slug}-{config.method}{known}"
 
 
 def _score(config: TrainConfig, folder: Path) -> str:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from lm_eval_elude.core.tofu import CONVENTIONS, RETAIN_OF, SOURCE
 from optout_train.losses import FORGET
 
 DISTANCES = ("wasserstein", "manhattan", "euclidean", "chebyshev", "cosine")
@@ -55,7 +56,16 @@ class TrainConfig:
     model: str = _f(BUNDLED, "Bundled model ('tiny'), Hub id, or model folder.")
     revision: str = _f("", "Branch, tag or commit of a Hub model.")
     strict: bool = _f(False, "Refuse a data set with an odd row instead of naming it and going on.")
-    dataset: str = _f("hub", "'hub' (published ELUDe), 'mini' (bundled), or a folder in the ELUDe schema.")
+    dataset: str = _f(
+        "hub", "'hub' (published ELUDe), 'mini' (bundled), or a folder in its schema; 'tofu' or one alike."
+    )
+    forget_split: str = _f("", f"TOFU's split to forget, instead of a target: {', '.join(RETAIN_OF)}.")
+    tofu_evaluator: str = _f(
+        "released", "Whose prompts TOFU's questions are put in, in training and scores.", *CONVENTIONS
+    )
+    learn: str = _f(
+        "all", "Finetuning: all data (the starting model), or all but what is to be forgotten.", "all", "retain"
+    )
     forget_loss: str = _f("npo", "Loss on the forget set.", *FORGET)
     forget_weight: float = _f(1.0, "Weight of the forget loss.")
     retain_weight: float = _f(1.0, "Weight of the retain loss on neighbours.")
@@ -137,8 +147,7 @@ class TrainConfig:
                 raise ConfigError(f"{flag(name)} must be above 0, got 0")
         if self.seed >= 1 << 63:
             raise ConfigError(f"--seed must be below 2**63, got {self.seed}")
-        if not self.target:
-            raise ConfigError("--target is missing: name the entity to forget")
+        self._check_data()
         if not self.model:
             raise ConfigError("--model is empty")
         if self.method not in METHODS:
@@ -153,6 +162,27 @@ class TrainConfig:
             raise ConfigError("--merge needs --lora")
         if self.merge and self.shard:
             raise ConfigError("--merge with --shard is not supported: save the adapter, and merge it in one process")
+
+    def _check_data(self) -> None:
+        """Whether target, split and sets are those of one benchmark, and what the forget loss can be made of."""
+        tofu, row = self.dataset.partition("@")[0] == SOURCE, FORGET[self.forget_loss]
+        if self.forget_split and self.forget_split not in RETAIN_OF:
+            raise ConfigError(f"--forget-split must be one of {', '.join(RETAIN_OF)}, got {self.forget_split!r}")
+        if not self.forget_split:
+            if tofu:
+                raise ConfigError(f"--dataset {self.dataset} needs --forget-split: one of {', '.join(RETAIN_OF)}")
+            if not self.target:
+                raise ConfigError("--target is missing: name the entity to forget")
+        elif self.target:
+            raise ConfigError("--target and --forget-split contradict each other: TOFU's data have no entities")
+        elif self.world_weight:
+            raise ConfigError("--forget-split: TOFU has no world set; give --world-weight 0 or another --method")
+        elif row.made and self.forget_weight:
+            raise ConfigError("--forget-split: the stranger loss swaps names; TOFU's rows do not say whose they are")
+        if self.learn != "all" and not row.learns:
+            raise ConfigError("--learn retain is of --method finetune, which forgets nothing")
+        if self.patience and row.learns:
+            raise ConfigError("--patience: early stopping judges forgetting; --method finetune needs --patience 0")
 
     @property
     def bundled(self) -> bool:
@@ -202,12 +232,14 @@ def _methods() -> dict[str, dict[str, Any]]:
     }
     table |= {f"opt-out-{name}": {"distance": name} for name in DISTANCES[1:]}
     parts = {"": (0.0, 0.0), "+rt": (1.0, 1.0), "+neighbours": (1.0, 0.0), "+world": (0.0, 1.0)}
-    for loss in FORGET:
-        for suffix, (retain, world) in parts.items():
+    for loss, row in FORGET.items():
+        for suffix, (retain, world) in parts.items() if not row.learns else ():
             table[loss + suffix] = {
                 "forget_loss": loss, "retain_weight": retain, "world_weight": world, "transport_weight": 0.0,
             }  # fmt: skip
     table["stranger+rt"]["forget_weight"] = 0.3  # its gradients are many times the retain losses'
+    nothing_kept = dict.fromkeys(("retain_weight", "world_weight", "transport_weight"), 0.0)
+    table["finetune"] = {"forget_loss": "nll", **nothing_kept, "patience": 0}
     return table
 
 
@@ -245,6 +277,9 @@ def build_config(given: Mapping[str, Any], *, world_only: bool = False) -> Train
     if (recipe := values.get("recipe", "paper")) not in RECIPES:
         raise ConfigError(f"--recipe must be one of {', '.join(RECIPES)}, got {recipe!r}")
     values = {**(BUNDLED_RECIPE if model == BUNDLED else {}), **RECIPES[recipe], **METHODS[method], **values}
+    if values.get("forget_split"):  # nothing to choose an epoch by but what is scored, and no world set
+        kept = {"world_weight": 0.0} if values.get("retain_weight", 1.0) else {}
+        values = {**values, "dataset": SOURCE, "patience": 0, **kept, **given}
     if values.get("validate") is False and "patience" not in given:
         values["patience"] = 0
     if world_only:

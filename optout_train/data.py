@@ -14,10 +14,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from lm_eval_elude.core.chat import Encoded, Renderer
-from lm_eval_elude.core.dataset import Selection, Subset, load_records
+from lm_eval_elude.core.dataset import Subset
 from lm_eval_elude.core.logprobs import IGNORE
 from lm_eval_elude.core.records import DataError, QARecord
 from optout_train.config import TrainConfig
+from optout_train.losses import FORGET
+from optout_train.sources import Source
 
 
 class Batch(NamedTuple):
@@ -145,13 +147,13 @@ def refusal_texts() -> tuple[str, ...]:
 
 
 def load_training_data(
-    config: TrainConfig, names: Sequence[str], renderer: Renderer, limit: int, say: Callable[[str], object] = str
+    config: TrainConfig, source: Source, renderer: Renderer, limit: int, say: Callable[[str], object] = str
 ) -> TrainingData:
     """Load what the configuration trains on.
 
     Args:
         config: the run; sets of weight 0 are not read.
-        names: display names of the targets.
+        source: of the records.
         renderer: of the model's tokenizer.
         limit: the model's context length in tokens.
         say: prints one line for the user, about odd rows.
@@ -159,21 +161,26 @@ def load_training_data(
     Raises:
         DataError: a set is missing (the flag that would do without it is named), or a sample is too long.
     """
-    weights: dict[Subset, float] = {"forget": 1.0, "retain": config.retain_weight, "world": config.world_weight}
+    # What each set that a step draws from is made of: fine-tuning passes over all there is in the forget set's place.
+    parts: dict[str, tuple[Subset, ...]] = {"forget": ("forget",)}
+    if FORGET[config.forget_loss].learns:
+        parts["forget"] = ("forget", "retain") if config.learn == "all" else ("retain",)
+    parts |= {"retain": ("retain",) if config.retain_weight else (), "world": ("world",) if config.world_weight else ()}
     sets: dict[str, EncodedRecords] = {}
     fingerprints = {}
-    for subset, weight in weights.items():
-        selection = Selection((), "")
-        if weight:
+    for name, subsets in parts.items():
+        records: list[QARecord] = []
+        for subset in subsets:
             try:
-                selection = load_records(config.dataset, subset, "train", names, strict=config.strict)
+                selection = source.load(subset, "train")
             except DataError as error:
-                hint = "" if subset == "forget" else f"; --{subset}-weight 0 trains without it"
+                hint = "" if name == "forget" else f"; --{subset}-weight 0 trains without it"
                 raise DataError(f"{error}{hint}") from None
-            fingerprints[f"{subset}-train"] = selection.fingerprint
-            if selection.odd:
+            if selection.odd and f"{subset}-train" not in fingerprints:
                 say(f"{subset} train: {selection.remark}")
-        sets[subset] = EncodedRecords(f"{subset} train", selection.records, renderer, limit)
+            fingerprints[f"{subset}-train"] = selection.fingerprint
+            records += selection.records
+        sets[name] = EncodedRecords(f"{'+'.join(subsets)} train", tuple(records), renderer, limit)
     texts = refusal_texts()
     draw = random.Random(f"{config.seed}-refusals")
     refusals = tuple(draw.choice(texts) for _ in sets["forget"].records)

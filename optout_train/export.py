@@ -10,7 +10,6 @@ from typing import Any
 
 from torch import Tensor
 
-from lm_eval_elude.core.dataset import describe
 from lm_eval_elude.core.manifest import Manifest, file_hashes, write_manifest
 from optout_train.checkpoint import LOG, RunFolder, trained_weights, whole_tensors
 from optout_train.setup import Setup
@@ -51,10 +50,10 @@ def _write(run: Setup, folder: Path, weights: dict[str, Tensor], log: bytes, epo
     run.tokenizer.save_pretrained(folder)
     (folder / LOG).write_bytes(log)
     manifest = Manifest(
-        targets=tuple(run.targets),
+        targets=run.source.targets,
         dataset=config.dataset,
         method=config.method,
-        data=describe(config.dataset),
+        data=run.source.describe(),
         data_fingerprints=run.data.fingerprints,
         settings=config.to_json(),
         base_model={"name": config.model, "weights": file_hashes(run.base)},

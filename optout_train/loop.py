@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lm_eval_elude.core.dataset import resolve_targets
 from optout_train.checkpoint import (
     LOG,
     OPTIMIZER,
@@ -27,6 +26,7 @@ from optout_train.checkpoint import (
 from optout_train.config import ConfigError, TrainConfig
 from optout_train.export import export
 from optout_train.setup import Setup, prepare, quiet
+from optout_train.sources import source_of
 from optout_train.step import take_step
 from optout_train.validation import judge, unknown
 
@@ -72,7 +72,7 @@ def train(config: TrainConfig, options: RunOptions, say: Callable[[str], None]) 
     from accelerate.utils import broadcast_object_list
 
     folder = RunFolder(options.output)
-    targets = [target.name for target in resolve_targets(config.dataset, config.target)]
+    source = source_of(config)
     # Told so, Accelerate joins CPU processes into a group; left to find out, it does not.
     accelerator = Accelerator(cpu=not torch.accelerator.is_available(), **_tracking(options))
     main = accelerator.is_main_process
@@ -86,7 +86,7 @@ def train(config: TrainConfig, options: RunOptions, say: Callable[[str], None]) 
         if options.tracker:
             accelerator.init_trackers("optout-train", config={k: str(v) for k, v in config.to_json().items()})
         tell = say if main else lambda line: None
-        _Loop(prepare(config, targets, accelerator, tell), folder, tell).train(start[0], options)
+        _Loop(prepare(config, source, accelerator, tell), folder, tell).train(start[0], options)
         return True
     except BaseException:
         if main and not list(folder.partial.glob("step-*")):
@@ -121,7 +121,7 @@ class _Loop:
         if state["step"] == 0 and run.validation:
             state["epochs"].append({"epoch": 0, "validation": run.validation.measure(run.scorer, run.device)})
             self._log(state["epochs"][0], 0)
-            if warning := unknown(state["epochs"][0]["validation"]):
+            if not run.forget_loss.learns and (warning := unknown(state["epochs"][0]["validation"])):
                 self.say(f"warning: {warning}")
         step = 0
         bar = tqdm(

@@ -104,6 +104,7 @@ class ForgetLoss(NamedTuple):
         reads: which sequences of a record it needs: ``answer``, ``refusal``, ... (keys of ``TrainingData.sequences``).
         reference: for which of these it needs the initial model's log-probabilities (none: no pass before training).
         nll: whether it is a mean over an answer's tokens, which may be taken over all tokens of a batch instead.
+        learns: whether it teaches what it reads: its set is then the data that a model is fine-tuned on.
         made: whether its sequences are made with the initial model before training (:mod:`optout_train.stranger`).
     """
 
@@ -112,6 +113,7 @@ class ForgetLoss(NamedTuple):
     reference: tuple[str, ...] = ()
     nll: bool = False
     made: bool = False
+    learns: bool = False
 
 
 # A new loss is a function above, a row here, and a test; its methods (LOSS, LOSS+rt, ...) follow from the row.
@@ -128,6 +130,7 @@ FORGET: dict[str, ForgetLoss] = {
         ("answer", "refusal"),
     ),
     "idk": ForgetLoss(lambda now, before, eta: nll(now["refusal"]), ("refusal",), nll=True),
+    "nll": ForgetLoss(lambda now, before, eta: nll(now["answer"]), ("answer",), nll=True, learns=True),
     # Each token's value is that of :func:`lesson`, so the same mean serves what is taught and what is pushed down.
     "stranger": ForgetLoss(
         lambda now, before, eta: nll(now["taught"]) + nll(now["told"]), ("taught", "told"), made=True

@@ -14,16 +14,21 @@ from typing import Any, NamedTuple
 from lm_eval_elude.core.manifest import Manifest, read_manifest
 from optout_train.card import write_card
 from optout_train.config import BUNDLED, BUNDLED_MODEL, BUNDLED_REFERENCE, TrainConfig
+from optout_train.sources import benchmark_of
 
-TASK = "elude_quality"
-# Column, task (or group), metric; the values are in lm-eval's own results under "metric,none".
-SCORES = (
-    ("FQ", "elude_quality", "forget_quality"), ("P", "elude_forget", "probability"),
-    ("ROUGE", "elude_forget", "rougeL_recall"), ("TR", "elude_forget", "truth_ratio"),
-    ("degen.", "elude_forget", "degenerate"), ("RQ", "elude_quality", "retain_quality"),
-    ("P", "elude_retain", "probability"), ("ROUGE", "elude_retain", "rougeL_recall"),
-    ("TR", "elude_retain", "truth_ratio"), ("degen.", "elude_retain", "degenerate"),
-)  # fmt: skip
+PARTS = (("P", "probability"), ("ROUGE", "rougeL_recall"), ("TR", "truth_ratio"), ("degen.", "degenerate"))
+# By the group that scores: of each half of the table its title, its headline (column, metric of the group), and the
+# task whose parts stand beside it; the values are in lm-eval's own results under "metric,none".
+SCORES = {
+    "elude_quality": (
+        ("forget set", ("FQ", "forget_quality"), "elude_forget"),
+        ("retain (neighbours)", ("RQ", "retain_quality"), "elude_retain"),
+    ),
+    "tofu": (
+        ("forget set (FQ: KS p)", ("FQ", "forget_quality"), "tofu_forget"),
+        ("retain (MU: model utility)", ("MU", "model_utility"), "tofu_retain"),
+    ),
+}
 
 
 class ScoreError(RuntimeError):
@@ -49,8 +54,10 @@ def model_args(config: TrainConfig, folder: Path | None) -> dict[str, str]:
     return {"pretrained": str(folder), **arguments}
 
 
-def evaluate(arguments: dict[str, str], manifest: Manifest, batch_size: int, place: Path) -> dict[str, Any]:
-    """lm-eval's results of :data:`TASK` for one model, with the targets and data of a manifest.
+def evaluate(
+    arguments: dict[str, str], config: TrainConfig, manifest: Manifest, batch_size: int, place: Path
+) -> dict[str, Any]:
+    """lm-eval's results of the benchmark's group for one model, with what a manifest forgot and its data.
 
     Results and samples are written to the folder ``place``, named as lm-eval names them, once both are whole.
     """
@@ -68,10 +75,10 @@ def evaluate(arguments: dict[str, str], manifest: Manifest, batch_size: int, pla
         results = lm_eval.simple_evaluate(
             model="hf",
             model_args=arguments,
-            tasks=[TASK],
+            tasks=[benchmark_of(config).task],
             batch_size=batch_size,
             device=str(torch.accelerator.current_accelerator()) if torch.accelerator.is_available() else "cpu",
-            metadata={"target": list(manifest.targets), "dataset": manifest.dataset},
+            metadata=benchmark_of(config).metadata(manifest),
             log_samples=True,
             evaluation_tracker=tracker,
         )
@@ -102,32 +109,39 @@ def score_run(config: TrainConfig, folder: Path) -> str:
     rows = []
     for file, name, arguments in jobs:
         try:
-            results = evaluate(arguments, manifest, config.micro_batch_size or config.batch_size, scores / file)
+            results = evaluate(arguments, config, manifest, config.micro_batch_size or config.batch_size, scores / file)
         except (ValueError, AssertionError) as error:  # what lm-eval and its tasks say of settings they cannot take
             again = command(config, folder)
             raise ScoreError(f"{folder} is complete, but scoring {name} failed ({error}); again: {again}") from error
         rows.append(Row(name, results["results"]))
     write_card(folder, config, manifest, {row.name: row.results for row in rows}, command(config, folder))
     lies = f"Checkpoint: {_shown(str(folder))}, scores and answers in lm-eval's format: {_shown(str(scores))}"
-    return f"{table(rows)}\n\n{lies}\n\nAgain:\n  {command(config, folder)}"
+    return f"{table(benchmark_of(config).task, rows)}\n\n{lies}\n\nAgain:\n  {command(config, folder)}"
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(group: str, rows: Sequence[Row]) -> str:
     """A plain-text table in per cent: forget columns, then retain columns; ``-`` where lm-eval has no such number."""
-    head = f"{'':20}{'forget set':^40}{'retain (neighbours)':^40}".rstrip()
-    lines = [head, f"{'%':20}" + "".join(f"{column:>8}" for column, _, _ in SCORES)]
+    halves = SCORES[group]
+    head = f"{'':20}{''.join(f'{title:^40}' for title, _, _ in halves)}".rstrip()
+    columns = [
+        column
+        for _, (name, headline), task in halves
+        for column in ((name, group, headline), *((part, task, metric) for part, metric in PARTS))
+    ]
+    lines = [head, f"{'%':20}" + "".join(f"{column:>8}" for column, _, _ in columns)]
     for row in rows:
-        values = [row.results.get(task, {}).get(f"{metric},none") for _, task, metric in SCORES]
+        values = [row.results.get(task, {}).get(f"{metric},none") for _, task, metric in columns]
         cells = [f"{100 * v:8.1f}" if isinstance(v, (int, float)) else f"{'-':>8}" for v in values]
         lines.append(f"{row.name:20}" + "".join(cells))
     return "\n".join(lines)
 
 
 def command(config: TrainConfig, folder: Path) -> str:
-    """The ``lm_eval`` command that repeats the score of a checkpoint (its manifest names target and data)."""
+    """The ``lm_eval`` command that repeats the score of a checkpoint (its manifest says what was forgotten)."""
     shown = {key: _shown(value) for key, value in model_args(config, folder).items()}
     arguments = ",".join(f"{key}={value}" for key, value in shown.items())
-    return f"lm_eval --model hf --model_args {arguments} --tasks {TASK} --batch_size {config.batch_size}"
+    task = benchmark_of(config).task
+    return f"lm_eval --model hf --model_args {arguments} --tasks {task} --batch_size {config.batch_size}"
 
 
 def _shown(value: str) -> str:

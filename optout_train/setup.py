@@ -19,6 +19,7 @@ from optout_train.config import ConfigError, TrainConfig
 from optout_train.data import StepIndices, TrainingData, load_training_data
 from optout_train.losses import FORGET, ForgetLoss
 from optout_train.reference import AnswerScorer, InitialParameters, score_all
+from optout_train.sources import Source
 from optout_train.transport import Transport
 from optout_train.validation import Validation
 
@@ -29,7 +30,7 @@ class Setup:
 
     Attributes:
         config: what to train.
-        targets: display names.
+        source: of the records.
         accelerator: device, processes, tracker.
         tokenizer: of the base model.
         base: folder of the base model's files.
@@ -45,7 +46,7 @@ class Setup:
     """
 
     config: TrainConfig
-    targets: list[str]
+    source: Source
     accelerator: Any
     tokenizer: Any
     base: Path
@@ -70,12 +71,12 @@ class Setup:
         return self.accelerator.is_main_process  # type: ignore[no-any-return]
 
 
-def prepare(config: TrainConfig, targets: list[str], accelerator: Any, say: Callable[[str], None]) -> Setup:
+def prepare(config: TrainConfig, source: Source, accelerator: Any, say: Callable[[str], None]) -> Setup:
     """Load and build everything; every sample that training reads is encoded, so a bad one stops the run here.
 
     Args:
         config: what to train.
-        targets: display names.
+        source: of the records.
         accelerator: Accelerate's.
         say: prints one line for the user.
 
@@ -96,8 +97,9 @@ def prepare(config: TrainConfig, targets: list[str], accelerator: Any, say: Call
     base = base_folder(config)
     model = load_model(config)
     limit = getattr(model.config, "max_position_embeddings", sys.maxsize)
-    renderer = Renderer(tokenizer)
-    data = load_training_data(config, targets, renderer, limit, say)
+    asked = source.convention
+    renderer = Renderer(tokenizer, asked.wording, asked.system) if asked else Renderer(tokenizer)
+    data = load_training_data(config, source, renderer, limit, say)
     loss = FORGET[config.forget_loss]
     model.to(device)
     if loss.made and config.forget_weight:
@@ -109,7 +111,9 @@ def prepare(config: TrainConfig, targets: list[str], accelerator: Any, say: Call
         broadcast_object_list(lessons)  # sampled in every process, but the same only where their arithmetic is
         data = data._replace(sequences=lessons[0])
     plan = data.steps(config, loss.reads)
-    validation = Validation(config, data, targets, say) if config.validate else None
+    validation = Validation(config, data, source, say) if config.validate else None
+    if validation and source.remark:
+        say(source.remark)
     for indices in (step for epoch in plan for step in epoch):
         for name, weight in config.set_weights.items():
             for record in getattr(indices, name) if weight else ():
@@ -134,7 +138,7 @@ def prepare(config: TrainConfig, targets: list[str], accelerator: Any, say: Call
     scorer = _distribute(config, accelerator, model, scorer)
     return Setup(
         config=config,
-        targets=targets,
+        source=source,
         accelerator=accelerator,
         tokenizer=tokenizer,
         base=base,

@@ -13,13 +13,13 @@ from torch import nn
 
 from lm_eval_elude.core import likelihood
 from lm_eval_elude.core.chat import Encoded
-from lm_eval_elude.core.dataset import load_records
 from lm_eval_elude.core.likelihood import AnswerScore
 from lm_eval_elude.core.records import DataError, QARecord
 from lm_eval_elude.core.sets import SETS, RecordMeasures, Subset
 from optout_train.config import TrainConfig
 from optout_train.data import EncodedRecords, TrainingData
 from optout_train.reference import score_all
+from optout_train.sources import Source
 
 # An epoch that leaves less than this share of the retain quality before training has lost the model.
 COLLAPSE = 0.5
@@ -35,24 +35,21 @@ class Validation:
     Args:
         config: the run.
         data: what it trains on; the validation splits' fingerprints are added.
-        targets: display names.
+        source: of the records.
         say: prints one line for the user.
 
     Raises:
         DataError: early stopping lacks a validation split.
     """
 
-    def __init__(
-        self, config: TrainConfig, data: TrainingData, targets: Sequence[str], say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, config: TrainConfig, data: TrainingData, source: Source, say: Callable[[str], None]) -> None:
         self.size = config.micro_batch_size or 2 * config.batch_size
-        sets: dict[Subset, tuple[QARecord, ...]] = {"forget": data.forget.records}
-        trained: dict[Subset, float] = {"retain": config.retain_weight, "world": config.world_weight}
-        for subset, weight in trained.items():
+        sets: dict[Subset, tuple[QARecord, ...]] = {"forget": source.load("forget", "train").records}
+        for subset in source.subsets[1:]:
             try:
-                selection = load_records(config.dataset, subset, "validation", targets, strict=config.strict)
+                selection = source.load(subset, "validation")
             except DataError as error:
-                if config.patience and weight:
+                if config.patience and config.set_weights[subset]:
                     raise DataError(f"{error}; --patience 0 trains without early stopping") from None
                 say(f"no validation on the {subset} set: {error}")
                 continue

@@ -58,13 +58,14 @@ class Renderer:
     Args:
         tokenizer: a transformers tokenizer; it is read, never changed.
         wording: a prompt format in place of the chat template; without a template :data:`PLAIN` is one.
+        system: text of the system turn of prompts that are given none.
 
     Raises:
         ChatError: the template does not continue its own generation prompt, or hides the answer.
     """
 
-    def __init__(self, tokenizer: Any, wording: Wording | None = None) -> None:
-        self.tokenizer = tokenizer
+    def __init__(self, tokenizer: Any, wording: Wording | None = None, system: str = "") -> None:
+        self.tokenizer, self.system = tokenizer, system
         self.wording = wording or (None if getattr(tokenizer, "chat_template", None) else PLAIN)
         if self.wording:
             self._lead, self._tail = self.wording.lead, self.wording.tail or str(tokenizer.eos_token or "")
@@ -82,6 +83,7 @@ class Renderer:
         Raises:
             ChatError: ``system`` is given and the template refuses it or drops it.
         """
+        system = system or self.system
         if self.wording:
             plain = self.wording.prompt.format(question=question)
             return f"{system}\n\n{plain}" if system else plain

@@ -15,6 +15,7 @@ from lm_eval_elude.core.records import DataError
 
 FILE_NAME = "optout.json"
 SCHEMA_VERSION = 1
+_NAMES = ("", "hub", "mini", "tofu")  # of data, whatever a folder is called
 _MAX_BYTES = 1 << 26  # of a manifest that is read
 
 
@@ -94,7 +95,7 @@ def read_manifest(folder: str | Path | None) -> Manifest | None:
 
 def _full_path(name: str) -> str:
     path = os.path.abspath(os.path.expanduser(name))
-    return path if name not in ("hub", "mini") and os.path.exists(path) else name
+    return path if name not in _NAMES and os.path.exists(path) else name
 
 
 def resolve_path(name: str, folder: Path) -> str:
@@ -103,7 +104,7 @@ def resolve_path(name: str, folder: Path) -> str:
     A relative path was meant from the folder that training ran in, above the checkpoint most often: the nearest folder
     at or above the checkpoint that has it is taken. Where none has it (Hub ids, ``hub``, ``mini``) the name stays.
     """
-    if name in ("", "hub", "mini") or os.path.isabs(name):
+    if name in _NAMES or os.path.isabs(name):
         return name
     for above in (folder.absolute(), *folder.absolute().parents):
         if os.path.exists(found := above / name):

@@ -29,7 +29,7 @@ def test_every_method_is_a_preset_over_weights_and_survives_json(method):
     config = build_config({"target": ("a", "b"), "method": method})
     assert TrainConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
     alone, rt = (
-        method in ("ga", "npo", "dpo", "idk", "stranger"),
+        method in ("ga", "npo", "dpo", "idk", "stranger", "finetune"),
         method.endswith("+rt") or method.startswith("opt-out"),
     )
     assert (config.retain_weight > 0) == (rt or method.endswith("+neighbours"))
@@ -73,6 +73,11 @@ def test_negative_or_non_finite_numbers_are_refused_by_the_flags_name(name, valu
         ({"validate": False}, "--patience needs"),
         ({"merge": True}, "--merge needs --lora"),
         ({"lora": True, "merge": True, "shard": True}, "--merge with --shard"),
+        ({"learn": "retain"}, "--learn retain is of --method finetune"),
+        ({"forget_loss": "nll"}, "--patience: early stopping judges forgetting"),
+        ({"dataset": "tofu@main"}, "--dataset tofu@main needs --forget-split: one of forget01"),
+        ({"forget_split": "forget05"}, "--target and --forget-split contradict each other"),
+        ({"target": (), "forget_split": "forget05"}, "TOFU has no world set; give --world-weight 0"),
     ],
 )
 def test_settings_that_exclude_each_other(values, message):

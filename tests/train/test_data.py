@@ -13,6 +13,11 @@ from lm_eval_elude.core.records import DataError
 from optout_train.config import build_config
 from optout_train.data import collate, collate_forked, load_training_data, plan_steps, share
 from optout_train.reference import AnswerScorer, InitialParameters, score_all
+from optout_train.sources import source_of
+
+
+def load(config, renderer, limit):
+    return load_training_data(config, source_of(config), renderer, limit)
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +28,7 @@ def renderer(model_folder):
 @pytest.fixture(scope="module")
 def data(model_folder, data_folder, renderer):
     config = build_config({"target": ("ada",), "model": str(model_folder), "dataset": str(data_folder)})
-    return load_training_data(config, ["Ada Example"], renderer, 256)
+    return load(config, renderer, 256)
 
 
 @pytest.fixture(scope="module")
@@ -82,15 +87,15 @@ def test_a_model_that_scales_its_logits_is_asked_for_them(data):
 
 def test_a_sample_longer_than_the_context_is_an_error_and_never_cut(data_folder, renderer, model_folder):
     config = build_config({"target": ("ada",), "model": str(model_folder), "dataset": str(data_folder)})
-    short = load_training_data(config, ["Ada Example"], renderer, 8)
+    short = load(config, renderer, 8)
     with pytest.raises(DataError, match=r"forget train record 1 .* tokens, but --model takes 8"):
         short.forget.encode(0)
 
 
 def test_refusals_are_drawn_once_for_each_record_and_by_the_seed(data, data_folder, renderer, model_folder):
     settings = {"target": ("ada",), "model": str(model_folder), "dataset": str(data_folder)}
-    again = load_training_data(build_config(settings), ["Ada Example"], renderer, 256)
-    other = load_training_data(build_config({**settings, "seed": 1}), ["Ada Example"], renderer, 256)
+    again = load(build_config(settings), renderer, 256)
+    other = load(build_config({**settings, "seed": 1}), renderer, 256)
     assert data.sequences == again.sequences != other.sequences
     assert len(data.sequences["refusal"]) == len(data.forget)
 
@@ -98,10 +103,10 @@ def test_refusals_are_drawn_once_for_each_record_and_by_the_seed(data, data_fold
 def test_sets_of_weight_zero_are_not_read(tmp_path, data_folder, renderer, model_folder):
     (tmp_path / "forget_qa-train.jsonl").write_text((data_folder / "forget_qa-train.jsonl").read_text())
     settings = {"target": ("ada",), "model": str(model_folder), "dataset": str(tmp_path)}
-    alone = load_training_data(build_config({**settings, "method": "npo"}), ["Ada Example"], renderer, 256)
+    alone = load(build_config({**settings, "method": "npo"}), renderer, 256)
     assert len(alone.retain) == len(alone.world) == 0
     with pytest.raises(DataError, match=r"no world-train .*--world-weight 0 trains without it"):
-        load_training_data(build_config({**settings, "method": "npo+world"}), ["Ada Example"], renderer, 256)
+        load(build_config({**settings, "method": "npo+world"}), renderer, 256)
 
 
 @given(st.integers(1, 40), st.integers(0, 60), st.integers(1, 3), st.integers(1, 16), st.integers(0, 5))

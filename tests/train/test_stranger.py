@@ -18,6 +18,7 @@ from optout_train.data import Lesson, collate, load_training_data
 from optout_train.loop import RunOptions, train
 from optout_train.reference import AnswerScorer
 from optout_train.setup import load_model
+from optout_train.sources import source_of
 
 NAN = float("nan")
 TINY = {"target": ("ronaldo",), "method": "stranger", "epochs": 8, "elicit": 2}
@@ -38,7 +39,7 @@ def made():
     """Lessons of a few of Ronaldo's records by the bundled model, with configuration, data and renderer."""
     config = build_config(TINY)
     renderer = Renderer(load_tokenizer(str(BUNDLED_MODEL)))
-    data = load_training_data(config, ["Cristiano Ronaldo"], renderer, 1024)
+    data = load_training_data(config, source_of(config), renderer, 1024)
     few = data._replace(forget=dataclasses.replace(data.forget, records=data.forget.records[:6]))
     patch = pytest.MonkeyPatch()
     patch.setattr(stranger, "Teacher", Spy)
@@ -165,7 +166,7 @@ def test_nothing_that_the_metrics_are_made_of_is_read_and_no_wording_is_the_atta
 def test_stand_ins_are_not_in_the_data_and_a_swap_is_undone():
     config = build_config(TINY)
     renderer = Renderer(load_tokenizer(str(BUNDLED_MODEL)))
-    data = load_training_data(config, ["Cristiano Ronaldo"], renderer, 1024)
+    data = load_training_data(config, source_of(config), renderer, 1024)
     target = stranger.resolve_targets("mini", ["ronaldo"])[0]
     maker = stranger._Maker(config, data, target, stranger.Teacher(None, renderer, 1024))
     assert len(maker.stand_ins) == stranger.STAND_INS

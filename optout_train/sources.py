@@ -1,0 +1,126 @@
+"""Where a run's records come from: ELUDe's sets about targets, or TOFU's of a split. The trainer asks nothing else."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any, ClassVar
+
+from lm_eval_elude.core import dataset, tofu
+from lm_eval_elude.core.dataset import Selection
+from lm_eval_elude.core.manifest import Manifest
+from lm_eval_elude.core.records import DataError, QARecord, fingerprint
+from lm_eval_elude.core.sets import Split, Subset
+from optout_train.config import TrainConfig
+
+
+class Elude:
+    """ELUDe, or data in its schema.
+
+    Attributes:
+        name: of the benchmark.
+        subsets: what can be trained on.
+        task: the group that scores a checkpoint.
+        targets: display names.
+        slug: what a folder of the run is called after.
+        convention: how questions are asked; None as the model's template does.
+        licence: of the published data.
+        remark: what to say of the validation, "" for nothing.
+        metadata: what the task is told, beside the data.
+    """
+
+    name, task, remark = "ELUDe", "elude_quality", ""
+    convention: ClassVar[tofu.Convention | None] = None
+    subsets: ClassVar[tuple[Subset, ...]] = ("forget", "retain", "world")
+    licence: ClassVar = (
+        "The published ELUDe data is CC BY-SA 4.0; its world set, Alpaca-GPT4,\n"
+        "was generated with GPT-4 and released for non-commercial use (CC BY-NC 4.0)."
+    )
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.dataset, self.strict = config.dataset, config.strict
+        targets = dataset.resolve_targets(config.dataset, config.target)
+        self.targets = tuple(target.name for target in targets)
+        self.slug = "+".join(target.slug for target in targets)
+
+    def load(self, subset: Subset, split: Split) -> Selection:
+        """A set's records; of the forget set there is the split ``train`` only.
+
+        Raises:
+            DataError: it is not there, or cannot be used.
+        """
+        return dataset.load_records(self.dataset, subset, split, self.targets, strict=self.strict)
+
+    def describe(self) -> dict[str, str]:
+        """Where the rows come from, for the manifest."""
+        return dataset.describe(self.dataset)
+
+    @staticmethod
+    def subject(manifest: Manifest) -> str:
+        """What a checkpoint is about, in words."""
+        return ", ".join(manifest.targets)
+
+    @staticmethod
+    def metadata(manifest: Manifest) -> dict[str, Any]:
+        """``--metadata`` of the task that scores a checkpoint."""
+        return {"target": list(manifest.targets), "dataset": manifest.dataset}
+
+
+class Tofu:
+    """TOFU: the split that is forgotten and the one that is kept; no targets, no world set, no validation splits."""
+
+    name, task = "TOFU", "tofu"
+    subsets: ClassVar[tuple[Subset, ...]] = ("forget", "retain")
+    targets: ClassVar[tuple[str, ...]] = ()
+    licence: ClassVar = "TOFU's data is under the MIT licence."
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.dataset, self.slug = config.dataset, config.forget_split
+        self.convention = tofu.CONVENTIONS[config.tofu_evaluator]
+        self.remark = (
+            "TOFU has no validation split: epochs are measured on what is scored "
+            f"({config.forget_split}_perturbed, retain_perturbed)"
+        )
+        self.files = {
+            ("forget", "train"): config.forget_split,
+            ("retain", "train"): tofu.RETAIN_OF[config.forget_split],
+            ("retain", "validation"): tofu.RETAIN.stems[0],
+        }
+
+    def load(self, subset: Subset, split: Split) -> Selection:
+        """As :meth:`Elude.load`; forget records get their paraphrase and wrong answers from the split's other file."""
+        found = tofu.load(self.dataset, self.files[subset, split])
+        if subset == "forget":
+            with suppress(DataError):  # training does without
+                scored = tofu.load(self.dataset, tofu.FORGET.stems[0].format(split=self.slug))
+                by_text = {(record.question, record.answer): record for record in scored}
+                found = tuple(by_text.get((record.question, record.answer), record) for record in found)
+        records = tuple(QARecord("", r.question, r.answer, "", r.paraphrased_answer, r.perturbed_answer) for r in found)
+        return Selection(records, fingerprint(records))
+
+    def describe(self) -> dict[str, str]:
+        return tofu.describe(self.dataset)
+
+    @staticmethod
+    def subject(manifest: Manifest) -> str:
+        return f"TOFU's {manifest.settings['forget_split']}"
+
+    @staticmethod
+    def metadata(manifest: Manifest) -> dict[str, Any]:
+        return {"tofu_split": manifest.settings["forget_split"], "tofu_data": manifest.dataset}
+
+
+Source = Elude | Tofu
+
+
+def benchmark_of(config: TrainConfig) -> type[Elude] | type[Tofu]:
+    """What a run is of, without a look at its data."""
+    return Tofu if config.forget_split else Elude
+
+
+def source_of(config: TrainConfig) -> Source:
+    """The data of a run.
+
+    Raises:
+        DataError, UnknownTargetError: ELUDe's data have no such target.
+    """
+    return benchmark_of(config)(config)
