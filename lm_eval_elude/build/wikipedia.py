@@ -109,6 +109,7 @@ class Wiki:
         self.wiki, self._wikidata, self._views = wiki.rstrip("/"), wikidata.rstrip("/"), views.rstrip("/")
         self._cache, self._pause, self._timeout, self._retries = cache, pause, timeout, retries
         self._next = 0.0
+        self._last: Path | None = None  # the answer that is being read
         self.requests = 0
         agent = f"lm-eval-elude/{__version__} ({contact}) httpx2/{httpx2.__version__}"
         self._http = httpx2.AsyncClient(headers={"User-Agent": agent, "Accept-Encoding": "identity"})
@@ -119,7 +120,9 @@ class Wiki:
 
     async def __aexit__(self, kind: object, error: object, trace: object) -> None:
         await self._http.aclose()
-        # Answers are taken apart where they are used; one of another shape than documented ends here.
+        # Answers are taken apart where they are used; one of another shape than documented ends here, and is not kept.
+        if isinstance(error, AttributeError | KeyError | TypeError | WikiError) and self._last:
+            self._last.unlink(missing_ok=True)
         if isinstance(error, AttributeError | KeyError | TypeError):
             raise WikiError(f"an answer of Wikimedia has another shape than documented ({error!r})") from error
 
@@ -258,6 +261,7 @@ class Wiki:
         query = "&".join(f"{key}={quote(value, safe='|')}" for key, value in sorted(parameters.items()))
         whole = f"{address}?{query}" if query else address
         kept = self._cache / f"{hashlib.sha256(whole.encode()).hexdigest()[:32]}.json"
+        self._last = kept
         if kept.exists():
             entry = jsonio.load(kept)
             return entry["answer"], entry["time"]

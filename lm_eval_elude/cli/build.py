@@ -97,6 +97,8 @@ def build(
         click.echo(f"{reader.requests} requests to {wiki} and Wikimedia, the rest from {cache}")
     for problem in material.problems:
         click.echo(f"left out: {problem.name}: {problem.reason}", err=True)
+    if several := sum(part.subject not in material.subjects for part in material.parts):
+        click.echo(f"left out: {several} paragraphs that are about nobody of these, or about several", err=True)
     material = run.limit(material, paragraphs)
     click.echo(
         f"{len(material.documents)} documents, {len(material.parts)} paragraphs; to keep: "

@@ -8,7 +8,7 @@ import pytest
 from lm_eval_elude.build.checks import facts, pair_flaw, quoted, rewording_flaw
 from lm_eval_elude.build.duplicates import duplicates
 from lm_eval_elude.core.dataset import load_records
-from tests.build.company import FACTS
+from tests.building.company import FACTS
 
 TEXT = "The Quorvane Lumo weighs 412 grams. It was designed by Ilvane Drusk in three years."
 LUMO, TARN = "Quorvane Lumo", "Quorvane Tarn"

@@ -16,7 +16,7 @@ from lm_eval_elude.build.documents import (
     read_document,
     read_folder,
 )
-from tests.build.company import FACTS, documents, pdf
+from tests.building.company import FACTS, documents, pdf
 
 
 def document(text: str) -> Document:

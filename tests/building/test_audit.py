@@ -23,7 +23,7 @@ from lm_eval_elude.build.audit import (
 from lm_eval_elude.cli import cli
 from lm_eval_elude.core.records import DataError, QARecord
 from lm_eval_elude.core.targets import Target
-from tests.build.company import FACTS, TARGET
+from tests.building.company import FACTS, TARGET
 
 LUMO = Target(TARGET, (), True)
 

@@ -21,7 +21,7 @@ from lm_eval_elude.cli.build import build as command
 from lm_eval_elude.core.dataset import load_records, resolve_targets
 from lm_eval_elude.core.records import DataError
 from lm_eval_elude.llm import BudgetError, EndpointError
-from tests.build.company import FACTS, NEIGHBOURS, TARGET, answer, documents, kind_of, reply_to
+from tests.building.company import FACTS, NEIGHBOURS, TARGET, answer, documents, kind_of, reply_to
 from tests.endpoints import Endpoint, completion, endpoint
 
 # A new interpreter would take longer to start than a build takes.
@@ -72,7 +72,7 @@ def test_every_fact_becomes_a_record_of_its_set(built):
     for part in dataset.SPLITS:
         assert load_records(str(out), "world", part, scored=True).records == load_records("mini", "world", part).records
     (target,) = resolve_targets(str(out), ["lumo"])
-    assert target == (TARGET, ("Lumo",), True, NEIGHBOURS)
+    assert target[:4] == (TARGET, ("Lumo",), True, NEIGHBOURS)
     suites = {attack: build_attacks(forget, target, attack, n=20) for attack in ATTACKS}
     assert all(len(suite) >= 10 for suite in suites.values()), {k: len(v) for k, v in suites.items()}
     assert all("Lumo" not in item.prompt and "this thing" in item.prompt.casefold() for item in suites["reverse_query"])

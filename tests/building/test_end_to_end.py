@@ -11,8 +11,8 @@ from lm_eval_elude.build.known import Judge
 from lm_eval_elude.core.dataset import load_records, resolve_targets
 from lm_eval_elude.core.manifest import read_manifest
 from optout_train.cli import command
-from tests.build.company import TARGET, answer, documents
-from tests.build.test_build import make
+from tests.building.company import TARGET, answer, documents
+from tests.building.test_build import make
 from tests.endpoints import endpoint
 from tests.support import MINI, run, save_checkpoint, teach
 
