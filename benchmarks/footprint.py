@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from training import SHORT, VOCABULARY, Ours, make_base, make_data, peak_anonymous, table
+import tables
+from training import SHORT, VOCABULARY, Ours, make_base, make_data, peak_anonymous
 
 SMALL = {"vocab_size": 8000, "hidden_size": 1024, "intermediate_size": 3584, "num_key_value_heads": 4}
 LLAMA_8B = {
@@ -72,6 +73,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32, help="of the 8B step")
     parser.add_argument("--micro-batch-size", type=int, default=8, help="of the 8B step")
     parser.add_argument("--work", type=Path, help="where the models are written [default: the temporary folder]")
+    parser.add_argument("--docs", action="store_true", help="also write the table into docs/benchmarks.md")
     parser.add_argument("--run", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -86,7 +88,8 @@ def main() -> None:
             count = make_model(base, LLAMA_8B)
             found = steps(base, data, options.batch_size, options.micro_batch_size, 4)
             row = [f"{count / 1e9:.2f} B", f"{found['step']:.2f}", f"{found['transport']:.2f}", f"{found['peak']:.1f}"]
-            print(table("parameters|step, s|of it transport, s|peak, GiB", [row]))
+            head = ["parameters", "step, s", "of it transport, s", "peak, GiB"]
+            tables.show("8B", tables.markdown(head, [row]), options.docs)
             return
         sizes: list[tuple[int, float]] = []
         for depth in DEPTHS:
@@ -98,7 +101,8 @@ def main() -> None:
         [f"{count / 1e6:.1f} M", f"{peak:.0f}", f"{grown:.2f}" if grown else ""]
         for (count, peak), grown in zip(sizes, growth, strict=True)
     ]
-    print(table("parameters|peak, MiB|bytes a further parameter", rows))
+    head = ["parameters", "peak, MiB", "bytes a further parameter"]
+    tables.show("footprint", tables.markdown(head, rows), options.docs)
 
 
 if __name__ == "__main__":

@@ -12,16 +12,20 @@ import tempfile
 import time
 from pathlib import Path
 
+import tables
+
 from lm_eval_elude.core import dataset
 from lm_eval_elude.tasks.elude import EludeForget
 from optout_train.config import BUNDLED_MODEL
 
 
 def main() -> None:
-    """Print one line for each stage: seconds and records per second."""
+    """Print a row for each stage: seconds and records per second."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--records", type=int, default=15_651)
-    count = parser.parse_args().records
+    parser.add_argument("--docs", action="store_true", help="also write the table into docs/benchmarks.md")
+    options = parser.parse_args()
+    count = options.records
     rows = [record.columns() for record in dataset.load_records("mini", "forget", "train").records]
     stages: list[tuple[str, float]] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -50,8 +54,8 @@ def main() -> None:
         for name, reduce in task.aggregation().items():
             reduce([sample[name] for sample in metrics])
         timed("aggregate", start)
-    for name, seconds in stages:
-        print(f"{name:30} {seconds:6.1f} s  {count / seconds:8.0f} records/s")
+    took = [[name, f"{seconds:.1f}", f"{count / seconds:.0f}"] for name, seconds in stages]
+    tables.show("harness", tables.markdown(["stage", "s", "records/s"], took), options.docs)
 
 
 if __name__ == "__main__":

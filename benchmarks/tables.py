@@ -13,6 +13,13 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
 
 
+def show(name: str, lines: Sequence[str], docs: bool) -> None:
+    """Print a table of ``docs/benchmarks.md``, and put it there if asked."""
+    print("\n".join(lines))
+    if docs:
+        put(DOCS / "benchmarks.md", name, lines)
+
+
 def put(page: Path, name: str, lines: Sequence[str]) -> None:
     """Replace what stands between a page's markers ``<!-- NAME -->`` and ``<!-- /NAME -->``.
 

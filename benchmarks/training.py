@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import tables
+
 WIDTH, INNER, LAYERS, VOCABULARY = 512, 1376, 8, 32000
 SETS = ("forget", "retain", "world")
 SHORT, LONG = (50, 110), (60, 420)  # tokens of a sample, drawn evenly
@@ -270,11 +272,6 @@ def growth(work: Path) -> Iterator[dict[str, Any]]:
             }
 
 
-def table(heads: str, rows: list[list[str]]) -> str:
-    names = heads.split("|")
-    return "\n".join("| " + " | ".join(row) + " |" for row in [names, ["---"] * len(names), *rows])
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--memory", nargs=4, help=argparse.SUPPRESS)
@@ -283,6 +280,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=2, help="timed steps of Opt-Out and NPO+RT")
     parser.add_argument("--slices", type=int, default=4, help="of 8, that the released shape is timed on")
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
+    parser.add_argument("--docs", action="store_true", help="also write the tables into docs/benchmarks.md")
     options = parser.parse_args()
     os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     import torch
@@ -309,16 +307,17 @@ def main() -> int:
                 ]
                 for r in report["speed"]
             ]  # fmt: skip
-            print(table(heads, rows))
             off = max(r["largest_relative_difference"] for r in report["speed"])
-            print(f"\nLosses, distance and gradient norm of the two shapes differ by {off:.1g} of their value.\n")
+            note = f"Losses, distance and gradient norm of the two shapes differ by {off:.1g} of their value."
+            tables.show("speed", [*tables.markdown(heads.split("|"), rows), "", note], options.docs)
         if "memory" in options.part:
             report["memory"] = [row for batch in (options.batch_size, 4) for row in memory(work, batch)]
             rows = [
                 [str(r["batch"]), f"{r['ga+rt']:.0f}", f"{r['opt-out']:.0f}", f"{r['ratio']:.3f}"]
                 for r in report["memory"]
             ]
-            print(table("batch|GA+RT, MiB|Opt-Out, MiB|ratio", rows), "\n")
+            heads = "batch|GA+RT, MiB|Opt-Out, MiB|ratio"
+            tables.show("memory", tables.markdown(heads.split("|"), rows), options.docs)
         if "growth" in options.part:
             report["growth"] = list(growth(work))
             rows = [
@@ -330,7 +329,7 @@ def main() -> int:
                 for r in report["growth"]
             ]  # fmt: skip
             heads = "records|parameters|epoch, s|a record, ms|step, s|transport, s|step, ns a parameter"
-            print(table(heads, rows))
+            tables.show("growth", tables.markdown(heads.split("|"), rows), options.docs)
     if options.json:
         options.json.write_text(json.dumps(report, indent=1))
     return int(any(row["largest_relative_difference"] > 1e-2 for row in report.get("speed", [])))

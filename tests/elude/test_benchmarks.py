@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from lm_eval_elude.core.manifest import file_hashes
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ROOT / "lm_eval_elude" / "mini" / "tiny"
@@ -36,6 +39,24 @@ def test_a_table_replaces_what_stands_between_its_markers_and_nothing_else(tmp_p
     assert page.read_text() == f"a\n<!-- one -->\n{table}\n<!-- /one -->\nb\n<!-- two -->\nnew\n<!-- /two -->\n"
     with pytest.raises(ValueError, match=r"page\.md needs the lines '<!-- three -->' and '<!-- /three -->' once each"):
         tables.put(page, "three", ["new"])
+
+
+def test_every_table_of_numbers_is_written_by_a_script() -> None:
+    for name in ("results.md", "benchmarks.md"):
+        text = (ROOT / "docs" / name).read_text()
+        own = re.sub(r"^<!-- (.+) -->$.*?^<!-- /\1 -->$", "", text, flags=re.DOTALL | re.MULTILINE)
+        assert own != text and not [line for line in own.splitlines() if line.startswith("|")]
+
+
+def test_the_tables_of_results_are_those_of_the_runs_on_the_models_of_today() -> None:
+    results = importlib.import_module("results")
+    runs = json.loads(results.DATA.read_text())
+    assert {run["base"] for run in runs} == {file_hashes(TINY)["model.safetensors"][:12]}
+    page = results.PAGE.read_text()
+    for name, lines in results.sections(runs).items():
+        assert "\n".join([f"<!-- {name} -->", *lines, f"<!-- /{name} -->"]) in page, (
+            f"python benchmarks/results.py: {name}"
+        )
 
 
 def test_a_stage_runs_once_and_only_what_ended_well_counts(real_model: Any, tmp_path: Path) -> None:
