@@ -5,6 +5,8 @@ ELUDe's tasks and TOFU's (ELUDe-mini's rows in its layout) are scored by stock `
 Each environment holds this project (built as a wheel) and one lm-eval; every other library is taken from the
 environment that runs this script, because torch is heavy. Needs the network for lm-eval itself. Exit code 1 if a
 version fails or the versions disagree.
+
+The files of `elude submit --every-eval-ever` are judged by that schema's own validator, which needs Python 3.12.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ import tempfile
 import venv
 from pathlib import Path
 from typing import Any
+
+from lm_eval_elude.board.publish import EEE_VERSION
 
 ROOT = Path(__file__).resolve().parents[1]
 FORGET = "lm_eval_elude/mini/data/forget_qa-train.jsonl"
@@ -78,6 +82,32 @@ def score(version: str, wheel: Path, folder: Path, tofu: Path) -> dict[str, Rows
     return found
 
 
+def exchange(folder: Path) -> bool:
+    """Whether Every Eval Ever's own validator takes what `elude submit` writes of a run of the bundled model."""
+    tools, model = Path(sys.executable).parent, ROOT / "lm_eval_elude" / "mini" / "tiny"
+    metadata = '{"target": "ronaldo", "attack_prompts": 2}'
+    subprocess.run(
+        [tools / "lm_eval", "run", "--model", "elude", "--model_args", f"pretrained={model}", "--metadata", metadata,
+         "--tasks", "elude", "--log_samples", "--output_path", folder / "run"], check=True,
+    )  # fmt: skip
+    subprocess.run(
+        [tools / "elude", "submit", folder / "run", "--out", folder / "submission", "--submitter", "make compat",
+         "--base-model", "tiny", "--method", "none", "--role", "original", "--every-eval-ever", folder], check=True,
+    )  # fmt: skip
+    for name in ("python3.12", "python3.13", "python3.14"):
+        if not subprocess.run(["sh", "-c", f"{name} --version"], capture_output=True).returncode:
+            break
+    else:
+        print("Every Eval Ever: not judged, there is no Python 3.12 or later here", file=sys.stderr)
+        return True
+    subprocess.run([name, "-m", "venv", folder / "v"], check=True)
+    subprocess.run([folder / "v" / "bin" / "pip", "install", "--quiet", f"every-eval-ever=={EEE_VERSION}"], check=True)
+    files = [str(file.relative_to(folder)) for file in (folder / "data").rglob("*") if file.is_file()]
+    judged = subprocess.run([folder / "v" / "bin" / "every_eval_ever", "validate", *files], cwd=folder)
+    print(f"Every Eval Ever {EEE_VERSION}: {'valid' if judged.returncode == 0 else 'FAILED'}")
+    return judged.returncode == 0
+
+
 def main() -> int:
     """Score with each version, print one line for each; the same numbers are expected of all."""
     scores: dict[str, dict[str, Rows]] = {}
@@ -98,7 +128,9 @@ def main() -> int:
     same = len({json.dumps(values, sort_keys=True) for values in scores.values()}) == 1
     if len(scores) == len(VERSIONS) and not same:
         print("the versions do not agree", file=sys.stderr)
-    return 0 if same and len(scores) == len(VERSIONS) else 1
+    with tempfile.TemporaryDirectory() as temporary:
+        valid = exchange(Path(temporary))
+    return 0 if valid and same and len(scores) == len(VERSIONS) else 1
 
 
 if __name__ == "__main__":

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lm_eval_elude.core.hub import CARD, RESULTS, Said, model_index, plain, results_yaml
 from lm_eval_elude.core.manifest import Manifest, write_atomically
 from optout_train.config import BUNDLED, TrainConfig
 from optout_train.losses import FORGET
 from optout_train.sources import benchmark_of
 
-CARD, RESULTS = "README.md", ".eval_results/{}.yaml"
 # By the group that scores: name, task or group, metric: what a card says of a checkpoint, gibberish beside forgetting.
 SAID = {
     "elude_quality": (
@@ -47,14 +47,12 @@ def write_card(
         scored: lm-eval's rows by name of the model; the last but any reference is this checkpoint's.
         again: the command that repeats its scores.
     """
-    from huggingface_hub import EvalResultEntry, ModelCardData, eval_result_entries_to_yaml
-    from huggingface_hub.repocard_data import EvalResult
-    from huggingface_hub.utils import yaml_dump
+    from huggingface_hub import ModelCardData
 
     own, data = scored["this checkpoint"], manifest.data
     benchmark = benchmark_of(config)
     said = SAID[benchmark.task]
-    values = [(name, metric, v) for name, task, metric in said if (v := _value(own, task, metric)) is not None]
+    values = [Said(name, metric, v) for name, task, metric in said if (v := _value(own, task, metric)) is not None]
     place = data.get("repository") or manifest.dataset
     revision = data.get("revision")
     local = config.model == BUNDLED or Path(config.model).exists()
@@ -66,29 +64,17 @@ def write_card(
         license="apache-2.0" if config.model == BUNDLED else None,
         pipeline_tag="text-generation",
         tags=["unlearning", "elude", manifest.method],
-        eval_results=[
-            EvalResult(
-                task_type="text-generation", task_name=name, dataset_type=_name(place), dataset_name=benchmark.name,
-                dataset_revision=revision, metric_type=metric, metric_name=name, metric_value=round(value, 6),
-            )
-            for name, metric, value in values
-        ],
-    )  # fmt: skip
+        eval_results=model_index(values, _name(place), revision, benchmark.name),
+    )
     write_atomically(
         folder / CARD, f"---\n{metadata.to_yaml()}\n---\n\n{_text(folder, config, manifest, scored, again)}"
     )
     if "repository" in data:
-        entries = [
-            EvalResultEntry(
-                dataset_id=place, dataset_revision=revision, task_id=f"{benchmark.name.lower()}_{metric}",
-                value=round(value, 6), notes=f"forgotten: {benchmark.subject(manifest)}; {again}",
-            )
-            for _, metric, value in values
-            if metric != "degenerate"
-        ]  # fmt: skip
+        headline = [value for value in values if value.metric != "degenerate"]
+        notes = f"forgotten: {benchmark.subject(manifest)}; {again}"
         file = folder / RESULTS.format(benchmark.name.lower())
         file.parent.mkdir(exist_ok=True)
-        write_atomically(file, yaml_dump(eval_result_entries_to_yaml(entries), sort_keys=False))
+        write_atomically(file, results_yaml(headline, place, revision, notes, benchmark.name))
 
 
 def _text(
@@ -104,8 +90,8 @@ def _text(
     hashes = [f"- {_code(file)}: {_code(digest)}" for file, digest in weights.items()]
     return "\n".join(
         [
-            f"# {_plain(folder.name)}", "",
-            f"{_code(base)}, {done} {_plain(benchmark.subject(manifest))} by {_code(manifest.method)} "
+            f"# {plain(folder.name)}", "",
+            f"{_code(base)}, {done} {plain(benchmark.subject(manifest))} by {_code(manifest.method)} "
             "(lm-eval-elude). `optout.json` beside this file holds the whole provenance.", "",
             "## Scores", "", *_scores(SAID[benchmark.task], scored), "", f"Again: {_code(again)}", "",
             "## Limits", "", LIMITS, "## Data", "", f"Forgotten, kept and measured on: {source}. Fingerprints:", "",
@@ -132,11 +118,6 @@ def _value(results: Mapping[str, Any], task: str, metric: str) -> float | None:
 def _name(source: str) -> str:
     """A data set's name without the folders that it lies in."""
     return source if source.count("/") == 1 and not Path(source).exists() else Path(source).name
-
-
-def _plain(text: str) -> str:
-    """Text as text: no markup, one line."""
-    return " ".join("".join(f"\\{c}" if c in "\\`*_[]<>#|" else c for c in text if c.isprintable()).split())
 
 
 def _code(value: object) -> str:

@@ -40,7 +40,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "lm_eval_elude.mini": ({"attacks", "core", "metrics"}, {"torch", "tokenizers", "transformers"}),
     "lm_eval_elude.board": (
         {"lm_eval_elude", "attacks", "core", "documents", "metrics", "results", "results.page", "settings"},
-        {"jinja2", "lm_eval", "model_signing"},
+        {"huggingface_hub", "jinja2", "lm_eval", "model_signing"},
     ),
     "lm_eval_elude.cli": (
         {"lm_eval_elude", "attacks", "board", "build", "core", "llm", "results", "results.page"}, {"click"},

@@ -23,7 +23,16 @@ import click
 )  # fmt: skip
 @click.option("--dataset", default="", help="The data set, if it lies elsewhere now.")
 @click.option("--redact", is_flag=True, help="Withhold prompts and answers: keyed hashes, sums and counts stay.")
-def submit(results: Path, out: Path, dataset: str, redact: bool, **about: object) -> None:
+@click.option(
+    "--hub", metavar="ORG/NAME", help="Open a pull request with card and results on this model's repository; HF_TOKEN."
+)
+@click.option(
+    "--every-eval-ever", "exchange", type=click.Path(file_okay=False, path_type=Path),
+    help="Also write the files of Every Eval Ever's schema below this folder.",
+)  # fmt: skip
+def submit(
+    results: Path, out: Path, dataset: str, redact: bool, hub: str | None, exchange: Path | None, **about: object
+) -> None:
     """Pack a finished run of all of ELUDe (`lm_eval --tasks elude --log_samples`) so that others can check it.
 
     RESULTS is lm-eval's results file or a folder with one.
@@ -31,11 +40,14 @@ def submit(results: Path, out: Path, dataset: str, redact: bool, **about: object
     import os
     import shutil
 
+    from lm_eval_elude.board import publish
     from lm_eval_elude.board import submission as packed
     from lm_eval_elude.board.verify import verify
     from lm_eval_elude.core.records import DataError
     from lm_eval_elude.results.runs import Run
 
+    if hub:
+        publish.token(hub)
     run = Run(results)
     if (run.results.get("config") or {}).get("limit") is not None:
         raise DataError(f"{run.path}: was run with --limit; run lm_eval without it")
@@ -48,6 +60,12 @@ def submit(results: Path, out: Path, dataset: str, redact: bool, **about: object
         if verdict.findings:
             more = f" (and {len(verdict.findings) - 1} more)" if verdict.findings[1:] else ""
             raise DataError(f"{run.path}: cannot be submitted: {verdict.findings[0]}{more}")
+        if exchange:
+            click.echo(f"written: {publish.every_eval_ever(staged, exchange, verdict)}")
+        if hub:
+            own = packed.checkpoint_manifest(run.settings(run.tasks[0])) if not redact else None
+            card = own and own[0].with_name(publish.CARD)
+            click.echo(f"pull request: {publish.pull_request(hub, verdict, card if card and card.is_file() else None)}")
         os.chmod(staged, 0o755)
         os.rename(staged, out)
     except BaseException:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from lm_eval_elude import cli
 from lm_eval_elude.board import submission as packed
 from lm_eval_elude.results.runs import Run
 from tests.support import ROOT, run, small_data, write_run
@@ -36,6 +40,15 @@ def submission(folder: Path, run: Run, key: bytes = b"", **about: Any) -> Path:
     fields = {"model": "m", "base_model": "tiny", "method": "none", "submitter": "A. Nobody", "role": "original"}
     packed.pack(run, folder, packed.About(**(fields | about)), key)
     return folder
+
+
+def elude(capsys: Any, *arguments: Any) -> tuple[int, str, str]:
+    """Exit code, output and errors of the command."""
+    sys.argv = ["elude", *map(str, arguments)]
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    out, err = capsys.readouterr()
+    return int(left.value.code or 0), out, err
 
 
 # ---- altering

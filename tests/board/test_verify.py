@@ -12,14 +12,13 @@ from typing import Any
 
 import pytest
 
-from lm_eval_elude import cli
 from lm_eval_elude.board import submission as packed
 from lm_eval_elude.board.verify import verify
 from lm_eval_elude.core.chat import Renderer, load_tokenizer
 from lm_eval_elude.results.reference import is_distance
 from lm_eval_elude.results.runs import Run
 from tests.board import runs
-from tests.board.runs import hashed_again, load, store
+from tests.board.runs import elude, hashed_again, load, store
 
 
 @pytest.fixture
@@ -424,16 +423,6 @@ def test_markup_in_a_name_is_a_name(copy, data):
 
 
 # ---- packing and the commands
-def elude(capsys, *arguments: Any) -> tuple[int, str, str]:
-    import sys
-
-    sys.argv = ["elude", *map(str, arguments)]
-    with pytest.raises(SystemExit) as left:
-        cli.main()
-    out, err = capsys.readouterr()
-    return int(left.value.code or 0), out, err
-
-
 def test_the_commands(original, data, tmp_path, capsys):
     out = tmp_path / "mine"
     submit = ("submit", original.path, "--out", out, "--submitter", "A. Nobody", "--role", "original")

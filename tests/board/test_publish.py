@@ -1,0 +1,203 @@
+"""A submission told elsewhere: a pull request on a stand-in of the Hub, and Every Eval Ever's files."""
+
+import base64
+import hashlib
+import json
+import re
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import yaml
+from huggingface_hub import ModelCard, constants, parse_eval_result_entries
+
+from lm_eval_elude.board import publish
+from lm_eval_elude.board.verify import verify
+from lm_eval_elude.core.records import DataError
+from tests.board import runs
+
+CARD = """---
+license: mit
+model-index:
+- name: Mine
+  results:
+  - task: {type: text-generation}
+    dataset: {name: Other, type: some/other}
+    metrics: [{type: accuracy, value: 0.5}]
+---
+# My own words
+"""
+
+
+class Hub(BaseHTTPRequestHandler):
+    """The few endpoints that a pull request takes; ``server.files`` are the repository's, ``server.seen`` what came."""
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        content = self.server.files.get(self.path.rpartition("/")[2])
+        missing = {"X-Error-Code": "RepoNotFound" if "/no/where/" in self.path else "EntryNotFound"}
+        found = {"ETag": '"1"', "X-Repo-Commit": "0" * 40}
+        self.reply(404 if content is None else 200, (content or "").encode(), missing if content is None else found)
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        self.server.seen.append((self.path, self.headers["Authorization"], body))
+        files = [{"path": f["path"], "uploadMode": "regular", "shouldIgnore": False}
+                 for f in json.loads(body)["files"]] if "/preupload/" in self.path else []  # fmt: skip
+        commit = {"commitUrl": f"{constants.ENDPOINT}/org/name/commit/1", "commitOid": "1" * 40,
+                  "pullRequestUrl": self.server.request}  # fmt: skip
+        self.reply(200, json.dumps({"files": files} if files else commit).encode(), {})
+
+    def reply(self, status: int, content: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(content)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    place = f"http://127.0.0.1:{server.server_port}"
+    server.files, server.seen, server.request = {}, [], f"{place}/org/name/discussions/1"
+    for name, value in {
+        "ENDPOINT": place, "HUGGINGFACE_CO_URL_TEMPLATE": place + "/{repo_id}/resolve/{revision}/{filename}",
+        "HF_HUB_OFFLINE": False,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(constants, name, value)
+    monkeypatch.setenv("HF_TOKEN", "hf_of_the_environment")
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def committed(server) -> dict[str, str]:
+    """Files of the one commit."""
+    (body,) = [b for path, _, b in server.seen if path == "/api/models/org/name/commit/main?create_pr=1"]
+    lines = [json.loads(line) for line in body.splitlines()]
+    return {v["path"]: base64.b64decode(v["content"]).decode() for v in (x["value"] for x in lines) if "path" in v}
+
+
+@pytest.fixture(scope="module")
+def verdict(submitted, data):
+    return verify(submitted, data=str(data))
+
+
+def test_a_pull_request_has_the_card_with_the_numbers_and_keeps_what_the_repository_says(hub, verdict, monkeypatch):
+    hub.files["README.md"] = CARD
+    assert publish.pull_request("org/name", verdict, None) == hub.request
+    assert {token for _, token, _ in hub.seen} == {"Bearer hf_of_the_environment"}
+    (text,) = committed(hub).values()  # data of a folder are no benchmark of the Hub
+    card = ModelCard(text)
+    assert card.data.license == "mit" and card.data.model_name == "Mine" and card.text.strip() == "# My own words"
+    found = {r.metric_type: r.metric_value for r in card.data.eval_results}
+    assert found["accuracy"] == 0.5
+    assert found["forget_quality"] == round(verdict.numbers["elude"]["forget_quality"]["value"], 6)
+    # Again: numbers are replaced, not doubled.
+    hub.files["README.md"], hub.seen = text, []
+    publish.pull_request("org/name", verdict, None)
+    assert ModelCard(committed(hub)["README.md"]).data.eval_results == card.data.eval_results
+
+
+def test_published_data_give_the_hubs_own_results(hub, verdict, monkeypatch, tmp_path):
+    described = {"repository": "some/data", "revision": "0" * 40}
+    monkeypatch.setitem(verdict.submission.scored, "data", described)
+    own = tmp_path / "README.md"
+    own.write_text("---\nlicense: mit\n---\nThe checkpoint's card.\n")
+    publish.pull_request("org/name", verdict, own)
+    files = committed(hub)
+    assert "The checkpoint's card." in files["README.md"]
+    entries = parse_eval_result_entries(yaml.safe_load(files[".eval_results/elude.yaml"]))
+    assert [(e.dataset_id, e.task_id) for e in entries] == [
+        ("some/data", f"elude_{name}") for name in ("forget_quality", "retain_quality", "attacked_forget_quality")
+    ]
+    assert entries[0].value == round(verdict.numbers["elude"]["forget_quality"]["value"], 6)
+
+
+def test_a_hub_that_refuses_is_one_line_and_nothing_is_left(hub, original, tmp_path, capsys, monkeypatch):
+    out = tmp_path / "mine"
+    submit = ("submit", original.path, "--out", out, "--submitter", "A. Nobody", "--base-model", "b", "--role",
+              "original", "--hub")  # fmt: skip
+    code, _, err = runs.elude(capsys, *submit, "no/where")
+    assert code == 2 and len(err.splitlines()) == 1 and "no/where" in err and not list(tmp_path.iterdir())
+    assert not hub.seen
+    monkeypatch.delenv("HF_TOKEN")
+    code, _, err = runs.elude(capsys, *submit, "org/name")
+    assert code == 2 and "HF_TOKEN" in err and not list(tmp_path.iterdir())
+    monkeypatch.setenv("HF_TOKEN", "t")
+    code, printed, _ = runs.elude(capsys, *submit, "org/name", "--every-eval-ever", tmp_path / "eee")
+    assert code == 0 and hub.request in printed and out.is_dir() and list((tmp_path / "eee").rglob("*_samples.jsonl"))
+    with pytest.raises(DataError, match="HF_TOKEN"):
+        monkeypatch.delenv("HF_TOKEN")
+        publish.token("org/name")
+
+
+# ---- Every Eval Ever
+AGGREGATE = {
+    "schema_version", "evaluation_id", "retrieved_timestamp", "source_metadata", "eval_library", "model_info",
+    "evaluation_results",
+}  # fmt: skip
+INSTANCE = {
+    "schema_version", "evaluation_id", "model_id", "evaluation_name", "sample_id", "interaction_type", "input",
+    "output", "answer_attribution", "evaluation",
+}  # fmt: skip
+
+
+def strings(value, place=()):
+    """Values of all `additional_details`."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from item.values() if key == "additional_details" else strings(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from strings(item)
+
+
+def test_every_eval_evers_files_have_its_shape_and_the_verified_numbers(submitted, verdict, original, tmp_path):
+    file = publish.every_eval_ever(submitted, tmp_path, verdict)
+    place = file.relative_to(tmp_path)
+    assert place.parts[:2] == ("data", "elude") and len(place.parts) == 5
+    assert re.fullmatch(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}\.json", file.name)
+    found = json.loads(file.read_text())
+    assert found.keys() >= AGGREGATE and found["schema_version"] == "0.3.0"
+    assert found["model_info"]["id"] == "/".join(place.parts[2:4])
+    assert all(isinstance(text, str) for text in strings(found))
+    scores = {r["evaluation_result_id"]: r for r in found["evaluation_results"]}
+    assert len(scores) == len(found["evaluation_results"])
+    for result in scores.values():
+        metric = result["metric_config"]
+        assert metric["min_score"] <= result["score_details"]["score"] <= metric["max_score"]
+        task, name = result["evaluation_result_id"].split("/")
+        assert result["score_details"]["score"] == verdict.numbers[task][name]["value"]
+    lower = {key for key, result in scores.items() if result["metric_config"]["lower_is_better"]}
+    assert {"elude_forget/probability", "elude_retain/degenerate"} <= lower
+    assert not {"elude_forget/forget_quality", "elude_retain/probability", "elude/retain_quality"} & lower
+    detail = found["detailed_evaluation_results"]
+    content = (tmp_path / detail["file_path"]).read_bytes()
+    assert hashlib.sha256(content).hexdigest() == detail["checksum"]
+    rows = [json.loads(line) for line in content.decode().splitlines()]
+    assert len(rows) == detail["total_rows"] == sum(len(s) for t, s in verdict.samples.items() if t != "elude_mia")
+    for row in rows:
+        assert row.keys() >= INSTANCE and row["evaluation_id"] == found["evaluation_id"]
+        assert row["model_id"] == found["model_info"]["id"] and row["evaluation_result_id"] in scores
+    own = [row["evaluation"]["score"] for row in rows if row["evaluation_name"] == "elude_forget"]
+    assert own == [s.values["quality"] for s in original.samples("elude_forget")]
+    # The bundled model knows its facts: most of what it says is right, whatever a score makes of it.
+    assert sum(r["evaluation"]["is_correct"] for r in rows if r["evaluation_name"] == "elude_forget") >= len(own) / 2
+    again = publish.every_eval_ever(submitted, tmp_path / "again", verdict)
+    assert again.read_bytes() == file.read_bytes()
+
+
+def test_withheld_texts_are_not_written(original, tmp_path):
+    folder = runs.submission(tmp_path / "withheld", original, b"0" * 64, model="../.. / x")
+    file = publish.every_eval_ever(folder, tmp_path / "out", verify(folder))
+    assert "detailed_evaluation_results" not in json.loads(file.read_text())
+    assert [p for p in (tmp_path / "out").rglob("*") if p.is_file()] == [file]
