@@ -17,7 +17,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "lm_eval_elude": (set(), set()),
     "lm_eval_elude._autoload": ({"lm_eval_elude", "harness"}, {"lm_eval"}),
     "lm_eval_elude.core": (set(), {"datasets", "huggingface_hub", "pyarrow", "transformers", "torch"}),
-    "lm_eval_elude.metrics": ({"core"}, {"nltk", "numpy", "scipy", "sklearn", "rouge_score"}),
+    "lm_eval_elude.metrics": ({"core"}, {"nltk", "numpy", "scipy", "sklearn", "rouge_score", "threadpoolctl"}),
     "lm_eval_elude.results": ({"core", "metrics"}, {"scipy"}),
     "lm_eval_elude.results.page": ({"core", "metrics", "attacks", "results"}, {"jinja2"}),
     "lm_eval_elude.fetch": (set(), {"httpx2"}),
@@ -40,7 +40,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "lm_eval_elude.mini": ({"attacks", "core", "metrics"}, {"torch", "tokenizers", "transformers"}),
     "lm_eval_elude.board": (
         {"lm_eval_elude", "attacks", "core", "documents", "metrics", "results", "results.page", "settings"},
-        {"huggingface_hub", "jinja2", "lm_eval", "model_signing"},
+        {"huggingface_hub", "lm_eval", "model_signing", "numpy"},
     ),
     "lm_eval_elude.cli": (
         {"lm_eval_elude", "attacks", "board", "build", "core", "llm", "results", "results.page"}, {"click"},

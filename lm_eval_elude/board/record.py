@@ -12,13 +12,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from lm_eval_elude.board.submission import Withheld, sha256
 from lm_eval_elude.core import jsonio
 from lm_eval_elude.core.manifest import FILE_NAME, Manifest, file_hashes, read_manifest, write_atomically
 from lm_eval_elude.core.records import DataError
 from lm_eval_elude.metrics.estimates import Z95
+from lm_eval_elude.results.page import render
 from lm_eval_elude.results.runs import Run
 from lm_eval_elude.results.suites import ATTACK, CONTROL
 
@@ -117,12 +116,11 @@ def write(statement: Mapping[str, Any], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(jsonio.finite(statement), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     write_atomically(folder / JSON, text)
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).with_name("page")), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
-    page = environment.get_template("record.html.j2").render(
-        subject=statement["subject"], digest=sha256(folder / JSON), **jsonio.finite(statement["predicate"])
+    page = render(
+        Path(__file__).with_name("page") / "record.html.j2",
+        subject=statement["subject"],
+        digest=sha256(folder / JSON),
+        **jsonio.finite(statement["predicate"]),
     )
     write_atomically(folder / PAGE, page)
 

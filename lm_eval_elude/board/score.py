@@ -20,6 +20,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from lm_eval_elude.core.likelihood import harmonic_mean
 from lm_eval_elude.metrics.estimates import Z95, Estimate, Observation, average, mean_over_targets
 from lm_eval_elude.results.numbers import attack_numbers, membership_numbers, quality_numbers
@@ -110,12 +112,8 @@ def _share(value: float, ideal: float) -> float:
 
 def ranks(scores: Sequence[Score]) -> list[int]:
     """1 + how many are better by more than chance (95 %, as independent draws); who ties shares a rank."""
-
-    def better(a: Score, b: Score) -> bool:
-        error = math.hypot(*(0.0 if math.isnan(s.stderr) else s.stderr for s in (a, b)))
-        return a.value - b.value > Z95 * error
-
-    return [1 + sum(better(other, own) for other in scores) for own in scores]
+    values, errors = np.array([(s.value, 0.0 if math.isnan(s.stderr) else s.stderr) for s in scores]).reshape(-1, 2).T
+    return [1 + int((values - v > Z95 * np.hypot(errors, e)).sum()) for v, e in zip(values, errors, strict=True)]
 
 
 def row(samples: Mapping[str, Sequence[Sample]], numbers: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

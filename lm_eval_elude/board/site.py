@@ -6,7 +6,6 @@ made once for a submission's content. Tables, scores and ranks are formed anew e
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import math
@@ -19,8 +18,6 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from lm_eval_elude import __version__
 from lm_eval_elude.board import score as scores
 from lm_eval_elude.board import submission as packed
@@ -32,6 +29,7 @@ from lm_eval_elude.core.chat import Renderer, load_tokenizer
 from lm_eval_elude.core.manifest import write_atomically
 from lm_eval_elude.core.records import DataError
 from lm_eval_elude.results.comparison import NamedRun
+from lm_eval_elude.results.page import render
 from lm_eval_elude.results.page.page import write_report
 
 PAGE = Path(__file__).with_name("page")
@@ -51,8 +49,15 @@ class Built(NamedTuple):
 class Shown(Packed):
     """A submission's run as its report shows it: what its checkpoint is called here is nobody's business."""
 
+    def __init__(self, folder: Path, verdict: Verdict) -> None:
+        super().__init__(folder)
+        self._samples, self.numbers, self._docs = verdict.samples, verdict.numbers, verdict.docs
+
     def settings(self, task: str) -> dict[str, Any]:
         return {**super().settings(task), "checkpoint": []}
+
+    def rows(self, task: str) -> list[dict[str, Any]]:
+        return [{"doc": doc} for doc in self._docs[task]]
 
 
 def build(folder: Path, site: Path, *, data: str = "", tokenizer: str = "", processes: int = 0) -> Built:
@@ -159,11 +164,12 @@ def _form(folder: Path, site: Path, stamp: str, data: str, tokenizer: str) -> di
 
 def _tell(folder: Path, submission: Submission, verdict: Verdict, site: Path) -> dict[str, Any]:
     """What a table needs of a verified submission; its report is written."""
-    measured = scores.measure(verdict.samples, verdict.texts["elude_forget"], int(submission.scored["seed"]))
+    texts = [doc["generated"] for doc in verdict.docs["elude_forget"]]
+    measured = scores.measure(verdict.samples, texts, int(submission.scored["seed"]))
     if not submission.redacted:
-        run = Shown(folder)
-        run._samples = verdict.samples
-        write_report([NamedRun(submission.model, run)], site / "submissions" / f"{verdict.digest}.html")
+        write_report(
+            [NamedRun(submission.model, Shown(folder, verdict))], site / "submissions" / f"{verdict.digest}.html"
+        )
     return {
         "about": _about(submission),
         "table": _table(submission),
@@ -290,19 +296,18 @@ def _changes(site: Path, entries: Mapping[str, Mapping[str, Any]]) -> list[dict[
 def _write(site: Path, tables: list[dict[str, Any]], changes: Iterable[Mapping[str, Any]]) -> None:
     board = {"version": __version__, "score": " ".join(scores.__doc__.split("\n\n")[2].split()), "tables": tables}  # type: ignore[union-attr]
     write_atomically(site / "leaderboard.json", json.dumps(jsonio.finite(board), indent=1, ensure_ascii=False) + "\n")
-    environment = Environment(
-        loader=FileSystemLoader(PAGE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters["percent"] = _percent
-    environment.filters["day"] = lambda seconds: datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    style, script = ((PAGE / name).read_text(encoding="utf-8") for name in ("board.css", "board.js"))
-    page = environment.get_template("board.html.j2").render(
-        tables=jsonio.finite(tables), changes=list(changes), style=style, script=script, levels=LEVELS,
-        version=__version__,
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(), about=scores.__doc__,
+    said = {"changes": list(changes)}
+    filters: dict[str, Any] = {"percent": _percent, "day": _day}
+    page = render(
+        PAGE / "board.html.j2", filters, tables=jsonio.finite(tables), levels=LEVELS, version=__version__,
+        about=scores.__doc__, **said,
     )  # fmt: skip
     write_atomically(site / "index.html", page)
-    write_atomically(site / "feed.xml", environment.get_template("feed.xml.j2").render(changes=list(changes)))
+    write_atomically(site / "feed.xml", render(PAGE / "feed.xml.j2", filters, **said))
+
+
+def _day(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _percent(value: float | None, places: int = 1) -> str:

@@ -20,6 +20,7 @@ import unicodedata
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,7 @@ class Packed(Run):
     def samples(self, task: str) -> list[Sample]:
         return [withheld_sample(row) for row in self.rows(task)] if self.redacted else super().samples(task)
 
-    @property
+    @cached_property
     def redacted(self) -> bool:
         return bool(read(self.folder).redacted)
 

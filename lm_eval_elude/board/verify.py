@@ -60,7 +60,7 @@ class Verdict:
         level: of proof, "" where something is wrong.
         submission: its first file, where it could be read.
         samples, numbers: formed here, where the rows could be read.
-        texts: generated answers (of withheld ones the hashes) by task.
+        docs: the logged documents by task, which the samples were measured from.
         digest: what names the submission.
     """
 
@@ -69,7 +69,7 @@ class Verdict:
     level: str = ""
     submission: Submission | None = None
     samples: dict[str, list[Sample]] = field(default_factory=dict)
-    texts: dict[str, list[str]] = field(default_factory=dict)
+    docs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     numbers: dict[str, dict[str, Any]] = field(default_factory=dict)
     digest: str = ""
 
@@ -357,7 +357,7 @@ def _rows(
     run: Packed, task: str, asked: Sequence[dict[str, Any]], settings: Settings, template: Template, verdict: Verdict
 ) -> list[Sample]:
     """The samples of a task, each row checked; what is wrong becomes findings."""
-    samples, wrong, texts = [], [], []
+    samples, wrong, docs = [], [], []
     said = run.settings(task)
     if template._renderer and said["template"] != template._renderer.fingerprint:
         wrong.append("the template is not that of the tokenizer given")
@@ -366,7 +366,7 @@ def _rows(
         count += 1
         try:
             samples.append(_check_row(task, row, number, asked[number], settings, template, said))
-            texts.append(row["doc"].get("generated", ""))
+            docs.append(row["doc"])
         except (DataError, *_ODD) as error:
             told = str(error) if isinstance(error, DataError) else f"cannot be read ({error!r:.80})"
             wrong.append(f"row {number + 1}: {told}" if where else told)
@@ -375,7 +375,7 @@ def _rows(
     verdict.findings += [f"{task}, {line}" for line in wrong[:_MOST]]
     if len(wrong) > _MOST:
         verdict.findings.append(f"{task}, and {len(wrong) - _MOST} more")
-    verdict.texts[task] = texts
+    verdict.docs[task] = docs
     return samples
 
 
@@ -506,12 +506,12 @@ def _withheld(
     run: Packed, task: str, asked: Sequence[dict[str, Any]] | None, verdict: Verdict, hide: Withheld | None
 ) -> list[Sample]:
     """The samples of a task whose texts are withheld."""
-    said, samples, wrong, texts = run.settings(task), [], [], []
+    said, samples, wrong, docs = run.settings(task), [], [], []
     count = len(asked) if asked else said["n"]
     for number, (_, row) in enumerate(packed.packed_rows(run.sample_file(task), count)):
         try:
             samples.append(_check_withheld(task, row, number, said))
-            texts.append(row["doc"]["generated"])
+            docs.append(row["doc"])
             if asked and hide:
                 _demand("document", row["doc"]["document"], hide.document(asked[number]))
         except (DataError, *_ODD) as error:
@@ -522,7 +522,7 @@ def _withheld(
     if len({row.record for row in samples}) != len(samples) and task == "elude_forget" and asked is None:
         verdict.remarks.append(f"{task}: a record stands more than once")
     verdict.findings += [f"{task}, {line}" for line in wrong[:_MOST]]
-    verdict.texts[task] = texts
+    verdict.docs[task] = docs
     return samples
 
 

@@ -13,7 +13,6 @@ import types
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -24,6 +23,7 @@ MAX_DEPTH = 64  # lists and tables within each other
 MAX_DIGITS = 40  # of a whole number
 # A string (an unfinished one reaches to the end, so that one pass is enough) or a bracket.
 _TOKENS = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{]|[\]}]', re.DOTALL)
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # what may stand for half a character
 T = TypeVar("T")
 
 
@@ -40,11 +40,12 @@ def loads(text: str, where: str, *, nan: bool = False) -> Any:
     """
     try:
         _check_depth(text)
-        decimal = partial(_decimal, nan=nan)
         value = json.loads(
-            text, object_pairs_hook=_table, parse_int=_whole, parse_float=decimal, parse_constant=decimal
-        )
-        if not text.isascii() or "\\u" in text:
+            text, object_pairs_hook=_table, parse_int=_whole, parse_float=float if nan else _finite,
+            parse_constant=float if nan else _finite,
+        )  # fmt: skip
+        text.encode()
+        if _HALF.search(text):
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         half = error.object[error.start].encode("ascii", "backslashreplace").decode()
@@ -175,8 +176,8 @@ def _whole(digits: str) -> int:
     return int(digits)
 
 
-def _decimal(digits: str, nan: bool) -> float:
+def _finite(digits: str) -> float:
     value = float(digits)
-    if not (nan or math.isfinite(value)):
+    if not math.isfinite(value):
         raise ValueError(f"{digits[:40]} is no finite number")
     return value

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -45,8 +46,14 @@ def membership_attack(members: Sequence[Scored], others: Sequence[Scored], *, se
     Returns:
         Accuracy (mean, standard deviation over splits), and the signed AUC with its influence by record.
     """
+    return _membership_attack(tuple(members), tuple(others), seed)
+
+
+@lru_cache(maxsize=64)  # a report asks for the same several times
+def _membership_attack(members: tuple[Scored, ...], others: tuple[Scored, ...], seed: int) -> MembershipAttack:
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedShuffleSplit, cross_val_score
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
     n = min(len(members), len(others))
     if reason := _unusable(_values(members), _values(others), n):
@@ -59,7 +66,8 @@ def membership_attack(members: Sequence[Scored], others: Sequence[Scored], *, se
     losses = np.concatenate([_values(inside), _values(outside)])[:, None]
     labels = np.concatenate([np.ones(n), np.zeros(n)])
     splits = StratifiedShuffleSplit(n_splits=10, test_size=0.2, random_state=seed)
-    accuracies = cross_val_score(LogisticRegression(), losses, labels, cv=splits, scoring="accuracy")
+    with threadpool_limits(1):  # on so little, threads only wait for each other: ten times as long on a busy machine
+        accuracies = cross_val_score(LogisticRegression(), losses, labels, cv=splits, scoring="accuracy")
     area = auc([(record, -loss) for record, loss in inside], [(record, -loss) for record, loss in outside])
     return MembershipAttack(float(np.mean(accuracies)), float(np.std(accuracies)), area, n)
 

@@ -1,0 +1,42 @@
+"""Pages from templates: what is given to one is escaped, its own style and script stand inside, no other may run."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+
+def render(template: Path, filters: Mapping[str, Callable[..., str]] | None = None, **values: Any) -> str:
+    """A page.
+
+    Args:
+        template: ``NAME.html.j2``; ``NAME.css`` and ``NAME.js`` beside it are its ``style`` and ``script``, and
+            ``script_hash`` is what its policy allows to run.
+        filters: for values in it.
+        values: what it is given.
+    """
+    environment = _environment(template.parent)
+    environment.filters.update(filters or {})
+    for name, ending in (("style", ".css"), ("script", ".js")):
+        if (file := template.with_name(template.name.split(".")[0] + ending)).is_file():
+            values[name] = file.read_text(encoding="utf-8")
+    if "script" in values:
+        values["script_hash"] = base64.b64encode(hashlib.sha256(values["script"].encode()).digest()).decode()
+    return environment.get_template(template.name).render(values)
+
+
+@lru_cache(maxsize=4)
+def _environment(folder: Path) -> Environment:
+    return Environment(
+        loader=FileSystemLoader(folder),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )

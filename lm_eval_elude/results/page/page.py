@@ -17,8 +17,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from lm_eval_elude.attacks.text import telling_words, words
 from lm_eval_elude.core import jsonio
 from lm_eval_elude.core.manifest import FILE_NAME, read_manifest, write_atomically
@@ -26,6 +24,7 @@ from lm_eval_elude.core.records import QARecord, entity_name
 from lm_eval_elude.metrics.estimates import Estimate
 from lm_eval_elude.results import tables
 from lm_eval_elude.results.comparison import NamedRun, warnings
+from lm_eval_elude.results.page import render
 from lm_eval_elude.results.samples import Sample
 from lm_eval_elude.results.suites import ATTACK, CONTROL
 
@@ -49,22 +48,16 @@ def write_report(runs: Sequence[NamedRun], out: Path, title: str = "") -> None:
         OSError: the file cannot be written; an old one is left whole.
     """
     block = json.dumps(_payload(runs), ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
-    style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    environment = Environment(
-        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
     targets = dict.fromkeys(
         t for run in runs for task in run.run.tasks for t in run.run.settings(task).get("targets") or ()
     )
-    page = environment.get_template("page.html.j2").render(
+    page = render(
+        HERE / "page.html.j2",
         title=title or f"Unlearning {', '.join(list(targets)[:3])}{' …' if len(targets) > 3 else ''}",
         runs=runs,
         tables=tables.tables(runs),
         warnings=warnings(runs),
         about=[(run, _about(run)) for run in runs],
-        style=style,
-        script=script,
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         block=base64.b64encode(gzip.compress(block, mtime=0)).decode(),
     )
     write_atomically(out, page)

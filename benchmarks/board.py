@@ -1,0 +1,69 @@
+"""How long a leaderboard of a thousand submissions takes: the first build, and with one more.
+
+    python benchmarks/board.py runs/board/submissions/* [--count 1000]
+
+Copies of real submissions under other names. What a process remembers of a submission is forgotten before the next one,
+as a thousand different ones would make it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from lm_eval_elude.board import site
+from lm_eval_elude.board import submission as packed
+from lm_eval_elude.metrics import membership, text
+
+
+def copy(source: Path, out: Path, model: str) -> None:
+    """A submission under another name; its other files are shared."""
+    (out / packed.SAMPLES).mkdir(parents=True)
+    for name in packed.listing(source):
+        if name != packed.FILE_NAME:
+            os.link(source / name, out / name)
+    table = json.loads((source / packed.FILE_NAME).read_text(encoding="utf-8"))
+    (out / packed.FILE_NAME).write_text(json.dumps({**table, "model": model}), encoding="utf-8")
+
+
+def timed(board: Path, out: Path) -> tuple[site.Built, str]:
+    """What a build did, and its seconds on the clock and of processor time."""
+    start, before = time.perf_counter(), os.times()
+    done = site.build(board, out)
+    used = sum(a - b for a, b in zip(os.times()[:4], before[:4], strict=True))
+    return done, f"{time.perf_counter() - start:.1f} s, {used:.1f} s of processor time"
+
+
+def main() -> None:
+    """Make the copies, build twice, print both times."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("submissions", nargs="+", type=Path)
+    parser.add_argument("--count", type=int, default=1000)
+    asked = parser.parse_args()
+    verify = site.verify
+
+    def forgetful(*arguments: Any, **named: Any) -> Any:
+        membership._membership_attack.cache_clear()
+        text._tokenizer.cache_clear()
+        return verify(*arguments, **named)
+
+    site.verify = forgetful  # type: ignore[attr-defined]
+    with tempfile.TemporaryDirectory(dir=asked.submissions[0].parent) as folder:
+        board, out = Path(folder, "board"), Path(folder, "site")
+        for i in range(asked.count):
+            copy(asked.submissions[i % len(asked.submissions)], board / f"{i:05}", f"model {i}")
+        print(f"first build of {asked.count}:", *timed(board, out))
+        copy(asked.submissions[0], board / "new", "new")
+        print("with one more:", *timed(board, out))
+        size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
+        print(f"site: {size / 1e6:.0f} MB; peak {resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e3:.0f} MB")
+
+
+if __name__ == "__main__":
+    main()
