@@ -24,6 +24,7 @@ from lm_eval_elude.cli import cli
 from lm_eval_elude.core.records import DataError, QARecord
 from lm_eval_elude.core.targets import Target
 from tests.building.company import FACTS, TARGET
+from tests.support import ROOT
 
 LUMO = Target(TARGET, (), True)
 
@@ -114,3 +115,14 @@ def test_the_bundled_data_pass_the_rules(tmp_path):
     assert found == [], found
     done = CliRunner().invoke(cli, ["audit", "mini", "--out", str(tmp_path / "a.html"), "--sample", "5"])
     assert done.exit_code == 0 and (tmp_path / "a.html").stat().st_size > 5000, done.output
+
+
+def test_what_was_judged_of_elude_mini_is_of_its_rows_of_today():
+    files = sorted((ROOT / "docs" / "audit").glob("*.json"))
+    today = page("mini", rows_of("mini"), 100, 0)
+    for path in files:
+        table = json.loads(path.read_text())
+        assert f'"fingerprint": "{table["fingerprint"]}"' in today
+    text = (ROOT / "docs" / "building.md").read_text()
+    for one in merge(files):
+        assert f"| {one.subset} | {one.criterion} | {one.share * 100:.1f} % |" in text
