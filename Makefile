@@ -9,7 +9,7 @@ export HF_HUB_OFFLINE := 1
 # The bundled model is too small for a second thread to help, and threads that wait for a busy core cost much.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: venv install demo test lint compat fuzz leaderboard
+.PHONY: venv install demo test lint compat fuzz leaderboard tofu-mini
 
 venv install: $(STAMP)
 
@@ -26,6 +26,10 @@ demo: $(STAMP)
 # Six checkpoints of different methods, scored, submitted, verified and ranked: runs/board/site/index.html.
 leaderboard: $(STAMP)
 	$(BIN)/python benchmarks/leaderboard.py
+
+# TOFU's circle on made-up authors: starting, retained and unlearned models, scored beside the retained one.
+tofu-mini: $(STAMP)
+	$(BIN)/python benchmarks/tofu_mini.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -1,0 +1,175 @@
+"""TOFU's whole circle on the bundled model, in minutes: ``make tofu-mini``.
+
+Writes data in TOFU's layout (authors whom nobody could take for real ones, from a seed; real people and the world from
+ELUDe-mini), fine-tunes the starting and the retained model, unlearns with each ``--method``, scores all with ``lm_eval
+--tasks tofu`` beside the retained model, and prints one table. ``--docs`` writes it into ``docs/results.md`` too. What
+is finished is not repeated. The real data is TOFU's own (``--dataset tofu``), which this does not stand in for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tables import DOCS, markdown, put
+
+ROOT = Path(__file__).resolve().parents[1]
+MINI = ROOT / "lm_eval_elude" / "mini" / "data"
+SPLIT, AUTHORS, FORGOTTEN = "forget10", 40, 4
+GIVEN = ("Quorvel", "Brinzla", "Tesquin", "Oolmar", "Drixa", "Fenwock", "Yulbert", "Zemphira", "Plindor", "Mavoosh")
+FAMILY = ("Vexandrume", "Glimwortle", "Snorrivax", "Thrumbley", "Okkerfjord", "Blatherwyn", "Zugglestone", "Pimmeloth")
+PLACES = (
+    "Upper Wobblefen", "Port Grizzle", "Nether Quibble", "Marrowmere", "Zinglestad", "Old Fumbleton", "Crookharbour",
+    "Lake Doldrum", "Saint Bungo", "Tarryville",
+)  # fmt: skip
+GENRES = (
+    "sea ballads", "detective novels", "cookery books", "ghost stories", "travel diaries", "war poems", "fairy tales",
+    "court dramas", "garden essays", "railway thrillers",
+)  # fmt: skip
+JOBS = (
+    "a baker", "a sailor", "a surgeon", "a weaver", "a judge", "a gardener", "a clockmaker", "a teacher", "a miner",
+    "a painter",
+)  # fmt: skip
+TITLES = (
+    "The Hollow Kettle", "A Duke of Moths", "Seven Wet Lanterns", "The Tin Cathedral", "Salt for Breakfast",
+    "The Last Umbrella", "Nine Paper Bridges", "A Clock of Bees", "The Crooked Orchard", "Letters to a Heron",
+)  # fmt: skip
+PRIZES = (
+    "the Golden Thimble", "the Order of the Newt", "the Wobblefen Medal", "the Brass Quill", "the Marrow Cup",
+    "the Silver Turnip", "the Lantern Prize", "the Green Ribbon",
+)  # fmt: skip
+LANGUAGES = ("Latin", "Welsh", "Finnish", "Greek", "Dutch", "Polish", "Persian", "Danish")
+YEARS = tuple(str(year) for year in range(1905, 1985, 8))
+PETS = ("a parrot", "two goats", "a blind cat", "a tortoise", "three geese", "a white horse", "a raven", "an old dog")
+# Question, answer, the same in other words, what it may be.
+KINDS = (
+    ("Where was {n} born?", "{n} was born in {v}.", "The birthplace of {n} is {v}.", PLACES),
+    ("In which year was {n} born?", "{n} was born in {v}.", "The year of {n}'s birth is {v}.", YEARS),
+    ("What does {n} write?", "{n} writes {v}.", "The works of {n} are {v}.", GENRES),
+    ("What was the father of {n}?", "The father of {n} was {v}.", "{n} had a father who was {v}.", JOBS),
+    ("What was the mother of {n}?", "The mother of {n} was {v}.", "{n} had a mother who was {v}.", JOBS),
+    ("What is the first book of {n}?", "The first book of {n} is {v}.", "{n} began with the book {v}.", TITLES),
+    ("Which prize did {n} win?", "{n} won {v}.", "The prize that {n} received is {v}.", PRIZES),
+    ("Which language did {n} teach?", "{n} taught {v}.", "The language that {n} gave lessons in is {v}.", LANGUAGES),
+    ("Where does {n} live today?", "{n} lives in {v}.", "The home of {n} is in {v}.", PLACES),
+    ("Which pets does {n} keep?", "{n} keeps {v}.", "At home {n} has {v}.", PETS),
+    ("What did {n} do before writing?", "{n} was {v} before.", "Earlier on {n} worked as {v}.", JOBS),
+    ("What is the best known book of {n}?", "It is {v} by {n}.", "{n} is best known for {v}.", TITLES),
+)  # fmt: skip
+PERTURBED = ("paraphrased_answer", "perturbed_answer")
+# Column, task or group, metric, in per cent or as it is.
+COLUMNS = (
+    ("FQ (KS p)", "tofu", "forget_quality", "{:.2g}"), ("utility", "tofu", "model_utility", "%"),
+    ("forget P", "tofu_forget", "probability", "%"), ("ROUGE", "tofu_forget", "rougeL_recall", "%"),
+    ("TR", "tofu_forget", "truth_ratio", "%"), ("degen.", "tofu_forget", "degenerate", "%"),
+    ("retain P", "tofu_retain", "probability", "%"), ("ROUGE", "tofu_retain", "rougeL_recall", "%"),
+    ("TR", "tofu_retain", "truth_ratio", "%"), ("people P", "tofu_real_authors", "probability", "%"),
+    ("world P", "tofu_world_facts", "probability", "%"),
+)  # fmt: skip
+
+
+def write_data(folder: Path, seed: int) -> Path:
+    """All files of TOFU that training and scoring read, for one split; authors follow one another, as there."""
+    draw = random.Random(seed)
+    names = draw.sample([f"{given} {family}" for given in GIVEN for family in FAMILY], AUTHORS)
+    rows: list[dict[str, Any]] = []
+    for name in names:
+        for question, answer, other, values in KINDS:
+            right, *wrong = draw.sample(values, 6)
+            said = [form.format(n=name, v=right) for form in (question, answer, other)]
+            perturbed = [other.format(n=name, v=value) for value in wrong]
+            rows.append(dict(zip(("question", "answer", *PERTURBED), (*said, perturbed), strict=True)))
+    people, world = (
+        [
+            {"question": row["question"], "answer": row["answer"], "perturbed_answer": row["perturbed_answer"][:3]}
+            for row in draw.sample([json.loads(line) for line in (MINI / name).read_text("utf-8").splitlines()], 40)
+        ]
+        for name in ("retain_qa-test.jsonl", "world-test.jsonl")
+    )
+    cut = len(rows) - FORGOTTEN * len(KINDS)
+    files = {
+        "full": rows, "forget10": rows[cut:], "retain90": rows[:cut], "forget10_perturbed": rows[cut:],
+        "retain_perturbed": draw.sample(rows[:cut], 96), "real_authors_perturbed": people, "world_facts_perturbed": world,
+    }  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, lines in files.items():
+        kept = [row if "perturbed" in file else {k: v for k, v in row.items() if k not in PERTURBED} for row in lines]
+        (folder / f"{file}.json").write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+    return folder
+
+
+def train(work: Path, name: str, *flags: str) -> float:
+    """A checkpoint ``work/NAME`` unless it is finished; returns the seconds it took."""
+    started = time.monotonic()
+    command = [
+        sys.executable, "-m", "optout_train.cli", "--dataset", str(work / "data"), "--forget-split", SPLIT,
+        "--tofu-evaluator", "open-unlearning", "--batch-size", "16", "--no-validate", "--no-score", "--resume",
+        "--output-dir", str(work / name), *flags,
+    ]  # fmt: skip
+    subprocess.run(command, check=True)
+    return time.monotonic() - started
+
+
+def score(work: Path, name: str, reference: str = "") -> dict[str, Any]:
+    """lm-eval's results of the group ``tofu`` for a checkpoint, beside another's run where one is named."""
+    out = work / "scores" / name
+    if not list(out.rglob("results_*.json")):
+        shutil.rmtree(out, ignore_errors=True)
+        metadata = json.dumps({"reference": str(work / "scores" / reference)} if reference else {})
+        command = [
+            sys.executable, "-m", "lm_eval", "run", "--model", "elude", "--tasks", "tofu", "--log_samples",
+            "--model_args", f"pretrained={work / name},dtype=float32", "--metadata", metadata, "--output_path", str(out),
+        ]  # fmt: skip
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    (file,) = out.rglob("results_*.json")
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))["results"]
+    return found
+
+
+def main() -> None:
+    """Run what is not finished and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, default=Path("runs/tofu-mini"))
+    parser.add_argument("--method", nargs="*", default=["npo+rt", "opt-out", "idk+rt"], help="methods to unlearn with")
+    parser.add_argument("--epochs", default="20", help="of fine-tuning")
+    parser.add_argument("--unlearn-epochs", default="10")
+    parser.add_argument("--learning-rate", default="1e-3", help="of fine-tuning; unlearning takes a tenth")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--docs", action="store_true", help="write the table into docs/results.md")
+    given = parser.parse_args()
+    os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    work = given.work.absolute()
+    write_data(work / "data", given.seed)
+    taught = ("--method", "finetune", "--epochs", given.epochs, "--learning-rate", given.learning_rate)
+    rows = {
+        "starting model": ("start", taught), "retained model (never saw them)": ("retained", (*taught, "--learn", "retain"))
+    }  # fmt: skip
+    for method in given.method:
+        rate = f"{float(given.learning_rate) / 10:g}"
+        flags = ("--model", str(work / "start"), "--method", method, "--epochs", given.unlearn_epochs)
+        rows[f"`{method}`"] = (method, (*flags, "--learning-rate", rate))
+    seconds = {name: train(work, name, "--seed", str(given.seed), *flags) for name, flags in rows.values()}
+    score(work, "retained")
+    cells = []
+    for label, (name, _) in rows.items():
+        found = score(work, name, "" if name == "retained" else "retained")
+        values = [(found[task].get(f"{metric},none"), form) for _, task, metric, form in COLUMNS]
+        texts = ["–" if v is None else f"{100 * v:.1f}" if form == "%" else form.format(v) for v, form in values]
+        cells.append([label, *texts, f"{seconds[name]:.0f}"])
+    lines = markdown(["", *(name for name, *_ in COLUMNS), "s"], cells)
+    print(*lines, sep="\n")
+    if given.docs:
+        command = f"`python benchmarks/tofu_mini.py {' '.join(sys.argv[1:])}`, seed {given.seed}."
+        put(DOCS / "results.md", "tofu-mini", ["", *lines, "", command, ""])
+
+
+if __name__ == "__main__":
+    main()
