@@ -90,14 +90,15 @@ def write_data(folder: Path, seed: int) -> Path:
     people, world = (
         [
             {"question": row["question"], "answer": row["answer"], "perturbed_answer": row["perturbed_answer"][:3]}
-            for row in draw.sample([json.loads(line) for line in (MINI / name).read_text("utf-8").splitlines()], 40)
+            for row in draw.sample([json.loads(line) for line in (MINI / name).read_text("utf-8").splitlines()], 24)
         ]
         for name in ("retain_qa-test.jsonl", "world-test.jsonl")
     )
     cut = len(rows) - FORGOTTEN * len(KINDS)
     files = {
         "full": rows, "forget10": rows[cut:], "retain90": rows[:cut], "forget10_perturbed": rows[cut:],
-        "retain_perturbed": draw.sample(rows[:cut], 96), "real_authors_perturbed": people, "world_facts_perturbed": world,
+        "retain_perturbed": draw.sample(rows[:cut], 60), "real_authors_perturbed": people,
+        "world_facts_perturbed": world,
     }  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     for file, lines in files.items():
@@ -126,7 +127,8 @@ def score(work: Path, name: str, reference: str = "") -> dict[str, Any]:
         metadata = json.dumps({"reference": str(work / "scores" / reference)} if reference else {})
         command = [
             sys.executable, "-m", "lm_eval", "run", "--model", "elude", "--tasks", "tofu", "--log_samples",
-            "--model_args", f"pretrained={work / name},dtype=float32", "--metadata", metadata, "--output_path", str(out),
+            "--model_args", f"pretrained={work / name},dtype=float32", "--metadata", metadata,
+            "--output_path", str(out),
         ]  # fmt: skip
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     (file,) = out.rglob("results_*.json")
@@ -139,7 +141,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, default=Path("runs/tofu-mini"))
     parser.add_argument("--method", nargs="*", default=["npo+rt", "opt-out", "idk+rt"], help="methods to unlearn with")
-    parser.add_argument("--epochs", default="20", help="of fine-tuning")
+    parser.add_argument("--epochs", default="8", help="of fine-tuning")
     parser.add_argument("--unlearn-epochs", default="10")
     parser.add_argument("--learning-rate", default="1e-3", help="of fine-tuning; unlearning takes a tenth")
     parser.add_argument("--seed", type=int, default=0)
@@ -150,7 +152,8 @@ def main() -> None:
     write_data(work / "data", given.seed)
     taught = ("--method", "finetune", "--epochs", given.epochs, "--learning-rate", given.learning_rate)
     rows = {
-        "starting model": ("start", taught), "retained model (never saw them)": ("retained", (*taught, "--learn", "retain"))
+        "starting model": ("start", taught),
+        "retained model (never saw them)": ("retained", (*taught, "--learn", "retain")),
     }  # fmt: skip
     for method in given.method:
         rate = f"{float(given.learning_rate) / 10:g}"
@@ -167,8 +170,12 @@ def main() -> None:
     lines = markdown(["", *(name for name, *_ in COLUMNS), "s"], cells)
     print(*lines, sep="\n")
     if given.docs:
-        command = f"`python benchmarks/tofu_mini.py {' '.join(sys.argv[1:])}`, seed {given.seed}."
-        put(DOCS / "results.md", "tofu-mini", ["", *lines, "", command, ""])
+        facts = len(KINDS)
+        note = (
+            f"{AUTHORS} authors of {facts} questions, {FORGOTTEN} forgotten; seed {given.seed}, {given.epochs} epochs "
+            f"of fine-tuning at {given.learning_rate}, {given.unlearn_epochs} of unlearning at a tenth; s: of training."
+        )
+        put(DOCS / "results.md", "tofu-mini", ["", *lines, "", note, ""])
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ COMMANDS = {
         "known",
         "audit",
         "report",
+        "tables",
         "submit",
         "verify",
         "leaderboard",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -9,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lm_eval_elude.core.manifest import FILE_NAME
 from lm_eval_elude.core.records import DataError
 from lm_eval_elude.metrics.estimates import Z95, Estimate, difference
 from lm_eval_elude.results.reference import beside
@@ -62,6 +64,18 @@ class NamedRun:
         return found if isinstance(found, dict) else {}
 
 
+def checkpoint(run: NamedRun) -> Path | None:
+    """The folder of the checkpoint that was scored, None where what lies there now is not it."""
+    for said in run.run.settings(run.run.tasks[0]).get("checkpoint") or ():
+        folders = (Path(str(said.get("name", ""))), *run.run.path.absolute().parents[:4])
+        for folder in folders:
+            file = folder / FILE_NAME
+            digest = hashlib.sha256(file.read_bytes()).hexdigest() if "manifest" in said and file.is_file() else ""
+            if digest and digest == said["manifest"]:
+                return folder
+    return None
+
+
 class Change(NamedTuple):
     """How one number differs between two runs.
 
@@ -93,13 +107,14 @@ def change(after: Estimate, before: Estimate) -> Change:
     return Change(found, len(after.influence.keys() & before.influence.keys()), p_value)
 
 
-def named_runs(paths: Sequence[str], reference: str = "") -> list[NamedRun]:
+def named_runs(paths: Sequence[str], reference: str = "", *, utility: bool = False) -> list[NamedRun]:
     """The runs that a user names.
 
     Args:
         paths: results files or folders, or ``NAME=PATH``; a folder stands for every results file below it, each run
             called by the folder that it lies in, in the order in which they were made.
         reference: one of these names, or another path; "" for none.
+        utility: whether a run of the utility benchmarks alone is one, too.
 
     Raises:
         DataError: there is no results file, or it is not one of ours.
@@ -109,7 +124,10 @@ def named_runs(paths: Sequence[str], reference: str = "") -> list[NamedRun]:
     for name, _ in found:
         twice = [n for n in names if re.fullmatch(rf"{re.escape(name)}( \d+)?", n)]
         names.append(f"{name} {len(twice) + 1}" if twice else name)
-    runs = [NamedRun(name, Run(file), name == reference) for name, (_, file) in zip(names, found, strict=True)]
+    runs = [
+        NamedRun(name, Run(file, utility=utility), name == reference)
+        for name, (_, file) in zip(names, found, strict=True)
+    ]
     if reference and not any(run.reference for run in runs):
         (name, file), *more = _files(reference)
         if more:

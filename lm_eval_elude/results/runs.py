@@ -12,7 +12,7 @@ from lm_eval_elude.core.likelihood import TruthRatioMean
 from lm_eval_elude.core.records import DataError, given
 from lm_eval_elude.results.numbers import report
 from lm_eval_elude.results.samples import Sample
-from lm_eval_elude.results.suites import GROUPS, suite, task_report
+from lm_eval_elude.results.suites import GROUPS, UTILITY, suite, task_report
 
 
 class Run:
@@ -20,12 +20,13 @@ class Run:
 
     Args:
         path: the results file, or a folder with exactly one below it.
+        utility: whether the utility benchmarks count as tasks of ours.
 
     Raises:
         DataError: there is no such file, it is not lm-eval's, or it has no task of ours.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, utility: bool = False) -> None:
         self.path = _results_file(Path(path))
         found = jsonio.load(self.path, nan=True)
         if not isinstance(found, dict) or not all(isinstance(found.get(k), dict) for k in ("results", "configs")):
@@ -34,7 +35,7 @@ class Run:
             jsonio.check(found[part], dict[str, dict[str, Any]], f"{self.path}: field {part!r}")
         self.results: dict[str, Any] = found
         self.tasks = [task for task in found["configs"] if suite(task) and task in found["results"]]
-        if not self.tasks:
+        if not self.tasks and not (utility and UTILITY in found["results"]):
             raise DataError(f"{self.path}: no task of ELUDe in it")
         self._samples: dict[str, list[Sample]] = {}
 

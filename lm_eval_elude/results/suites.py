@@ -21,6 +21,13 @@ from lm_eval_elude.results.samples import Sample, answered, compared
 
 ATTACK = "elude_attack_"
 CONTROL = f"{ATTACK}none"
+# The group of the paper's utility benchmarks; column of its table -> the harness's task or group, all without examples
+# and by plain accuracy.
+UTILITY = "elude_utility"
+BENCHMARKS = {
+    "ARC-C": "arc_challenge", "CSQA": "commonsense_qa", "Hella.": "hellaswag", "Lamba.": "lambada_openai",
+    "MMLU": "mmlu", "OBQA": "openbookqa", "PIQA": "piqa", "Wino.": "winogrande",
+}  # fmt: skip
 Tasks = Mapping[str, Sequence[Sample]]
 
 

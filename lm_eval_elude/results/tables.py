@@ -105,7 +105,7 @@ def differences(runs: Sequence[NamedRun]) -> Table:
                 continue
             shared.append(str(found.shared))
             p = found.p_value
-            row.append(Cell(f"{100 * found.estimate.value:+.1f}", _range(*found.interval, "+.1f")))
+            row.append(Cell(f"{100 * found.estimate.value:+.1f}", span(*found.interval, "+.1f")))
             row.append(Cell("–" if math.isnan(p) else "< 0.001" if p < 0.001 else f"{p:.3f}"))
         rows.append([*row, Cell(" / ".join(dict.fromkeys(shared)) or "–")])
     caption = (
@@ -128,7 +128,7 @@ def distance(runs: Sequence[NamedRun]) -> Table:
             found = run.estimates.get(key)
             half = Z95 * found.stderr if found else math.nan
             row.append(
-                Cell(f"{100 * found.value:+.1f}", _range(found.value - half, found.value + half, "+.1f"))
+                Cell(f"{100 * found.value:+.1f}", span(found.value - half, found.value + half, "+.1f"))
                 if found and not math.isnan(found.value)
                 else Cell("–")
             )
@@ -172,7 +172,7 @@ def membership(runs: Sequence[NamedRun]) -> Table:
     rows = []
     for run in having:
         accuracy, spread = (run.estimates["elude_mia", m].value for m in ("mia_accuracy", "mia_accuracy_std"))
-        said = Cell(_percent(accuracy), "" if math.isnan(spread) else f"± {_percent(spread)}")
+        said = Cell(percent(accuracy), "" if math.isnan(spread) else f"± {percent(spread)}")
         rows.append(
             [
                 Cell(_title(run)),
@@ -199,21 +199,24 @@ def by_target(runs: Sequence[NamedRun]) -> Table:
 
 def markdown(runs: Sequence[NamedRun]) -> str:
     """All tables and warnings, for a terminal or a paper."""
-    parts = []
-    for table in tables(runs):
-        head = [f"{group} {name}" if group else name for name, group in zip(table.head, _spread(table), strict=True)]
-        grid = [[_plain(text) for text in head]]
-        grid += [[_plain(f"{c.text} {c.small}".strip()) for c in row] for row in table.rows]
-        widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
-        lines = [
-            _line([t.ljust(w) if i == 0 else t.rjust(w) for i, (t, w) in enumerate(zip(row, widths, strict=True))])
-            for row in grid
-        ]
-        lines.insert(1, _line(["-" * w if i == 0 else "-" * (w - 1) + ":" for i, w in enumerate(widths)]))
-        parts.append(f"### {_plain(table.name)}\n\n{table.caption}\n\n" + "\n".join(lines))
+    parts = [grid(table) for table in tables(runs)]
     if said := warnings(runs):
         parts.append("### Mind\n\n" + "\n".join(f"- {_plain(text)}" for text in said))
     return "\n\n".join(parts) + "\n"
+
+
+def grid(table: Table) -> str:
+    """A table in Markdown, with its name and caption."""
+    head = [f"{group} {name}" if group else name for name, group in zip(table.head, _spread(table), strict=True)]
+    cells = [[_plain(text) for text in head]]
+    cells += [[_plain(f"{c.text} {c.small}".strip()) for c in row] for row in table.rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [
+        _line([t.ljust(w) if i == 0 else t.rjust(w) for i, (t, w) in enumerate(zip(row, widths, strict=True))])
+        for row in cells
+    ]
+    lines.insert(1, _line(["-" * w if i == 0 else "-" * (w - 1) + ":" for i, w in enumerate(widths)]))
+    return f"### {_plain(table.name)}\n\n{table.caption}\n\n" + "\n".join(lines)
 
 
 def rows(runs: Sequence[NamedRun]) -> Iterator[dict[str, Any]]:
@@ -281,7 +284,7 @@ def _title(run: NamedRun) -> str:
 def _cell(estimate: Estimate | None) -> Cell:
     if estimate is None:
         return Cell("–")
-    return Cell(_percent(estimate.value), "" if math.isnan(estimate.stderr) else _range(*estimate.interval))
+    return Cell(percent(estimate.value), "" if math.isnan(estimate.stderr) else span(*estimate.interval))
 
 
 def _number(row: dict[str, Any] | None) -> Cell:
@@ -289,14 +292,14 @@ def _number(row: dict[str, Any] | None) -> Cell:
     if row is None:
         return Cell("–")
     low, high = (min(1.0, max(0.0, row["value"] + sign * Z95 * row["stderr"])) for sign in (-1, 1))
-    return Cell(_percent(row["value"]), "" if math.isnan(row["stderr"]) else _range(low, high))
+    return Cell(percent(row["value"]), "" if math.isnan(row["stderr"]) else span(low, high))
 
 
-def _range(low: float, high: float, form: str = ".1f") -> str:
+def span(low: float, high: float, form: str = ".1f") -> str:
     return "" if math.isnan(low) else f"[{100 * low:{form}}, {100 * high:{form}}]"
 
 
-def _percent(value: float) -> str:
+def percent(value: float) -> str:
     return "–" if math.isnan(value) else f"{100 * value:.1f}"
 
 

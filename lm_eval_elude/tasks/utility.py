@@ -8,13 +8,9 @@ from typing import Any
 from lm_eval.api.group import Group
 from lm_eval.tasks import TaskManager
 
+from lm_eval_elude.results.suites import BENCHMARKS
 from lm_eval_elude.settings import one_of, read_metadata
 
-# Column of the paper's table -> the harness's task or group; all without examples, all by plain accuracy.
-BENCHMARKS = {
-    "ARC-C": "arc_challenge", "CSQA": "commonsense_qa", "Hella.": "hellaswag", "Lamba.": "lambada_openai",
-    "MMLU": "mmlu", "OBQA": "openbookqa", "PIQA": "piqa", "Wino.": "winogrande",
-}  # fmt: skip
 FAST = 100  # documents of each task with `utility: fast` in --metadata
 KEYS = {"utility": one_of(("full", "fast"))}
 

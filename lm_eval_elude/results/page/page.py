@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import gzip
-import hashlib
 import json
 import math
 import shlex
@@ -19,11 +18,11 @@ from typing import Any
 
 from lm_eval_elude.attacks.text import telling_words, words
 from lm_eval_elude.core import jsonio
-from lm_eval_elude.core.manifest import FILE_NAME, read_manifest, write_atomically
+from lm_eval_elude.core.manifest import read_manifest, write_atomically
 from lm_eval_elude.core.records import QARecord, entity_name
 from lm_eval_elude.metrics.estimates import Estimate
 from lm_eval_elude.results import tables
-from lm_eval_elude.results.comparison import NamedRun, warnings
+from lm_eval_elude.results.comparison import NamedRun, checkpoint, warnings
 from lm_eval_elude.results.page import render
 from lm_eval_elude.results.samples import Sample
 from lm_eval_elude.results.suites import ATTACK, CONTROL
@@ -181,21 +180,6 @@ def _thinned(points: list[list[float]]) -> list[list[float]]:
     size = math.ceil(len(points) / POINTS)
     groups = [points[i : i + size] for i in range(0, len(points), size)]
     return [[round(sum(column) / len(group), 6) for column in zip(*group, strict=True)] for group in groups]
-
-
-def checkpoint(run: NamedRun) -> Path | None:
-    """The folder of the checkpoint that was scored, None where what lies there now is not it."""
-    for said in run.run.settings(run.run.tasks[0]).get("checkpoint") or ():
-        folders = (Path(str(said.get("name", ""))), *run.run.path.absolute().parents[:4])
-        for folder in folders:
-            file = folder / FILE_NAME
-            if "manifest" in said and file.is_file() and _digest(file) == said["manifest"]:
-                return folder
-    return None
-
-
-def _digest(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 # ---- answers

@@ -1,0 +1,212 @@
+"""`elude tables`: the paper's values, rows named by manifests, means over targets, missing cells, and the plan."""
+
+import csv
+import hashlib
+import io
+import json
+import shlex
+import statistics
+import xml.etree.ElementTree as ET
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import hmean
+
+from lm_eval_elude.cli import main
+from lm_eval_elude.core.manifest import FILE_NAME, Manifest, write_manifest
+from lm_eval_elude.results import paper, paper_files, plan
+from lm_eval_elude.results.comparison import named_runs
+from lm_eval_elude.results.runs import Run
+from lm_eval_elude.results.suites import BENCHMARKS
+from optout_train.config import METHODS, build_config
+from tests.results.made import SETS, made_run
+from tests.support import GOLDEN
+
+RONALDO, MESSI = "Cristiano Ronaldo", "Lionel Messi"
+
+
+@pytest.mark.parametrize("row", json.loads((GOLDEN / "paper_rows.json").read_text()), ids=lambda r: r["method"])
+def test_the_papers_values_are_exact_and_make_its_own_means(row):
+    model, method = paper.MODELS["Phi" in row["model"]], row["method"].lower()
+    fq, rq, *eight, mean = paper.PAPER["main"][model][method]
+    parts = paper.PAPER["full"][model][method]
+    assert (fq, rq) == (row["forget_quality"], row["retain_quality"])
+    assert parts == [*row["forget"], *row["retain"], *row["world"]]
+    shares = np.array(parts) / 100
+    assert 100 * hmean([1 - shares[0], 1 - shares[1], shares[2]]) == pytest.approx(fq, abs=0.13)
+    assert (100 * hmean(shares[3:]) if shares[3:].all() else 0) == pytest.approx(rq, abs=0.13)
+    assert statistics.mean(eight) == pytest.approx(mean, abs=0.1)
+
+
+def checkpoint(folder: Path, method: str, target: str, **settings) -> dict:
+    """A folder with nothing but a manifest, as a results file calls it."""
+    folder.mkdir(parents=True)
+    known = build_config({"target": (target,), "method": method, "model": "org/Phi-3.5-mini-instruct", **settings})
+    write_manifest(folder, Manifest(
+        (target,), "mini", method, settings=known.to_json(), base_model={"name": known.model},
+        epochs=[{"epoch": 0}, {"epoch": 2}],
+    ))  # fmt: skip
+    return {"name": str(folder), "manifest": hashlib.sha256((folder / FILE_NAME).read_bytes()).hexdigest()}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    base = tmp_path_factory.mktemp("paper")
+    jobs = [
+        ("a", "npo+rt", RONALDO, 0.3, {}), ("b", "npo+rt", MESSI, 0.1, {"seed": 1}),
+        ("c", "opt-out", RONALDO, 0.2, {}), ("d", "opt-out", RONALDO, 0.4, {"transport_weight": 10.0}),
+        ("e", "npo+rt", RONALDO, 0.2, {"retain_weight": 0.0}),
+    ]  # fmt: skip
+    for name, method, target, known, settings in jobs:
+        said = checkpoint(base / "models" / name, method, target, **settings)
+        made_run(
+            base / "runs" / name, known=known, says="He was there.", entity=target, seed=ord(name), checkpoint=said
+        )
+    made_run(base / "runs" / "original", known=0.9, tasks=tuple(SETS))
+    found = json.loads((base / "runs" / "a" / "results_2026.json").read_text())
+    rows = {task: {"acc,none": 0.5 + i / 100, "acc_stderr,none": 0.01} for i, task in enumerate(BENCHMARKS.values())}
+    found |= {
+        "results": {**rows, "elude_utility": {"acc,none": 0.535, "acc_stderr,none": 0.004, "sample_len": 80}},
+        "configs": {task: {} for task in rows}, "n-samples": {task: {"effective": 10} for task in rows},
+        "config": {"model_args": {"pretrained": str(base / "models" / "c")}, "model_num_parameters": 3_800_000},
+        "total_evaluation_time_seconds": "61.5",
+    }  # fmt: skip
+    (base / "runs" / "utility").mkdir()
+    (base / "runs" / "utility" / "results_2026.json").write_text(json.dumps(found))
+    return base / "runs"
+
+
+@pytest.fixture(scope="module")
+def rows(folder):
+    return paper.rows(named_runs([str(folder)], utility=True))
+
+
+def test_rows_are_named_by_method_and_by_the_settings_that_differ(rows):
+    named = {(row.base, row.name): row.runs for row in rows}
+    base = "Phi-3.5-mini-instruct"
+    assert named == {
+        (base, "npo+rt"): 2, (base, "npo+rt world only"): 1, ("made-up", "original"): 1,
+        (base, "opt-out, transport-weight 0.1"): 2, (base, "opt-out, transport-weight 10.0"): 1,
+    }  # fmt: skip
+
+
+def test_values_are_averaged_over_targets_before_fq_and_rq_are_formed(rows, folder):
+    (row,) = (row for row in rows if row.name == "npo+rt")
+    parts = {}
+    for name in ("a", "b"):
+        run = Run(folder / name)
+        for task in SETS:
+            for metric in ("probability", "rougeL_recall", "truth_ratio"):
+                mean = np.mean([s.values[metric] for s in run.samples(task)])
+                parts.setdefault((task, metric), []).append(mean)
+    shares = [np.mean(values) for values in parts.values()]
+    fq = hmean([1 - shares[0], 1 - shares[1], shares[2]])
+    assert row.numbers["elude_quality", "forget_quality"].value == pytest.approx(fq)
+    assert row.numbers["elude_forget", "probability"].value == pytest.approx(shares[0])
+    assert row.numbers["elude_quality", "retain_quality"].value == pytest.approx(hmean(shares[3:]))
+    aucs = [Run(folder / name).numbers["elude_mia"]["mia_auc"]["value"] for name in ("a", "b")]
+    assert row.numbers["elude_mia", "mia_auc"].value == pytest.approx(np.mean(aucs))
+
+
+def cells(table) -> dict[tuple[str, str], dict[str, str]]:
+    return {(r["row"], r["column"]): r for r in csv.DictReader(io.StringIO(paper_files.csv_text(table)))}
+
+
+def test_every_table_shows_ours_the_papers_and_what_is_missing(rows):
+    made = {table.name: table for table in (make(rows, "llama-3.1") for make in paper.TABLES)}
+    assert set(made) == set(paper.PAPER["where"])
+    main = cells(made["main"])
+    ours = main["Phi-3.5-mini-instruct: opt-out, transport-weight 0.1", "Avg."]
+    assert (ours["value"], ours["paper"], ours["runs"]) == ("53.5000", "63.4", "2") and ours["low"] < "53.5"
+    assert main["Phi-3.5-mini-instruct: opt-out, transport-weight 10.0", "FQ"]["paper"] == ""  # not the paper's lambda
+    absent = main["Phi-3.5-mini-instruct: guardrail", "FQ"]
+    assert (absent["value"], absent["paper"], absent["runs"]) == ("", "46.6", "0")
+    assert main["made-up: original", "FQ"]["paper"] == "45.5"  # of the model that was chosen
+    assert cells(made["membership"])["ga+rt", "accuracy"] == absent | {
+        "row": "ga+rt", "column": "accuracy", "paper": "49.7"
+    }  # fmt: skip
+    assert cells(made["distances"])["opt-out, transport-weight 0.1", "Util."]["value"] == "53.5000"
+    both = cells(made["neighbours"])
+    pair = [both[f"mean, {kind}", "FQ"]["value"] for kind in ("neighbours and world", "world only")]
+    assert pair == [both["npo+rt", "FQ"]["value"], both["npo+rt world only", "FQ"]["value"]]
+    assert cells(made["cost"])["opt-out, transport-weight 0.1", "epochs"]["value"] == "2"
+    assert cells(made["cost"])["dpo+rt", "training time"]["paper"] == "O(5L²)"
+    assert cells(made["attacks"])["npo+rt", "none"]["paper"] == ""
+    assert all(value["value"] == "" for value in cells(made["tofu"]).values())
+    text = paper_files.markdown(list(made.values()))
+    assert "| – (46.6) " in text or " – (46.6) |" in text
+    for line in text.splitlines():
+        assert not line.startswith("|") or line.endswith("|")
+    for table in made.values():
+        body = [line for line in paper_files.latex(table).splitlines() if line.endswith(r"\\") or "midrule" in line]
+        assert {line.count(" & ") for line in body} == {len(table.head) + 1}
+
+
+def test_figures_hold_one_bar_for_each_number(rows):
+    table = paper.attacks(rows, "llama-3.1")
+    svg = "{http://www.w3.org/2000/svg}"
+    root = ET.fromstring(paper_files.attacks_figure(rows, "llama-3.1"))
+    shown = [entry for name, entries, _ in table.rows if "world only" not in name for entry in entries]
+    heights = [float(r.get("height")) for r in root.iter(f"{svg}rect") if r.get("height") not in ("12", "100%")]
+    numbers = [entry.ours.value for entry in shown if entry.ours]
+    assert sorted(heights) == pytest.approx(sorted(220 * n for n in numbers), abs=0.06) and len(numbers) > 5
+    empty = ET.fromstring(paper_files.ablation_figure([], "llama-3.1"))
+    assert "not measured" in [text.text for text in empty.iter(f"{svg}text")]
+    names = ["<b>&", "x"]
+    assert "<b>&" in [
+        t.text for t in ET.fromstring(paper_files.bars("t", ["g"], {name: [None] for name in names})).iter()
+    ]
+
+
+def run(monkeypatch, capsys, *words: str) -> tuple[int, str, str]:
+    monkeypatch.setattr("sys.argv", ["elude", "tables", *words])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    return stop.value.code, *capsys.readouterr()
+
+
+def test_the_command_writes_every_form_and_says_what_it_cannot_read(folder, tmp_path, monkeypatch, capsys):
+    code, out, _ = run(monkeypatch, capsys, str(folder), "--out", str(tmp_path / "o"), "--paper", "phi-3.5")
+    assert code == 0 and "9 tables and 2 figures of 5 rows" in out
+    endings = [path.suffix for path in (tmp_path / "o").iterdir()]
+    assert {ending: endings.count(ending) for ending in set(endings)} == {".md": 1, ".csv": 9, ".tex": 9, ".svg": 2}
+    for words, said in (
+        ([str(folder)], "name RESULTS and --out"), (["nowhere", "--out", str(tmp_path / "no")], "no such results file"),
+        (["--plan"], "--plan needs --model"), (["--plan", "--model", "mine"], "give --parameters"),
+    ):  # fmt: skip
+        code, out, err = run(monkeypatch, capsys, *words)
+        assert (code, out) == (2, "") and said in err and err.count("\n") == 1
+    assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [("meta-llama/Llama-3.1-8B-Instruct", 8e9), ("gemma-3-270m", 2.7e8), ("Qwen2.5-0.5B", 5e8), ("x", 0)],
+)
+def test_a_models_name_says_its_size(name, size):
+    assert plan.parameters(name) == size
+
+
+def test_the_plan_is_commands_that_can_be_run_and_covers_every_row(monkeypatch, capsys):
+    commands = list(plan.plan("org/model-8B", ["cristiano_ronaldo"]))
+    trained = [shlex.split(c.line) for c in commands if c.line.startswith("optout-train")]
+    configs = []
+    for words in trained:
+        flags = {w[2:].replace("-", "_"): v for w, v in pairwise(words) if w.startswith("--")}
+        given = {k: flags[k] for k in ("method", "model", "forget_split", "learn", "tofu_evaluator") if k in flags}
+        given |= {"target": (flags["target"],)} if "target" in flags else {}
+        configs.append(build_config(given, world_only="--world-only" in words))
+        assert flags["output_dir"] in "".join(c.line for c in commands if not c.line.startswith("optout-train")) or (
+            flags["output_dir"].endswith("start")
+        )
+    planned = {config.method for config in configs}
+    assert planned <= set(METHODS)
+    assert planned >= {m for m in paper.PAPER["main"]["llama-3.1"] if m in METHODS} | set(paper.DISTANCES)
+    code, out, _ = run(
+        monkeypatch, capsys, "--plan", "--model", "org/model-8B", "--target", "ronaldo", "--tflops", "500"
+    )
+    hours = sum(float(line.rpartition("about ")[2].split()[0]) for line in out.splitlines()[2:])
+    assert code == 0 and hours == pytest.approx(sum(c.hours(8e9, 500) for c in commands), abs=0.005 * len(commands))
+    assert commands[2].hours(8e9, 250) == pytest.approx(2 * commands[2].hours(8e9, 500))
