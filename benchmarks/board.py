@@ -2,8 +2,8 @@
 
     python benchmarks/board.py runs/board/submissions/* [--count 1000]
 
-Copies of real submissions under other names. What a process remembers of a submission is forgotten before the next one,
-as a thousand different ones would make it.
+Copies of real submissions under other names. The membership attack that a process remembers of one is forgotten before
+the next, as a thousand different ones would have it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from lm_eval_elude.board import site
 from lm_eval_elude.board import submission as packed
-from lm_eval_elude.metrics import membership, text
+from lm_eval_elude.metrics import membership
 
 
 def copy(source: Path, out: Path, model: str) -> None:
@@ -50,7 +50,6 @@ def main() -> None:
 
     def forgetful(*arguments: Any, **named: Any) -> Any:
         membership._membership_attack.cache_clear()
-        text._tokenizer.cache_clear()
         return verify(*arguments, **named)
 
     site.verify = forgetful  # type: ignore[attr-defined]

@@ -129,14 +129,13 @@ def read(folder: Path) -> Submission:
     return found
 
 
-def check_files(folder: Path, submission: Submission) -> None:
-    """That a folder holds what its submission says, and nothing else.
+def check_files(folder: Path, said: Mapping[str, str]) -> None:
+    """That a folder holds the files that its submission says, by SHA-256, and nothing else.
 
     Raises:
         DataError: a link, a file of another name, size or content, or one that is missing.
     """
     names = listing(folder)
-    said = submission.files
     if odd := [name for name in said if not _FILES.fullmatch(name)]:
         raise DataError(f"{FILE_NAME}: {shown(odd[0])} is no file of a submission")
     if lacking := sorted(set(said) - set(names)):

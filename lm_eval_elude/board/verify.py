@@ -108,7 +108,7 @@ def _verify(
     packed.listing(folder)
     verdict.digest = packed.digest(folder)
     verdict.submission = submission = packed.read(folder)
-    packed.check_files(folder, submission)
+    packed.check_files(folder, submission.files)
     run = Packed(folder)
     if odd := [name for name in run.results["configs"] if name not in TASKS and name.startswith("elude")]:
         raise DataError(f"{packed.RESULTS}: {shown(odd[0])} is no task of ELUDe")

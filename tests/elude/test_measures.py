@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rouge_score.rouge_scorer import RougeScorer
 
-from lm_eval_elude.metrics.text import is_degenerate, is_refusal, ngram_entropy, rouge_l_recall
+from lm_eval_elude.metrics.text import _longest_run, is_degenerate, is_refusal, ngram_entropy, rouge_l_recall
 from tests.support import mini_rows
 
 
@@ -70,6 +70,13 @@ def test_no_text_of_the_data_is_degenerate_or_a_refusal():
 )
 def test_any_short_phrase_repeated_is_degenerate(words, times):
     assert is_degenerate(" ".join(words * times))
+
+
+@given(st.lists(st.sampled_from("ab"), min_size=1, max_size=24), st.integers(1, 6))
+def test_the_longest_run_of_an_n_gram_is_the_longest_anywhere(words, n):
+    count = len(words)
+    runs = [c for i in range(count) for c in range(1, count + 1) if words[i : i + n] * c == words[i : i + n * c]]
+    assert _longest_run(words, n) == max([1, *runs])
 
 
 def test_ngram_entropy_by_hand():
