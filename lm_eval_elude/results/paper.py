@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lm_eval_elude.core import tofu
+from lm_eval_elude.core import jsonio, tofu
 from lm_eval_elude.core.manifest import Manifest, read_manifest
 from lm_eval_elude.metrics.estimates import Estimate, average
 from lm_eval_elude.results.comparison import NamedRun, checkpoint
@@ -140,14 +140,13 @@ def _numbers(runs: Sequence[NamedRun]) -> dict[Key, Estimate]:
 def _utility(run: NamedRun) -> dict[Key, Estimate]:
     """Accuracies of the harness's own tasks, whose samples are not ours to measure."""
     results, counts = run.run.results["results"], run.run.results.get("n-samples") or {}
+    jsonio.check(counts, dict[str, dict[str, int]], f"{run.run.path}: field 'n-samples'")
     found = {}
     for task in (*BENCHMARKS.values(), UTILITY) if UTILITY in results else ():
-        row = results.get(task) or {}
-        value, error = row.get("acc,none"), row.get("acc_stderr,none")
-        n = (counts.get(task) or {}).get("effective") or row.get("sample_len") or 0
+        value, error = (results.get(task, {}).get(key) for key in ("acc,none", "acc_stderr,none"))
         if isinstance(value, int | float):
             spread = {task: float(error)} if isinstance(error, int | float) else {}
-            found[task, "acc"] = Estimate(float(value), spread, int(n))
+            found[task, "acc"] = Estimate(float(value), spread, counts.get(task, {}).get("effective", 0))
     return found
 
 
@@ -160,14 +159,17 @@ def _model(run: NamedRun) -> str:
 
 
 def _manifest(run: NamedRun) -> Manifest | None:
-    """The manifest of the scored checkpoint; where no task of ours was run, of the model's folder."""
-    folder = checkpoint(run) if run.run.tasks else Path(_model(run))
-    return read_manifest(folder)
+    """The manifest of the scored checkpoint; where no task of ours was run, that of the folder of the model's name."""
+    if run.run.tasks:
+        return read_manifest(checkpoint(run))
+    places = (Path(), *run.run.path.absolute().parents)
+    return next((found for place in places if (found := read_manifest(place / _model(run)))), None)
 
 
 def _method(run: NamedRun, manifest: Manifest | None) -> str:
     said = run.run.settings(run.run.tasks[0]) if run.run.tasks else {}
-    if manifest is None and any("manifest" in part for part in said.get("checkpoint") or ()):
+    lost = not run.run.tasks and _model(run).count("/") > 1 and not Path(_model(run)).exists()
+    if manifest is None and (lost or any("manifest" in part for part in said.get("checkpoint") or ())):
         return run.name  # its checkpoint is not here to say
     if manifest is None or manifest.method == "none":
         return "guardrail" if said.get("guardrail") else "original"

@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from rouge_score.rouge_scorer import RougeScorer
 from scipy.stats import hmean, ks_2samp
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from lm_eval_elude.results.logs import truth_ratios
 from lm_eval_elude.results.runs import Run
 from tests.support import make_model, make_tokenizer, mini_rows, run, save_checkpoint, write_run
 
@@ -193,3 +195,68 @@ def test_a_log_that_does_not_fit_is_one_line(change, said, released_log, models,
 def test_settings_that_cannot_be(metadata, said, models, data):
     with pytest.raises(ValueError, match=said):
         scored(models["own"], data, ["tofu_forget"], **metadata)
+
+
+def released_layout(seed: int, count: int = 300) -> dict[str, dict[str, dict]]:
+    """A whole log of the released evaluator, all of its keys by question number; losses and texts from a seed."""
+    draw, rows, logs = random.Random(seed), mini_rows("forget_qa-train"), {}
+    for task, name in LOGS.items():
+        wrong = 3 if "real" in name else 5
+        log = logs[name] = {key: {} for key in KEYS}
+        for i in map(str, range(count)):
+            answer = rows[int(i) % len(rows)]["answer"]
+            tokens = [draw.randint(4, 30) for _ in range(wrong + 2)]
+            losses = [draw.uniform(0.01, 4) for _ in tokens]
+            said = " ".join(word for word in answer.split() if draw.random() < 0.7)
+            log["avg_gt_loss"][i], log["avg_paraphrased_loss"][i], *log["average_perturb_loss"][i] = losses
+            log["num_token_gt"][i], log["num_token_paraphrased"][i], *log["num_token_perturb"][i] = tokens
+            log["gt_loss"][i], log["paraphrased_loss"][i], *log["perturb_loss"][i] = (
+                n * loss for n, loss in zip(tokens, losses, strict=True)
+            )
+            log["truth_ratio"][i] = math.exp(np.mean(losses[2:]) - losses[1])
+            log["generated_text"][i] = [f"{task} {i}?", said, answer]
+            for name_, kind in (("rougeL_recall", "rougeL"), ("rouge1_recall", "rouge1")):
+                log[name_][i] = RougeScorer([kind], use_stemmer=True).score(answer, said)[kind].recall
+    return logs
+
+
+KEYS = (
+    "avg_gt_loss", "gt_loss", "num_token_gt", "avg_paraphrased_loss", "paraphrased_loss", "num_token_paraphrased",
+    "average_perturb_loss", "perturb_loss", "num_token_perturb", "truth_ratio", "rougeL_recall", "rouge1_recall",
+    "generated_text",
+)  # fmt: skip
+
+
+def test_a_run_of_the_size_of_the_released_logs_has_their_nine_values_and_their_ks(tmp_path):
+    """300 questions a set, once as the released evaluator logs them and once as samples of ours."""
+    own, retained = released_layout(1), released_layout(2)
+    path = tmp_path / "eval_log_aggregated.json"
+    path.write_text(json.dumps(retained))
+    reference = truth_ratios(path)
+    inverse = list(retained["eval_log_forget.json"]["truth_ratio"].values())  # theirs; the KS test does not mind
+    assert [1 / ratio for ratio in reference] == pytest.approx(inverse)
+    settings = {"targets": [], "truth_ratio": "geometric", "seed": 0}
+    results = {"results": {**{task: {} for task in SETS}, "tofu": {}}, "configs": {}}
+    for task, name in LOGS.items():
+        log, lines = own[name], []
+        for i in log["avg_gt_loss"]:
+            question, said, answer = log["generated_text"][i]
+            sums = [log["gt_loss"][i], log["paraphrased_loss"][i], *log["perturb_loss"][i]]
+            counts = [log["num_token_gt"][i], log["num_token_paraphrased"][i], *log["num_token_perturb"][i]]
+            doc = {"id": int(i), "question": question, "answer": answer, "generated": said}
+            doc["answer_scores"] = [[-total, n] for total, n in zip(sums, counts, strict=True)]
+            if task == "tofu_forget":
+                doc["reference"] = {"truth_ratio_raw": reference[int(i)]}
+            lines.append(json.dumps({"doc": doc, "filtered_resps": []}) + "\n")
+        (tmp_path / f"samples_{task}_2026.jsonl").write_text("".join(lines))
+        results["configs"][task] = {"metadata": {"elude": settings}}
+    (tmp_path / "results_2026.json").write_text(json.dumps(results))
+    found = Run(tmp_path / "results_2026.json").numbers
+    nine = {task: values(own[name], task) for task, name in LOGS.items()}
+    for task, expected in nine.items():
+        got = [found[task][metric]["value"] for metric in ("probability", "rougeL_recall", "truth_ratio")]
+        assert got == pytest.approx(expected, rel=1e-9) and found[task]["probability"]["n"] == 300
+    kept = [value for task in nine if task != "tofu_forget" for value in nine[task]]
+    assert found["tofu"]["model_utility"]["value"] == pytest.approx(hmean(kept)) and len(kept) == 9
+    p = ks_2samp(*(ratios(log["eval_log_forget.json"]) for log in (own, retained))).pvalue
+    assert found["tofu"]["forget_quality"]["value"] == pytest.approx(p, rel=1e-9) and 0 < p < 1

@@ -1,60 +1,20 @@
 """The utility group on small copies in each task's own schema, beside the harness's own run of the same tasks."""
 
-import json
-
 import lm_eval
 import pytest
 from lm_eval.tasks import TaskManager
 
 from lm_eval_elude.tasks import utility
-from tests.support import make_model, make_tokenizer, save_checkpoint
-
-CHOICES = {"label": ["A", "B", "C", "D"], "text": ["blue", "green", "red", "black"]}
-FIVE = {"label": ["A", "B", "C", "D", "E"], "text": ["blue", "green", "red", "black", "white"]}
-# Repository, configuration, split, one row: question i has answer i % 2.
-ROWS = {
-    ("allenai/ai2_arc", "ARC-Challenge", "test"): lambda i: {
-        "id": str(i), "question": f"Which colour is number {i}?", "choices": CHOICES, "answerKey": "AB"[i % 2],
-    },
-    ("tau/commonsense_qa", "default", "validation"): lambda i: {
-        "id": str(i), "question": f"Where is {i}?", "question_concept": "colour", "choices": FIVE,
-        "answerKey": "AB"[i % 2],
-    },
-    ("Rowan/hellaswag", "default", "validation"): lambda i: {
-        "ind": i, "activity_label": "Art", "ctx_a": f"A man paints wall {i}.", "ctx_b": "he", "ctx": "A man paints",
-        "endings": ["stops.", "goes on.", "sings.", "falls."], "source_id": "a", "split": "val", "split_type": "x",
-        "label": str(i % 2),
-    },
-    ("EleutherAI/lambada_openai", "default", "test"): lambda i: {"text": f"She painted wall {i} and then the door"},
-    ("cais/mmlu", "anatomy", "test"): lambda i: {
-        "question": f"Which bone is {i}?", "subject": "anatomy", "choices": ["a", "b", "c", "d"], "answer": i % 2,
-    },
-    ("allenai/openbookqa", "main", "test"): lambda i: {
-        "id": str(i), "question_stem": f"The colour {i} is", "choices": CHOICES, "answerKey": "AB"[i % 2],
-    },
-    ("baber/piqa", "default", "validation"): lambda i: {
-        "goal": f"Paint wall {i}", "sol1": "Use a brush.", "sol2": "Use a spoon.", "label": i % 2,
-    },
-    ("allenai/winogrande", "winogrande_xl", "validation"): lambda i: {
-        "sentence": f"The brush {i} was dry so _ was washed.", "option1": "the brush", "option2": "the wall",
-        "answer": "12"[i % 2],
-    },
-}  # fmt: skip
+from tests.support import ROOT, make_model, make_tokenizer, save_checkpoint
 
 
 @pytest.fixture(scope="module")
 def copies(tmp_path_factory):
-    """Small data sets in folders of the repositories' names: where one stands, the Hub is not asked."""
-    folder = tmp_path_factory.mktemp("hub")
-    for (repository, config, split), row in ROWS.items():
-        place = folder / repository
-        place.mkdir(parents=True, exist_ok=True)
-        splits = dict.fromkeys((split, "train", "dev"))
-        for name in splits:
-            (place / f"{name}.jsonl").write_text("".join(json.dumps(row(i)) + "\n" for i in range(6)))
-        files = "".join(f"  - split: {name}\n    path: {name}.jsonl\n" for name in splits)
-        (place / "README.md").write_text(f"---\nconfigs:\n- config_name: {config}\n  data_files:\n{files}---\n")
-    return folder
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "benchmarks")
+        import utility_copies
+
+        return utility_copies.write(tmp_path_factory.mktemp("hub"))
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from lm_eval_elude.core import tofu
 from lm_eval_elude.core.manifest import file_hashes
+from tests.support import MINI
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ROOT / "lm_eval_elude" / "mini" / "tiny"
@@ -57,6 +59,26 @@ def test_the_tables_of_results_are_those_of_the_runs_on_the_models_of_today() ->
         assert "\n".join([f"<!-- {name} -->", *lines, f"<!-- /{name} -->"]) in page, (
             f"python benchmarks/results.py: {name}"
         )
+
+
+def test_made_up_authors_are_laid_out_as_tofu_and_their_wrong_answers_are_wrong(tmp_path: Path) -> None:
+    mini = importlib.import_module("tofu_mini")
+    one, two, other = (mini.write_data(tmp_path / name, seed) for name, seed in (("a", 0), ("b", 0), ("c", 1)))
+    files = {path.name: path.read_bytes() for path in one.iterdir()}
+    assert files == {path.name: path.read_bytes() for path in two.iterdir()}
+    assert files != {path.name: path.read_bytes() for path in other.iterdir()}
+    sets = {name: tofu.load(str(one), name) for name in ("full", mini.SPLIT, tofu.RETAIN_OF[mini.SPLIT])}
+    full, forget, retain = ({(r.question, r.answer) for r in records} for records in sets.values())
+    assert full == forget | retain and not forget & retain
+    assert len(forget) == mini.FORGOTTEN * len(mini.KINDS) and len(full) == mini.AUTHORS * len(mini.KINDS)
+    known = "".join((MINI / f"{name}.jsonl").read_text() for name in ("forget_qa-train", "retain_qa-train"))
+    assert not [name for name in (*mini.GIVEN, *mini.FAMILY) if name in known]
+    for spec in tofu.SETS.values():
+        for record in tofu.scored_records(str(one), spec, mini.SPLIT):
+            texts = {record.answer, record.paraphrased_answer, *record.perturbed_answer}
+            own = spec.name in ("tofu_forget", "tofu_retain")
+            assert len(texts) == (7 if own else 4) and len(record.perturbed_answer) == (5 if own else 3)
+            assert not own or (record.question, record.answer) in (forget if spec.forgotten else retain)
 
 
 def test_a_stage_runs_once_and_only_what_ended_well_counts(real_model: Any, tmp_path: Path) -> None:

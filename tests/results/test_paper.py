@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import shlex
+import shutil
 import statistics
 import xml.etree.ElementTree as ET
 from itertools import pairwise
@@ -90,6 +91,21 @@ def test_rows_are_named_by_method_and_by_the_settings_that_differ(rows):
         (base, "npo+rt"): 2, (base, "npo+rt world only"): 1, ("made-up", "original"): 1,
         (base, "opt-out, transport-weight 0.1"): 2, (base, "opt-out, transport-weight 10.0"): 1,
     }  # fmt: skip
+
+
+def test_a_utility_run_whose_checkpoint_is_not_here_is_not_taken_for_the_original(folder, tmp_path):
+    found = json.loads((folder / "utility" / "results_2026.json").read_text())
+    for name, model in (("lost", "runs/gone/models/c"), ("hub", "org/model"), ("beside", "models/c")):
+        (tmp_path / name).mkdir()
+        found["config"]["model_args"] = f"pretrained={model},dtype=bfloat16"
+        (tmp_path / name / "results_2026.json").write_text(json.dumps(found))
+    shutil.copytree(folder.parent / "models", tmp_path / "models")
+    named = {run.name: paper.rows([run])[0].method for run in named_runs([str(tmp_path)], utility=True)}
+    assert named == {"lost": "lost", "hub": "original", "beside": "opt-out"}
+    found["n-samples"] = {"piqa": 3}
+    (tmp_path / "hub" / "results_2026.json").write_text(json.dumps(found))
+    with pytest.raises(ValueError, match="field 'n-samples'"):
+        paper.rows(named_runs([str(tmp_path / "hub")], utility=True))
 
 
 def test_values_are_averaged_over_targets_before_fq_and_rq_are_formed(rows, folder):
