@@ -100,7 +100,9 @@ class TrainConfig:
     decay_vectors: bool = _f(True, "Decay norms and biases too.")
     max_grad_norm: float = _f(1.0, "Clip the gradient of an update to this norm (0: never).")
     clip_forget: bool = _f(True, "Clip the forget step of alternating updates too.")
-    validate: bool = _f(True, "Measure probability and truth ratio after each epoch.")
+    validate: bool = _f(
+        True, "Measure probability and truth ratio after each epoch; with --patience 0 after each tenth."
+    )
     patience: int = _f(
         1,
         "Stop after this many epochs in a row with a validation score below the epoch before's, or with less than half "

@@ -159,7 +159,9 @@ class _Loop:
         run = self.run
         entry: dict[str, Any] = {"epoch": epoch, "losses": {k: v / steps for k, v in state["sums"].items()}}
         state["sums"] = {}
-        if run.validation:
+        # It costs more than the steps of a small forget set: where it chooses no epoch, ten times show the course.
+        every = 1 if run.config.patience else max(1, run.config.epochs // 10)
+        if run.validation and (epoch % every == 0 or epoch == run.config.epochs):
             entry["validation"] = run.validation.measure(run.scorer, run.device)
         state["epochs"].append(entry)
         self._log(entry, step)

@@ -43,7 +43,7 @@ class Row(NamedTuple):
 
 
 def model_args(config: TrainConfig, folder: Path | None) -> dict[str, str]:
-    """What lm-eval's ``hf`` model takes for the original (no folder) or for a checkpoint of this run."""
+    """What ``--model elude`` (and ``hf``) takes for the original (no folder) or for a checkpoint of this run."""
     arguments = {"dtype": config.dtype}
     if config.revision and (folder is None or (config.lora and not config.merge)):
         arguments["revision"] = config.revision
@@ -73,7 +73,7 @@ def evaluate(
     # Progress bars are for people: lm-eval draws them wherever it runs.
     with nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO()):
         results = lm_eval.simple_evaluate(
-            model="hf",
+            model="elude",
             model_args=arguments,
             tasks=[benchmark_of(config).task],
             batch_size=batch_size,
@@ -141,7 +141,7 @@ def command(config: TrainConfig, folder: Path) -> str:
     shown = {key: _shown(value) for key, value in model_args(config, folder).items()}
     arguments = ",".join(f"{key}={value}" for key, value in shown.items())
     task = benchmark_of(config).task
-    return f"lm_eval --model hf --model_args {arguments} --tasks {task} --batch_size {config.batch_size}"
+    return f"lm_eval --model elude --model_args {arguments} --tasks {task} --batch_size {config.batch_size}"
 
 
 def _shown(value: str) -> str:

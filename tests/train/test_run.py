@@ -325,6 +325,13 @@ def test_a_compiled_run_has_the_losses_of_a_plain_one(plain, trained):
         assert ours == pytest.approx(theirs, rel=1e-4)
 
 
+def test_a_run_that_stops_nowhere_is_measured_ten_times(trained, monkeypatch):
+    monkeypatch.setattr(Validation, "measure", lambda self, *arguments: {"score": 0.5, "forget_known": 1.0})
+    _, lines, _ = trained("long", method="npo", batch_size=64, directions=1, epochs=21)
+    at = [line["epoch"] for line in lines if "validation" in line]
+    assert at == [0, *range(2, 21, 2), 21]
+
+
 def test_early_stopping_keeps_the_best_epoch(trained):
     _, lines, said = trained("early", method="ga+rt", patience=1, learning_rate=3e-3, epochs=6)
     scores = [line["validation"]["score"] for line in lines if line.get("epoch") and "validation" in line]
