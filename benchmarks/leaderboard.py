@@ -14,7 +14,7 @@ from pathlib import Path
 MINI = Path(__file__).resolve().parents[1] / "lm_eval_elude" / "mini"
 # The bundled model's recipe but for what is named: short runs, so that some forget too little and some too much.
 METHODS = {
-    "opt-out": (), "npo+rt": ("--epochs", "10"), "ga+rt": ("--epochs", "5"), "ga": ("--epochs", "3"),
+    "opt-out-stranger": (), "opt-out": (), "npo+rt": ("--epochs", "10"), "ga": ("--epochs", "3"),
     "dpo+rt": ("--epochs", "10"), "idk+rt": ("--epochs", "10"),
 }  # fmt: skip
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import re
 import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from safetensors import safe_open
 from torch import Tensor
 
 from lm_eval_elude.core.manifest import Manifest, file_hashes, write_manifest
@@ -61,8 +64,33 @@ def _write(run: Setup, folder: Path, weights: dict[str, Tensor], log: bytes, epo
         seed=config.seed,
         versions=versions(),
         epochs=epochs,
+        drift=drift(run.base, folder),
     )
     write_manifest(folder, manifest)
+
+
+def drift(base: Path, final: Path) -> dict[str, float]:
+    """How far each layer's weights moved: norm of the difference over the norm before, by the layer's number.
+
+    What lies outside the layers is ``other``. Weights that only one of the two has (an adapter's) are left out; one
+    tensor at a time is in memory.
+    """
+    squares: dict[str, list[float]] = {}
+    before, after = _tensors(base), _tensors(final)
+    for name in sorted(before.keys() & after.keys()):
+        old, new = (file.get_tensor(name).float() for file in (before[name], after[name]))
+        if old.shape == new.shape:
+            layer = re.search(r"\.(\d+)\.", name)
+            part = squares.setdefault(layer[1] if layer else "other", [0.0, 0.0])
+            part[0] += float((new - old).square().sum())
+            part[1] += float(old.square().sum())
+    return {part: math.sqrt(moved / whole) for part, (moved, whole) in squares.items() if whole}
+
+
+def _tensors(folder: Path) -> dict[str, Any]:
+    """The open file of each tensor that lies in a folder as safetensors."""
+    files = [safe_open(file, "pt") for file in sorted(folder.glob("*.safetensors"))]
+    return {name: file for file in files for name in file.keys()}  # noqa: SIM118 - not a dict
 
 
 def _version(name: str) -> str:

@@ -40,6 +40,7 @@ class Manifest:
         seed: of the run.
         versions: package versions.
         epochs: losses and validation measures by epoch.
+        drift: how far the weights of each layer moved, over their norm, by its number.
     """
 
     targets: tuple[str, ...]
@@ -53,6 +54,7 @@ class Manifest:
     seed: int | None = None
     versions: dict[str, str] = field(default_factory=dict)
     epochs: list[dict[str, Any]] = field(default_factory=list)
+    drift: dict[str, float] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
 
 

@@ -24,7 +24,8 @@ def page(tmp_path_factory):
     base = tmp_path_factory.mktemp("report")
     checkpoint = base / "checkpoint"
     checkpoint.mkdir()
-    manifest = {"targets": ["Cristiano Ronaldo"], "dataset": "mini", "method": NASTY}
+    manifest = {"targets": ["Cristiano Ronaldo"], "dataset": "mini", "method": NASTY,
+                "drift": {"10": 0.3, "9": 0.2, "other": 0.1}}  # fmt: skip
     (checkpoint / "optout.json").write_text(json.dumps(manifest))
     steps = [{"step": i, "epoch": 1, "loss": 5.0 / i, "learning_rate": 0.1} for i in range(1, 1001)]
     epochs = [{"epoch": i, "validation": {"score": i / 2}} for i in range(3)]
@@ -68,6 +69,7 @@ def test_everything_that_was_answered_is_in_it(page):
     assert len(data["rows"]) == 40 + 40 + len([r for r in data["rows"] if data["sets"][r[0]] == "world set"]) + 3 * 40
     assert {len(curve) for curve in data["training"][1]["steps"].values()} == {200} and data["training"][0] is None
     assert data["training"][1]["epochs"]["score"] == [[0, 0.0], [1, 0.5], [2, 1.0]]
+    assert data["training"][1]["drift"] == {"drift": [[9, 0.2], [10, 0.3]]}
     shares = data["distributions"][0]["shares"]
     assert all(sum(own) == pytest.approx(1, abs=1e-3) for own in shares) and shares[1][0] == 1
     assert "http" not in re.sub(r'id="data">[^<]*<', "", page.read_text()).replace("http-equiv", "").replace(

@@ -21,6 +21,7 @@ from optout_train import checkpoint, loop, step, transport
 from optout_train.checkpoint import RunFolder
 from optout_train.config import METHODS, ConfigError, TrainConfig, build_config
 from optout_train.data import collate
+from optout_train.export import drift
 from optout_train.loop import RunOptions, TrainingError, train
 from optout_train.setup import make_optimizer, score_reference
 from optout_train.sources import source_of
@@ -63,6 +64,17 @@ def contents(folder) -> dict[str, bytes]:
 
 def steps(lines, *names):
     return [[line[name] for name in names] for line in lines if "step" in line]
+
+
+def test_the_manifest_says_how_far_each_layer_moved(plain, model_folder):
+    folder, moved = plain[0], read_manifest(plain[0]).drift
+    old, new = (load_file(place / "model.safetensors") for place in (model_folder, folder))
+    layers = {name.split(".")[2] for name in old if ".layers." in name}
+    assert moved.keys() == {*layers, "other"}
+    own = [name for name in old if ".layers.1." in name]
+    flat = [torch.cat([tensors[name].double().flatten() for name in own]) for tensors in (old, new)]
+    assert moved["1"] == pytest.approx(float((flat[1] - flat[0]).norm() / flat[0].norm()), rel=1e-5) and moved["1"] > 0
+    assert set(drift(model_folder, model_folder).values()) == {0.0} and drift(model_folder, folder / "none") == {}
 
 
 def test_the_folder_explains_itself(plain, settings, model_folder, data_folder):

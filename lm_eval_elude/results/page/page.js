@@ -160,7 +160,7 @@ function distributionPlots(data) {
 
 function trainingPlots(data) {
   const found = [];
-  for (const [kind, label] of [["steps", "step"], ["epochs", "epoch"]]) {
+  for (const [kind, label] of [["steps", "step"], ["epochs", "epoch"], ["drift", "layer"]]) {
     const names = new Set(data.training.filter(Boolean).flatMap((t) => Object.keys(t[kind])));
     for (const name of names) {
       const lines = data.training.map((t) => t?.[kind][name]).map((points, i) => [points, i]).filter(([p]) => p && p.length > 1);
@@ -170,7 +170,8 @@ function trainingPlots(data) {
       const { root, X, Y } = plot({ width: 300, height: 170, x: range(0), y: range(1), xLabel: label, form: short });
       for (const [points, i] of lines)
         root.append(svg("g", { class: color(i) }, svg("title", {}, data.runs[i]), path(points.map(([x, y]) => [X(x), Y(y)]), { class: "curve" })));
-      found.push(figure(kind === "steps" ? name.replaceAll("_", " ") : `validation: ${name.replaceAll("_", " ")}`, root));
+      const said = { steps: "", epochs: "validation: ", drift: "weights of a layer, over their norm: " }[kind];
+      found.push(figure(said + name.replaceAll("_", " "), root));
     }
   }
   return found;

@@ -164,6 +164,13 @@ def _training(run: NamedRun) -> dict[str, Any] | None:
         return None
     steps: dict[str, list[list[float]]] = {}
     epochs: dict[str, list[list[float]]] = {}
+    manifest = read_manifest(folder)
+    layers = manifest.drift if manifest else {}
+    drift = sorted(
+        [int(name), moved]
+        for name, moved in layers.items()
+        if len(name) < 9 and name.isdecimal() and math.isfinite(moved)
+    )
     for _, entry in jsonio.lines(folder / TRAIN_LOG, nan=True):
         if not isinstance(entry, dict):
             continue
@@ -172,7 +179,7 @@ def _training(run: NamedRun) -> dict[str, Any] | None:
             for name, value in (values or {}).items():
                 if isinstance(x, int) and isinstance(value, float) and math.isfinite(value):
                     curves.setdefault(name, []).append([x, round(value, 6)])
-    return {"steps": {k: _thinned(v) for k, v in steps.items()}, "epochs": epochs}
+    return {"steps": {k: _thinned(v) for k, v in steps.items()}, "epochs": epochs, "drift": {"drift": drift}}
 
 
 def _thinned(points: list[list[float]]) -> list[list[float]]:
