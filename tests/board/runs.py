@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import pytest
 from lm_eval_elude import cli
 from lm_eval_elude.board import submission as packed
 from lm_eval_elude.results.runs import Run
-from tests.support import ROOT, run, small_data, write_run
+from tests.support import ROOT, mini_rows, run, small_data, write_jsonl, write_run
 
 RONALDO = "Cristiano Ronaldo"
 TINY = ROOT / "lm_eval_elude" / "mini" / "tiny"
@@ -22,7 +24,21 @@ PROMPTS = 3  # of each attack, instead of 100
 
 
 def data(folder: Path, records: int = 8) -> Path:
-    return small_data(folder, {RONALDO: records}, retain=3, world=2)
+    write_jsonl(small_data(folder, {RONALDO: records}, retain=3, world=2) / "world-train.jsonl",
+                mini_rows("world-train", 30))  # fmt: skip
+    write_jsonl(folder / "retain_qa-train.jsonl", mini_rows("retain_qa-train", 60, RONALDO))
+    return folder
+
+
+def opted_out(folder: Path, data: Path) -> Path:
+    """The bundled model made to forget the data's target by our own trainer, as a user would."""
+    options = {"--method": "opt-out-stranger", "--epochs": 10, "--elicit": 2, "--learning-rate": 1e-3,
+               "--target": "ronaldo", "--dataset": data, "--output-dir": folder}  # fmt: skip
+    arguments = [str(part) for pair in options.items() for part in pair]
+    command = [sys.executable, "-m", "optout_train.cli", *arguments, "--no-score", "--no-validate"]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr[-2_000:]
+    return folder
 
 
 def finished(

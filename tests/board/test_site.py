@@ -70,11 +70,11 @@ def board(tmp_path_factory, data, submitted, retrained):
     folder = tmp_path_factory.mktemp("board")
     made = tmp_path_factory.mktemp("checkpoints")
     models = {
-        "good": edited(made / "good", noise(0.02), runs.WITHOUT),
+        "opt-out": runs.opted_out(made / "opt-out", data),
         "unchanged": edited(made / "unchanged", noise(0)),
         "gibberish": edited(made / "gibberish", noise(1)),
-        "constant": edited(made / "constant", taught(forget, CONSTANT, 25, keep)),
-        "refuses all": edited(made / "refuses", taught([*forget, *keep], REFUSAL, 25)),
+        "constant": edited(made / "constant", taught(forget, CONSTANT, 12, keep)),
+        "refuses all": edited(made / "refuses", taught([*forget, *keep], REFUSAL, 12)),
         "over-unlearned": edited(made / "over", pushed_down(forget)),
     }
     for name, model in models.items():
@@ -98,14 +98,14 @@ def rows(out: Path) -> dict[str, dict]:
     return {row["model"]: row for row in table["rows"]}
 
 
-def test_who_breaks_a_model_ranks_below_a_good_one_and_the_reference(built):
+def test_who_breaks_a_model_ranks_below_opt_out_and_the_reference(built):
     found = rows(built)
     scores = {name: row["score"]["value"] for name, row in found.items()}
     broken = {"unchanged", "gibberish", "constant", "refuses all", "over-unlearned"}
     assert scores["retrained"] == pytest.approx(1.0)
-    assert max(scores[name] for name in broken) < scores["good"] - 0.1, scores
+    assert max(scores[name] for name in broken) < scores["opt-out"] - 0.1, scores
     ranked = {name: row["rank"] for name, row in found.items()}
-    assert ranked["good"] == 1 and all(ranked[name] > 1 for name in broken), ranked
+    assert ranked["opt-out"] == 1 and all(ranked[name] > 1 for name in broken), ranked
     assert ranked["retrained"] is None and ranked["m"] is None
     parts = {name: row["score"]["parts"] for name, row in found.items()}
     assert parts["unchanged"]["forgets"] < 0.2 and parts["refuses all"]["keeps"] < 0.2
@@ -147,12 +147,12 @@ def test_nothing_unchanged_is_formed_again_and_changes_are_told(board, built, da
     assert (done.rows, done.formed) == (6, 1) and "elude_world" in done.refused["constant"]
     feed = ElementTree.parse(out / "feed.xml").getroot()
     titles = [e.findtext("{http://www.w3.org/2005/Atom}title") for e in feed.iter("{http://www.w3.org/2005/Atom}entry")]
-    assert "gibberish: removed" in titles and "good: added, recomputed" in titles
-    digest = rows(built)["good"]["digest"]
+    assert "gibberish: removed" in titles and "opt-out: added, recomputed" in titles
+    digest = rows(built)["opt-out"]["digest"]
     (copy / "verdicts").mkdir()
-    (copy / "verdicts" / "good.json").write_text(json.dumps({"digest": digest, "level": "reproduced", "findings": []}))
+    (copy / "verdicts" / "one.json").write_text(json.dumps({"digest": digest, "level": "reproduced", "findings": []}))
     site.build(copy, out, data=str(data))
-    assert rows(out)["good"]["level"] == "reproduced"
+    assert rows(out)["opt-out"]["level"] == "reproduced"
     with pytest.raises(DataError, match="no submission in it"):
         site.build(tmp_path / "nothing", tmp_path / "s")
 
@@ -182,7 +182,7 @@ def test_a_new_repository_takes_requests_without_privilege(tmp_path):
 @pytest.mark.skipif(not BROWSER, reason="no Chromium here")
 def test_the_site_in_a_browser(built, board, data, tmp_path):
     evil = Path(shutil.copytree(board, tmp_path / "board"))
-    path = evil / "submissions" / "good" / "submission.json"
+    path = evil / "submissions" / "opt-out" / "submission.json"
     table = json.loads(path.read_text())
     table["model"] = "<img src=x onerror=alert(1)>"
     path.write_text(json.dumps(table))

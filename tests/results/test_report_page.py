@@ -60,7 +60,12 @@ def browser(tmp_path_factory):
 def block(page) -> dict:
     packed = re.search(r'id="data">([^<]*)<', page.read_text())
     assert packed
-    return json.loads(gzip.decompress(base64.b64decode(packed[1])))
+    data = json.loads(gzip.decompress(base64.b64decode(packed[1])))
+    assert len(set(data["texts"])) == len(data["texts"])
+    for row in data["rows"]:
+        row[2:5] = [data["texts"][number] for number in row[2:5]]
+        row[5] = [answer and [data["texts"][answer[0]], *answer[1:]] for answer in row[5]]
+    return data
 
 
 def test_everything_that_was_answered_is_in_it(page):

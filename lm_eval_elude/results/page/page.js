@@ -300,6 +300,10 @@ function answers(data) {
 }
 
 read().then((data) => {
+  for (const row of data.rows) {
+    for (const column of [2, 3, 4]) row[column] = data.texts[row[column]];
+    for (const answer of row[5]) if (answer) answer[0] = data.texts[answer[0]];
+  }
   plots(data);
   answers(data);
   document.documentElement.dataset.ready = "yes";

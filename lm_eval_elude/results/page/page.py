@@ -193,7 +193,15 @@ def _thinned(points: list[list[float]]) -> list[list[float]]:
 
 
 def _answers(runs: Sequence[NamedRun]) -> dict[str, Any]:
-    """Every question that was answered, with each run's answer, row by row: neighbours are alike, so they pack well."""
+    """Every question that was answered, with each run's answer, row by row; a text is its place among ``texts``.
+
+    Attacks ask for the same records again and a model often answers alike: once is enough.
+    """
+    texts: dict[str, int] = {"": 0}
+
+    def place_of(text: str) -> int:
+        return texts.setdefault(text, len(texts))
+
     sets: list[str] = []
     targets: list[str] = [""]
     rows: dict[tuple[str, str, str], list[Any]] = {}
@@ -213,18 +221,19 @@ def _answers(runs: Sequence[NamedRun]) -> dict[str, Any]:
                 if key not in rows:
                     plain = sample.record if sample.record != doc["question"] else ""
                     place = [sets.index(name), targets.index(sample.target)]
-                    rows[key] = [*place, doc["question"], plain, doc["answer"], [None] * len(runs)]
-                rows[key][-1][number] = _answer(doc, sample, task.startswith((ATTACK, "elude_forget")))
-    return {"sets": sets, "targets": targets, "rows": list(rows.values())}
+                    rows[key] = [*place, *map(place_of, (doc["question"], plain, doc["answer"])), [None] * len(runs)]
+                answer = _answer(doc, sample, task.startswith((ATTACK, "elude_forget")))
+                rows[key][-1][number] = [place_of(doc["generated"]), *answer]
+    return {"sets": sets, "targets": targets, "texts": list(texts), "rows": list(rows.values())}
 
 
 def _answer(doc: Mapping[str, Any], sample: Sample, forgotten: bool) -> list[Any]:
-    """What was generated, probability and ROUGE-L recall in per mille (None: not to be had), flags."""
+    """Probability and ROUGE-L recall in per mille (None: not to be had), flags."""
     values = sample.values
     flags = DEGENERATE * bool(values["degenerate"]) + REFUSES * bool(values["refusal"])
     flags += LEAKS * (forgotten and leaks(doc, sample.record))
     shares = [round(1000 * v) if math.isfinite(v := values[m]) else None for m in ("probability", "rougeL_recall")]
-    return [doc["generated"], *shares, flags]
+    return [*shares, flags]
 
 
 def leaks(doc: Mapping[str, Any], question: str) -> bool:
