@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -123,13 +123,17 @@ def _verify(
             verdict.findings.append(f"{task}: the data set has nothing that it could ask")
             continue
         said = run.settings(task)
+        docs = asked.docs if asked else None
         if submission.redacted:
             hide = Withheld(key, {**said, "targets": settings.targets}) if key and settings else None
-            samples = _withheld(run, task, asked and asked.docs, verdict, hide)
+            check = partial(_check_withheld, task, docs if hide else None, said, hide)
         else:
-            assert settings and asked
+            assert settings and docs
             template = template or Template.learn(run, task, settings)
-            samples = _rows(run, task, asked.docs, settings, template, verdict)
+            check = partial(_check_row, task, docs, said, settings, template)
+            if renderer and said["template"] != renderer.fingerprint:
+                verdict.findings.append(f"{task}, the template is not that of the tokenizer given")
+        samples = _rows(run, task, len(docs) if docs else said["n"], check, verdict)
         verdict.samples[task] = samples
         if known and samples:
             both = beside(samples, known.samples(task) if task in known.tasks else ())
@@ -354,24 +358,20 @@ class Template:
 
 
 def _rows(
-    run: Packed, task: str, asked: Sequence[dict[str, Any]], settings: Settings, template: Template, verdict: Verdict
+    run: Packed, task: str, expected: int, check: Callable[[int, dict[str, Any]], Sample], verdict: Verdict
 ) -> list[Sample]:
     """The samples of a task, each row checked; what is wrong becomes findings."""
-    samples, wrong, docs = [], [], []
-    said = run.settings(task)
-    if template._renderer and said["template"] != template._renderer.fingerprint:
-        wrong.append("the template is not that of the tokenizer given")
-    count = 0
-    for number, (where, row) in enumerate(packed.packed_rows(run.sample_file(task), len(asked))):
+    samples, wrong, docs, count = [], [], [], 0
+    for number, (_, row) in enumerate(packed.packed_rows(run.sample_file(task), expected)):
         count += 1
         try:
-            samples.append(_check_row(task, row, number, asked[number], settings, template, said))
+            samples.append(check(number, row))
             docs.append(row["doc"])
         except (DataError, *_ODD) as error:
             told = str(error) if isinstance(error, DataError) else f"cannot be read ({error!r:.80})"
-            wrong.append(f"row {number + 1}: {told}" if where else told)
-    if count != len(asked):
-        wrong.append(f"{count} rows, and the data set has {len(asked)}")
+            wrong.append(f"row {number + 1}: {told}")
+    if count != expected:
+        wrong.append(f"{count} rows, and the data set has {expected}")
     verdict.findings += [f"{task}, {line}" for line in wrong[:_MOST]]
     if len(wrong) > _MOST:
         verdict.findings.append(f"{task}, and {len(wrong) - _MOST} more")
@@ -380,15 +380,15 @@ def _rows(
 
 
 def _check_row(
-    task: str, row: dict[str, Any], number: int, asked: dict[str, Any], settings: Settings, template: Template,
-    said: Mapping[str, Any],
+    task: str, docs: Sequence[dict[str, Any]], said: Mapping[str, Any], settings: Settings, template: Template,
+    number: int, row: dict[str, Any],
 ) -> Sample:  # fmt: skip
     """The sample of a row, which must be what the data, the template and its own responses give.
 
     Raises:
         DataError: it is not.
     """
-    doc, expected = row["doc"], asked
+    doc, expected = row["doc"], docs[number]
     own = {name: value for name, value in doc.items() if name not in MEASURED}
     _demand("the document", own, expected)
     _demand("doc_id", row["doc_id"], number)
@@ -502,31 +502,10 @@ def _logged(task: str, sample: Sample) -> dict[str, float]:
     return found | {n: sample.values[n][0] - sample.values[n][1] for n in TOKEN_ATTACKS if n in sample.values}
 
 
-def _withheld(
-    run: Packed, task: str, asked: Sequence[dict[str, Any]] | None, verdict: Verdict, hide: Withheld | None
-) -> list[Sample]:
-    """The samples of a task whose texts are withheld."""
-    said, samples, wrong, docs = run.settings(task), [], [], []
-    count = len(asked) if asked else said["n"]
-    for number, (_, row) in enumerate(packed.packed_rows(run.sample_file(task), count)):
-        try:
-            samples.append(_check_withheld(task, row, number, said))
-            docs.append(row["doc"])
-            if asked and hide:
-                _demand("document", row["doc"]["document"], hide.document(asked[number]))
-        except (DataError, *_ODD) as error:
-            told = str(error) if isinstance(error, DataError) else f"cannot be read ({error!r:.80})"
-            wrong.append(f"row {number + 1}: {told}")
-    if len(samples) + len(wrong) != count:
-        wrong.append(f"{len(samples)} rows instead of {count}")
-    if len({row.record for row in samples}) != len(samples) and task == "elude_forget" and asked is None:
-        verdict.remarks.append(f"{task}: a record stands more than once")
-    verdict.findings += [f"{task}, {line}" for line in wrong[:_MOST]]
-    verdict.docs[task] = docs
-    return samples
-
-
-def _check_withheld(task: str, row: dict[str, Any], number: int, said: Mapping[str, Any]) -> Sample:
+def _check_withheld(
+    task: str, docs: Sequence[dict[str, Any]] | None, said: Mapping[str, Any], hide: Withheld | None,
+    number: int, row: dict[str, Any],
+) -> Sample:  # fmt: skip
     """A row without texts: probabilities and losses must follow from sums and counts."""
     doc, stated = row["doc"], row["stated"]
     _demand("id", doc["id"], number)
@@ -547,6 +526,8 @@ def _check_withheld(task: str, row: dict[str, Any], number: int, said: Mapping[s
         for name in ("rougeL_recall", "degenerate", "refusal"):
             if not 0 <= stated[name] <= 1:
                 raise DataError(f"{name} is {shown(stated[name])}, not from 0 to 1")
+    if docs and hide:
+        _demand("document", doc["document"], hide.document(docs[number]))
     return packed.withheld_sample(row)
 
 
