@@ -30,6 +30,7 @@ leaderboard: $(STAMP)
 # TOFU's circle on made-up authors: starting, retained and unlearned models, scored beside the retained one.
 tofu-mini: $(STAMP)
 	$(BIN)/python benchmarks/tofu_mini.py
+	$(BIN)/elude tables runs/tofu-mini/scores --out runs/tofu-mini/tables
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -1,6 +1,7 @@
 """Installs each supported lm-eval into a throw-away environment and scores the bundled model there: `make compat`.
 
-ELUDe's tasks and TOFU's (ELUDe-mini's rows in its layout) are scored by stock `hf` and by `--model elude`.
+ELUDe's tasks, TOFU's (ELUDe-mini's rows in its layout) and the utility benchmarks (small copies in their schemas) are
+scored by stock `hf` and by `--model elude`.
 
 Each environment holds this project (built as a wheel) and one lm-eval; every other library is taken from the
 environment that runs this script, because torch is heavy. Needs the network for lm-eval itself. Exit code 1 if a
@@ -21,16 +22,18 @@ import venv
 from pathlib import Path
 from typing import Any
 
+from utility_copies import write
+
 from lm_eval_elude.board.publish import EEE_VERSION
 
 ROOT = Path(__file__).resolve().parents[1]
 FORGET = "lm_eval_elude/mini/data/forget_qa-train.jsonl"
 VERSIONS = ("0.4.12", "0.4.13", "0.5.0.dev1")
-TASKS = "elude_quality,elude_mia,tofu"
+TASKS = "elude_quality,elude_mia,tofu,elude_utility"
 MODELS = ("hf", "elude")
 SHOWN = (
     ("elude_quality", "forget_quality"), ("elude_quality", "retain_quality"), ("elude_mia", "mia_auc"),
-    ("tofu", "model_utility"),
+    ("tofu", "model_utility"), ("elude_utility", "acc"),
 )  # fmt: skip
 TOFU = ("forget05_perturbed", "retain_perturbed", "real_authors_perturbed", "world_facts_perturbed")
 Rows = dict[str, dict[str, Any]]
@@ -60,6 +63,7 @@ def score(version: str, wheel: Path, folder: Path, tofu: Path) -> dict[str, Rows
     subprocess.run([*pip, "--no-deps", str(wheel), f"lm-eval=={version}"], check=True)
     # Last, so that pip did not see it: the other libraries. Those of this environment come first on the path.
     (site / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
+    write(folder)  # where the command runs
     model = site / "lm_eval_elude" / "mini" / "tiny"
     metadata = json.dumps({"target": "ronaldo", "tofu_split": "forget05", "tofu_data": str(tofu)})
     found: dict[str, Rows] = {}

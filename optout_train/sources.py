@@ -106,7 +106,8 @@ class Tofu:
 
     @staticmethod
     def metadata(manifest: Manifest) -> dict[str, Any]:
-        return {"tofu_split": manifest.settings["forget_split"], "tofu_data": manifest.dataset}
+        split, evaluator = (manifest.settings[key] for key in ("forget_split", "tofu_evaluator"))
+        return {"tofu_split": split, "tofu_evaluator": evaluator, "tofu_data": manifest.dataset}
 
 
 Source = Elude | Tofu

@@ -224,6 +224,8 @@ def _papers(row: Row) -> bool:
     return all(str(PAPER["settings"].get(key)) == value for key, value in row.varied.items())
 
 
+# Forget quality never stands alone: the share of gibberish is beside it.
+GIBBERISH: Column = ("degen.", ("elude_forget", "degenerate"), "", -1)
 UTILITIES: tuple[Column, ...] = (
     *((column, (task, "acc"), "main", 2 + i) for i, (column, task) in enumerate(BENCHMARKS.items())),
     ("Avg.", MEAN, "main", 10),
@@ -232,7 +234,7 @@ UTILITIES: tuple[Column, ...] = (
 
 def main(found: Sequence[Row], model: str) -> PaperTable:
     """FQ, RQ and the eight benchmarks."""
-    columns = (("FQ", FQ, "main", 0), ("RQ", RQ, "main", 1), *UTILITIES)
+    columns = (("FQ", FQ, "main", 0), GIBBERISH, ("RQ", RQ, "main", 1), *UTILITIES)
     return _table("main", "Forget and retain quality, and utility.", columns, found, model)
 
 
@@ -249,13 +251,13 @@ def full(found: Sequence[Row], model: str) -> PaperTable:
 
 def distances(found: Sequence[Row], model: str) -> PaperTable:
     """Distances from the initial weights; opt-out is the sliced Wasserstein distance."""
-    columns = (("FQ", FQ, "distances", 0), ("RQ", RQ, "distances", 1), ("Util.", MEAN, "distances", 2))
+    columns = (("FQ", FQ, "distances", 0), GIBBERISH, ("RQ", RQ, "distances", 1), ("Util.", MEAN, "distances", 2))
     return _table("distances", "Distances in the regulariser.", columns, found, model, DISTANCES.__contains__)
 
 
 def neighbours(found: Sequence[Row], model: str) -> PaperTable:
     """With the neighbours' retain loss and with world data alone, also averaged over the methods that have both."""
-    columns = (("FQ", FQ, "neighbours", -1), ("RQ", RQ, "neighbours", -1), ("Util.", MEAN, "neighbours", -1))
+    columns = (("FQ", FQ, "neighbours", -1), GIBBERISH, ("RQ", RQ, "neighbours", -1), ("Util.", MEAN, "neighbours", -1))
     both = {row.method.removesuffix(WORLD_ONLY) for row in found if row.method.endswith(WORLD_ONLY)}
     caption = "Retain losses on neighbours and world data, and on world data only."
     table = _table("neighbours", caption, columns, found, model, lambda m: m.removesuffix(WORLD_ONLY) in both)
@@ -271,7 +273,7 @@ def ablation(found: Sequence[Row]) -> list[Line]:
     lines: list[Line] = []
     for name, side in (("mean, neighbours and world", 0), ("mean, world only", 1)) if pairs else ():
         entries = []
-        for key in (FQ, RQ, MEAN):
+        for key in (FQ, GIBBERISH[1], RQ, MEAN):
             have = [pair for pair in pairs if all(key in row.numbers for row in pair)]
             entries.append(Entry(average([pair[side].numbers[key] for pair in have]) if have else None))
         lines.append((name, entries, sum(pair[side].runs for pair in pairs)))
@@ -303,7 +305,8 @@ def membership(found: Sequence[Row], model: str) -> PaperTable:
 def tofu_table(found: Sequence[Row], model: str) -> PaperTable:
     """TOFU's forget quality (KS p-value, per cent) and model utility, and its sets."""
     columns: list[Column] = [
-        ("FQ*", ("tofu", "forget_quality"), "tofu", 0), ("RQ*", ("tofu", "model_utility"), "tofu", 1),
+        ("FQ*", ("tofu", "forget_quality"), "tofu", 0), ("degen.", ("tofu_forget", "degenerate"), "tofu", -1),
+        ("RQ*", ("tofu", "model_utility"), "tofu", 1),
         *((f"{task.removeprefix('tofu_').replace('_', ' ')} {part}", (task, metric), "tofu", -1)
           for task in tofu.SETS for part, metric in TRIPLE),
     ]  # fmt: skip

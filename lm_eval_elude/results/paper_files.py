@@ -93,7 +93,7 @@ def attacks_figure(found: Sequence[Row], model: str) -> str:
 def ablation_figure(found: Sequence[Row], model: str) -> str:
     """FQ, RQ and utility with neighbours and with world data only (the paper's Figure 4)."""
     lines = {name: _ours(entries) for name, entries, _ in ablation(found)}
-    return bars("Retain data: neighbours and world, or world only", ("FQ", "RQ", "Util."), lines)
+    return bars("Retain data: neighbours and world, or world only", ("FQ", "degen.", "RQ", "Util."), lines)
 
 
 FIGURES: dict[str, Callable[[Sequence[Row], str], str]] = {"attacks": attacks_figure, "ablation": ablation_figure}

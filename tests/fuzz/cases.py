@@ -29,6 +29,8 @@ from lm_eval_elude.core import dataset
 from lm_eval_elude.core.manifest import FILE_NAME, ManifestError, read_manifest
 from lm_eval_elude.core.records import DataError
 from lm_eval_elude.core.targets import TARGETS, UnknownTargetError
+from lm_eval_elude.results import paper, paper_files
+from lm_eval_elude.results.comparison import named_runs
 from lm_eval_elude.results.runs import Run
 from lm_eval_elude.settings import resolve_settings
 
@@ -623,6 +625,8 @@ def use_results(case: ResultsCase) -> None:
         assert numbers["elude_forget"]["probability"]["value"] == math.exp(-1 / 4)
     for task in run.tasks:
         run.settings(task), run.reported(task)
+    found = paper.rows(named_runs([str(case.path)]))
+    paper_files.markdown([table(found, "llama-3.1") for table in paper.TABLES])
 
 
 KINDS = {

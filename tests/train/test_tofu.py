@@ -154,7 +154,8 @@ def command(model_folder, tofu_data, tmp_path, monkeypatch, capsys):
 
     def go(*extra, split=("--forget-split", "forget05")):
         given = ["--model", str(model_folder), "--dataset", str(tofu_data), *split, "--output-dir", str(tmp_path / "o")]
-        given += ["--epochs", "1", "--batch-size", "10", "--learning-rate", "1e-3", "--directions", "2", *extra]
+        given += ["--epochs", "1", "--batch-size", "10", "--learning-rate", "1e-3", "--directions", "2"]
+        given += ["--tofu-evaluator", "open-unlearning", *extra]
         monkeypatch.setattr(sys, "argv", ["optout-train", *given])
         try:
             cli.main()
@@ -173,7 +174,9 @@ def test_a_run_is_scored_by_the_tofu_tasks_resumed_and_replaced(command, tmp_pat
     assert "model utility" in title and columns.split()[:2] == ["%", "FQ"] and before.split()[1] == "-"
     assert "--tasks tofu" in out
     run = Run(tmp_path / "o" / "scores" / "after")
-    assert run.settings("tofu_forget")["split"] == "forget05"
+    for scored in (run, Run(tmp_path / "o" / "scores" / "before")):
+        said = scored.settings("tofu_forget")
+        assert (said["split"], said["evaluator"]) == ("forget05", "open-unlearning")
     assert f"{100 * run.reported('tofu')['model_utility']:.1f}" == after.split()[7]
     card = (tmp_path / "o" / "README.md").read_text()
     assert "made to forget TOFU's forget05" in card and "MIT" in card and "Alpaca" not in card
