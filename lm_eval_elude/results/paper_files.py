@@ -11,7 +11,7 @@ from typing import Any
 
 from lm_eval_elude.metrics.estimates import Estimate
 from lm_eval_elude.results.paper import Entry, PaperTable, Row, ablation, attacks
-from lm_eval_elude.results.tables import Cell, Table, grid, percent, span
+from lm_eval_elude.results.tables import Cell, Table, field, grid, percent, span
 
 
 def markdown(tables: Sequence[PaperTable]) -> str:
@@ -36,8 +36,8 @@ def csv_text(table: PaperTable) -> str:
             if isinstance(ours, Estimate):
                 low, high = ours.interval if ours.stderr == ours.stderr else (math.nan, math.nan)
                 values = (f"{100 * v:.4f}" if v == v else "" for v in (ours.value, low, high))
-                said = (*values, ours.n, ours.records)
-            writer.writerow((name, column, *said, runs, "" if paper is None else paper))
+                said = (*values, ours.n, _records(ours))
+            writer.writerow((field(name), column, *said, runs, "" if paper is None else paper))
     return out.getvalue()
 
 
@@ -58,8 +58,13 @@ COUNT = "runs / records"
 
 def _count(entries: Sequence[Entry], runs: int) -> str:
     """Results files behind a line, and the most distinct records behind one of its numbers."""
-    records = max((ours.records for ours, _ in entries if isinstance(ours, Estimate)), default=0)
+    records = max((_records(ours) for ours, _ in entries if isinstance(ours, Estimate)), default=0)
     return f"{runs} / {records or '–'}" if runs else "–"
+
+
+def _records(ours: Estimate) -> int:
+    """Distinct records behind a number; of the harness's own tasks, whose error alone is known, their documents."""
+    return ours.records if ours.records > 1 else ours.n
 
 
 def _cell(entry: Entry) -> Cell:

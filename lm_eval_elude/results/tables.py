@@ -240,7 +240,7 @@ def csv_text(runs: Sequence[NamedRun]) -> str:
     writer = csv.DictWriter(out, list(found[0]), lineterminator="\n")
     writer.writeheader()
     for row in found:
-        writer.writerow({key: _field(value) for key, value in row.items()})
+        writer.writerow({key: field(value) for key, value in row.items()})
     return out.getvalue()
 
 
@@ -271,7 +271,8 @@ def _settings(run: NamedRun, task: str) -> dict[str, Any]:
     return {key: value for key, value in run.run.settings(task).items() if key != "aggregates"}
 
 
-def _field(value: Any) -> Any:
+def field(value: Any) -> Any:
+    """A value as a spreadsheet may read it: no number where there is none, no text that is a formula."""
     if isinstance(value, float):
         return "" if math.isnan(value) else value
     return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value

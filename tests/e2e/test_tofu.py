@@ -200,6 +200,7 @@ def test_settings_that_cannot_be(metadata, said, models, data):
 def released_layout(seed: int, count: int = 300) -> dict[str, dict[str, dict]]:
     """A whole log of the released evaluator, all of its keys by question number; losses and texts from a seed."""
     draw, rows, logs = random.Random(seed), mini_rows("forget_qa-train"), {}
+    rouge = RougeScorer(["rougeL", "rouge1"], use_stemmer=True)
     for task, name in LOGS.items():
         wrong = 3 if "real" in name else 5
         log = logs[name] = {key: {} for key in KEYS}
@@ -215,8 +216,8 @@ def released_layout(seed: int, count: int = 300) -> dict[str, dict[str, dict]]:
             )
             log["truth_ratio"][i] = math.exp(np.mean(losses[2:]) - losses[1])
             log["generated_text"][i] = [f"{task} {i}?", said, answer]
-            for name_, kind in (("rougeL_recall", "rougeL"), ("rouge1_recall", "rouge1")):
-                log[name_][i] = RougeScorer([kind], use_stemmer=True).score(answer, said)[kind].recall
+            for kind, score in rouge.score(answer, said).items():
+                log[f"{kind}_recall"][i] = score.recall
     return logs
 
 
