@@ -108,15 +108,17 @@ def write_data(folder: Path, seed: int) -> Path:
 
 
 def train(work: Path, name: str, *flags: str) -> float:
-    """A checkpoint ``work/NAME`` unless it is finished; returns the seconds it took."""
-    started = time.monotonic()
+    """A checkpoint ``work/NAME`` unless it is finished; returns the seconds it took, also if it was made before."""
+    took, started = work / f"{name}.seconds", time.monotonic()
     command = [
         sys.executable, "-m", "optout_train.cli", "--dataset", str(work / "data"), "--forget-split", SPLIT,
         "--tofu-evaluator", "open-unlearning", "--batch-size", "16", "--no-validate", "--no-score", "--resume",
         "--output-dir", str(work / name), *flags,
     ]  # fmt: skip
     subprocess.run(command, check=True)
-    return time.monotonic() - started
+    if not took.exists():
+        took.write_text(f"{time.monotonic() - started:.0f}")
+    return float(took.read_text())
 
 
 def score(work: Path, name: str, reference: str = "") -> dict[str, Any]:
