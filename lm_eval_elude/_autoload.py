@@ -115,12 +115,13 @@ def check_names(manager: "Any", folder: "Path") -> None:
     @functools.wraps(load)
     def checked(self: "Any", task_list: "Any", *args: "Any", **kwargs: "Any") -> "Any":
         names = [name for name in task_list if isinstance(name, str)] if isinstance(task_list, list) else []
-        entries = {name: self.task_index[name] for name in names if name in self.task_index}
+        index = getattr(self, "task_index", None) or getattr(self, "_task_index", {})  # as 0.5 calls it
+        entries = {name: index[name] for name in names if name in index}
         own = [name for name, entry in entries.items() if entry.yaml_path and folder in entry.yaml_path.parents]
         if len(own) > 1:
             from lm_eval_elude.harness import refuse_twice
 
-            refuse_twice(own, self.task_index)
+            refuse_twice(own, index)
         return load(self, task_list, *args, **kwargs)
 
     manager.load = checked
