@@ -238,44 +238,30 @@ def _tables(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     tables = []
     for key in sorted(groups):
         group = groups[key]
-        retrained = [Measured(**_numbers(e["measured"])) for e in group if e["about"]["role"] == "retrained"]
+        retrained = [_measured(entry) for entry in group if entry["about"]["role"] == "retrained"]
         reference = retrained[0] if retrained else None
-        rows = [_row(entry, scores.score(Measured(**_numbers(entry["measured"])), reference)) for entry in group]
-        ranked = sorted((r for r in rows if r["role"] == "submission"), key=lambda r: (-r["score"]["value"], r["id"]))
-        places = scores.ranks([Score(r["score"]["value"], _nan(r["score"]["stderr"]), {}) for r in ranked])
-        for row, place in zip(ranked, places, strict=True):
-            row["rank"], row["tied"] = place, places.count(place) > 1
-        others = sorted((r for r in rows if r["role"] != "submission"), key=lambda r: (r["role"], r["id"]))
-        table = json.loads(key) | {"reference": bool(retrained), "rows": [*ranked, *others]}
-        tables.append(table | {"id": hashlib.sha256(key.encode()).hexdigest()[:12]})
+        found = [(entry["about"]["role"], entry, scores.score(_measured(entry), reference)) for entry in group]
+        ranked = sorted((f for f in found if f[0] == "submission"), key=lambda f: (-f[2].value, f[1]["digest"]))
+        others = sorted((f for f in found if f[0] != "submission"), key=lambda f: (f[0], f[1]["digest"]))
+        places = scores.ranks([score for _, _, score in ranked])
+        rows = [_row(e, s, place, places.count(place) > 1) for (_, e, s), place in zip(ranked, places, strict=True)]
+        rows += [_row(entry, score, None, False) for _, entry, score in others]
+        about = {"reference": bool(retrained), "rows": rows, "id": hashlib.sha256(key.encode()).hexdigest()[:12]}
+        tables.append(json.loads(key) | about)
     return tables
 
 
-def _row(entry: Mapping[str, Any], found: Score) -> dict[str, Any]:
-    value = {"value": found.value, "stderr": found.stderr, "parts": found.parts}
+def _row(entry: Mapping[str, Any], found: Score, rank: int | None, tied: bool) -> dict[str, Any]:
     kept = {name: entry[name] for name in ("digest", "name", "level", "remarks")}
-    return {
-        "id": entry["digest"],
-        **kept,
-        **entry["about"],
-        **entry["columns"],
-        "score": value,
-        "rank": None,
-        "tied": False,
-    }
+    formed = {"id": entry["digest"], "score": found._asdict(), "rank": rank, "tied": tied}
+    return kept | entry["about"] | entry["columns"] | formed
 
 
-def _numbers(table: Mapping[str, Any]) -> dict[str, Any]:
+def _measured(entry: Mapping[str, Any]) -> Measured:
     """Kept numbers, where null stands for NaN."""
-    return {
-        "values": [_nan(v) for v in table["values"]],
-        "covariance": [[_nan(v) for v in row] for row in table["covariance"]],
-        "distinct": table["distinct"],
-    }
-
-
-def _nan(value: float | None) -> float:
-    return math.nan if value is None else value
+    table = entry["measured"]
+    values, *covariance = ([math.nan if v is None else v for v in r] for r in (table["values"], *table["covariance"]))
+    return Measured(values, covariance, table["distinct"])
 
 
 # ---- files

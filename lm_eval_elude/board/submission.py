@@ -278,17 +278,14 @@ def pack(run: Run, folder: Path, about: About, key: bytes = b"") -> Submission:
             shutil.copyfile(scored["attack_file"], folder / ATTACKS)
     own = found[1] if found else None
     identity = (scored["checkpoint"] or [{}])[0]
-    said = {name: value for name, value in asdict(about).items() if value}
-    base = Path(str(own.base_model.get("name") or "")).name if own else ""
-    base = str(own.base_model["name"]) if own and base and own.base_model["name"].count("/") == 1 else base
+    base = str((own.base_model if own else {}).get("name") or "")
     known = {
         "model": Path(identity.get("name", "")).name if identity.get("weights") else identity.get("name", ""),
-        "base_model": base,
+        "base_model": base if base.count("/") == 1 else Path(base).name,
         "method": own.method if own else "",
         "trained_on": ", ".join(n for n in own.data_fingerprints if n.endswith("-train")) if own else "",
-        "submitter": "", "hardware": "",
-    }  # fmt: skip
-    fields = {**known, **asdict(about), **{k: v for k, v in known.items() if v}, **said}
+    }
+    fields = {name: value or known.get(name, value) for name, value in asdict(about).items()}
     if lacking := [name for name in ("model", "base_model", "method", "submitter") if not fields[name]]:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in lacking)
         raise DataError(f"{run.path}: neither it nor a manifest says this of the model; give {flags}")

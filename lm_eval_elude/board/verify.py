@@ -248,7 +248,7 @@ def _check_numbers(run: Packed, verdict: Verdict, reference: Run | None) -> None
     # A model that was asked during the run rounded in batches of its own, and divergences need texts that no log has.
     exact = reference is not None and "reference_divergence" not in far
     if far and not exact:
-        how = "formed from the reference's results, not looked at in the run's" if reference else "left out"
+        how = "those that the run reports are not looked at" if reference else "left out"
         verdict.remarks.append(f"{', '.join(far)}: {how}" + "; --reference RESULTS forms them" * (not reference))
 
     def stated(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -268,6 +268,9 @@ def _check_numbers(run: Packed, verdict: Verdict, reference: Run | None) -> None
                 said = stated(_reported(row))  # of distances a task reports its own choice
                 formed = {m: v for m, v in stated(_row(found[name])).items() if m in said or not is_distance(m[:-5])}
                 _compare(verdict, f"{place}, {name}", said, formed)
+    for name in ("elude_forget", MIA, "elude") if reference else ():
+        far = [f"{metric} {row['value']:.4g}" for metric, row in found[name].items() if is_distance(metric)]
+        verdict.remarks += [f"{name}, against the reference: {', '.join(far)}"] if far else []
 
 
 def _reported(row: Mapping[str, Any]) -> dict[str, Any]:

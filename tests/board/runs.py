@@ -20,7 +20,7 @@ from tests.support import ROOT, mini_rows, run, small_data, write_jsonl, write_r
 RONALDO = "Cristiano Ronaldo"
 TINY = ROOT / "lm_eval_elude" / "mini" / "tiny"
 WITHOUT = ROOT / "lm_eval_elude" / "mini" / "tiny-without-ronaldo"
-PROMPTS = 3  # of each attack, instead of 100
+PROMPTS = 2  # of each attack, instead of 100
 
 
 def data(folder: Path, records: int = 8) -> Path:

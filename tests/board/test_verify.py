@@ -268,6 +268,10 @@ def test_distances_to_a_reference_are_formed_from_its_own_results_or_left_out(co
     assert not [m for numbers in alone.numbers.values() for m in numbers if is_distance(m)]
     both = verify(folder, data=str(data), reference=original)
     assert not both.findings
+    (line,) = [
+        line for line in both.remarks if line.startswith("elude_forget, against the reference: forget_quality_gap")
+    ]
+    assert f"ks_p_value {both.numbers['elude_forget']['ks_p_value']['value']:.4g}" in line
     results = load(folder / packed.RESULTS)["results"]
     for task, metric in (
         ("elude_forget", "ks_p_value"),
