@@ -62,7 +62,7 @@ def pushed_down(records):
 
 
 @pytest.fixture(scope="module")
-def board(tmp_path_factory, data, original, submitted, retrained):
+def board(tmp_path_factory, data, submitted, retrained):
     """Real checkpoints, scored and submitted."""
     forget = dataset.load_records(str(data), "forget", "train", [runs.RONALDO]).records
     keep = [*dataset.load_records(str(data), "retain", "test", [runs.RONALDO]).records,
@@ -71,6 +71,7 @@ def board(tmp_path_factory, data, original, submitted, retrained):
     made = tmp_path_factory.mktemp("checkpoints")
     models = {
         "opt-out": runs.opted_out(made / "opt-out", data),
+        "unchanged": edited(made / "unchanged", noise(0)),
         "gibberish": edited(made / "gibberish", noise(1)),
         "constant": edited(made / "constant", taught(forget, CONSTANT, 12, keep)),
         "refuses all": edited(made / "refuses", taught([*forget, *keep], REFUSAL, 12)),
@@ -79,7 +80,6 @@ def board(tmp_path_factory, data, original, submitted, retrained):
     for name, model in models.items():
         run = runs.finished(tmp_path_factory.mktemp("run"), model, data)
         runs.submission(folder / "submissions" / name, run, model=name, role="submission", method="edited")
-    runs.submission(folder / "submissions" / "unchanged", original, model="unchanged", role="submission")
     for source in (submitted, retrained):
         shutil.copytree(source, folder / "submissions" / source.name)
     return folder
