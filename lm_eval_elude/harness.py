@@ -193,7 +193,9 @@ class HarnessTask(ConfigurableTask):
     @property
     def predict_only(self) -> bool:
         """``--predict_only`` swaps the metrics inside its own tasks for one named ``bypass``; others have to look."""
-        return "bypass" in self._metric_fn_list
+        if (metrics := getattr(self, "_metric_fn_list", None)) is None:  # 0.5
+            metrics = [metric.name for scorer in self.scorers for metric in scorer.metrics or ()]
+        return "bypass" in metrics
 
     def make_instances(
         self, doc: dict[str, Any], requests: Sequence[tuple[str, tuple[Any, ...]]], target: str, kwargs: dict[str, Any]

@@ -37,7 +37,9 @@ class EludeUtility(Group):
     def aggregate(self, task_metrics: dict[str, Any]) -> Any:
         """The mean of the eight; MMLU's own value is that of its group, weighted by size as everywhere."""
         row: dict[str, Any] = {"alias": self.alias or self.name, "name": self.name}
-        row["sample_len"] = sum(task_metrics[task.task_name]["sample_len"] for task in self.get_all_tasks())
+        # 0.5 calls a task by its group, too.
+        names = [getattr(task, "_qualified_name", task.task_name) for task in self.get_all_tasks()]
+        row["sample_len"] = sum(task_metrics[name]["sample_len"] for name in names)
         values = [task_metrics[name]["acc,none"] for name in BENCHMARKS.values()]
         errors = [task_metrics[name]["acc_stderr,none"] for name in BENCHMARKS.values()]
         row["acc,none"] = sum(values) / len(values)
