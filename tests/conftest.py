@@ -5,3 +5,10 @@ import os
 # Before any library reads them; `datasets` and `transformers` do at import.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+# Folders with the files that take longest: they come first, so that two processes end together.
+_LONG = ("e2e", "train", "building", "board")
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: _LONG.index(name) if (name := item.path.parent.name) in _LONG else len(_LONG))
