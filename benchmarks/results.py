@@ -128,26 +128,35 @@ KEPT = {(task, metric) for _, task, metric in (*DISTANCE, *ATTACKED, *MEMBERSHIP
 
 
 class Section(NamedTuple):
-    """A table of ``docs/results.md`` between its markers: rows of runs on some targets."""
+    """A table of ``docs/results.md`` between its markers: rows of runs on some targets. Not without ``about``."""
 
     name: str
     rows: Sequence[str]
     targets: tuple[str, ...]
     columns: tuple[Column, ...]
+    about: str = "opt-out"
 
 
 SECTIONS = (
     Section("main", ("original", "guardrail", *MAIN), TARGETS, QUALITY),
     Section("ronaldo", ("original", "retrained without", *MAIN), (RONALDO,), QUALITY),
     Section("lambda", ("npo+rt", "opt-out", *(f"lambda {v:g}" for v in LAMBDAS)), (RONALDO,), QUALITY),
-    Section("released", [f"released lambda {v:g}" for v in RELEASED_LAMBDAS], (RONALDO,), QUALITY),
+    Section(
+        "released", released := [f"released lambda {v:g}" for v in RELEASED_LAMBDAS], (RONALDO,), QUALITY, released[0]
+    ),
     Section("distances", ("opt-out", *DISTANCES), (RONALDO,), QUALITY),
     Section("neighbours", [m + s for m in ABLATED for s in ("", " world only")], (RONALDO,), QUALITY),
     Section("attacks", WHOLE[:6], (RONALDO,), ATTACKED),
     Section("membership", WHOLE[:6], (RONALDO,), MEMBERSHIP),
     Section("stranger", WHOLE, (RONALDO,), DISTANCE),
     *(
-        Section(f"stranger {t}", ("original", "retrained without", "opt-out", "opt-out-stranger"), (t,), DISTANCE)
+        Section(
+            f"stranger {t}",
+            ("original", "retrained without", "opt-out", "opt-out-stranger"),
+            (t,),
+            DISTANCE,
+            "opt-out-stranger",
+        )
         for t in TARGETS[1:]
     ),
 )
@@ -218,6 +227,8 @@ def table(section: Section, found: Sequence[dict[str, Any]]) -> list[str]:
     A seed counts where it has all of the section's targets; rows without one are left out.
     """
     of_targets = [run for run in found if run["target"] in section.targets]
+    if not any(run["row"] == section.about for run in of_targets):
+        return ["Not run."]
     original = [r["values"]["elude_quality/retain_quality"] for r in of_targets if r["row"] == "original"]
     rows = []
     for row in section.rows:
@@ -235,7 +246,7 @@ def table(section: Section, found: Sequence[dict[str, Any]]) -> list[str]:
         kept = statistics.mean(s["elude_quality/retain_quality"] for s in by_seed)
         mark = " (collapsed)" if original and kept < COLLAPSE * statistics.mean(original) else ""
         rows.append([row + mark, str(sum(map(len, whole))), *cells])
-    return markdown(["", "n", *(name for name, _, _ in section.columns)], rows) if rows else ["Not run."]
+    return markdown(["", "n", *(name for name, _, _ in section.columns)], rows)
 
 
 def sections(found: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
