@@ -82,7 +82,8 @@ def score(version: str, wheel: Path, folder: Path, tofu: Path) -> dict[str, Rows
         (written,) = folder.glob(f"{backend}_*.json")
         results = json.loads(written.read_text(encoding="utf-8"))
         assert results["lm_eval_version"] == version, f"scored with {results['lm_eval_version']}, not {version}"
-        found[backend] = results["results"]
+        # What the harness calls its own tasks differs from version to version.
+        found[backend] = {name: row for name, row in results["results"].items() if name.startswith(("elude", "tofu"))}
     return found
 
 
