@@ -155,6 +155,7 @@ def _model(run: NamedRun) -> str:
     said = run.config.get("model_args") or {}
     if isinstance(said, str):
         said = dict(part.split("=", 1) for part in said.split(",") if "=" in part)
+    jsonio.check(said, dict[str, Any], f"{run.run.path}: field 'model_args'")
     return str(next((said[key] for key in ("peft", "pretrained", "model") if said.get(key)), run.name))
 
 
