@@ -49,7 +49,7 @@ class Run:
         said = metadata.get("elude") if isinstance(metadata, dict) else None
         if not isinstance(said, dict) or not said.keys() >= _SETTINGS.keys():
             raise DataError(f"{self.path}: {task} does not say what was scored (configs, metadata, elude)")
-        _check(said, _SETTINGS, f"{self.path}: {task}")
+        _check(said, {**_SETTINGS, "checkpoint": list[dict[str, Any]] | None}, f"{self.path}: {task}")
         return said
 
     def sample_file(self, task: str) -> Path:
