@@ -330,5 +330,5 @@ def _download(address: str) -> Path:
 
 def _unreachable(name: str, error: Exception) -> DataError:
     return DataError(
-        f"data set 'hub' cannot be had ({name}: {reason(error)}); off-line --dataset takes a folder, or mini for ELUDe"
+        f"data set 'hub' cannot be read ({name}: {reason(error)}); give --dataset mini or a folder to stay off-line"
     )
