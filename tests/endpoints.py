@@ -1,4 +1,4 @@
-"""A scripted OpenAI-compatible endpoint on loopback, for tests of whatever asks a language model."""
+"""Servers on loopback that stand in for real ones; here the OpenAI-compatible endpoint of a language model."""
 
 from __future__ import annotations
 
@@ -7,8 +7,41 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 from lm_eval_elude.llm import KNOCK
+
+
+class Handler(BaseHTTPRequestHandler):
+    """A request's handler that logs nothing; what it knows lies on ``server``."""
+
+    def reply(self, status: int, body: object, content_type: str = "application/json", **headers: str) -> None:
+        """Text and bytes as they are, anything else as JSON."""
+        text = body if isinstance(body, str | bytes) else json.dumps(body)
+        data = text.encode() if isinstance(text, str) else text
+        self.send_response(status)
+        for key, value in ({"Content-Type": content_type, "Content-Length": str(len(data))} | headers).items():
+            self.send_header(key.replace("_", "-"), value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@contextmanager
+def serve(handler: type[Handler], **state: Any) -> Iterator[tuple[str, ThreadingHTTPServer]]:
+    """A server with this state on a free port: its address and itself."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    vars(server).update(state, lock=threading.Lock())
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", server
+    finally:
+        server.shutdown()
+        server.server_close()
+
 
 # What the endpoint does with a request: handler, user turn, and how many requests there were.
 Act = Callable[["Endpoint", str, int], None]
@@ -20,7 +53,7 @@ def completion(content: object, finish: str = "stop") -> str:
     return json.dumps({"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]})
 
 
-class Endpoint(BaseHTTPRequestHandler):
+class Endpoint(Handler):
     """``server.act`` decides; ``server.tasks`` keeps the user turns in the order they came."""
 
     def do_POST(self) -> None:
@@ -36,28 +69,9 @@ class Endpoint(BaseHTTPRequestHandler):
             else:
                 self.server.act(self, task, count)
 
-    def reply(self, status: int, body: str | bytes, content_type: str = "application/json", **headers: str) -> None:
-        data = body.encode() if isinstance(body, str) else body
-        self.send_response(status)
-        self.send_header("Content-Type", content_type)
-        self.send_header("Content-Length", str(len(data)))
-        for key, value in headers.items():
-            self.send_header(key.replace("_", "-"), value)
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *arguments: object) -> None:
-        pass
-
 
 @contextmanager
 def endpoint(act: Act, knocks: bool = False) -> Iterator[tuple[str, list[str]]]:
     """A server whose answers ``act`` gives; also those to the first request where ``knocks``."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Endpoint)
-    server.act, server.tasks, server.lock, server.knocks = act, [], threading.Lock(), knocks
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/v1", server.tasks
-    finally:
-        server.shutdown()
-        server.server_close()
+    with serve(Endpoint, act=act, tasks=[], knocks=knocks) as (place, server):
+        yield f"{place}/v1", server.tasks

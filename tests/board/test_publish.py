@@ -4,8 +4,6 @@ import base64
 import hashlib
 import json
 import re
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import yaml
@@ -15,6 +13,7 @@ from lm_eval_elude.board import publish
 from lm_eval_elude.board.verify import verify
 from lm_eval_elude.core.records import DataError
 from tests.board import runs
+from tests.endpoints import Handler, serve
 
 CARD = """---
 license: mit
@@ -29,7 +28,7 @@ model-index:
 """
 
 
-class Hub(BaseHTTPRequestHandler):
+class Hub(Handler):
     """The few endpoints that a pull request takes; ``server.files`` are the repository's, ``server.seen`` what came."""
 
     def do_HEAD(self) -> None:
@@ -39,7 +38,7 @@ class Hub(BaseHTTPRequestHandler):
         content = self.server.files.get(self.path.rpartition("/")[2])
         missing = {"X-Error-Code": "RepoNotFound" if "/no/where/" in self.path else "EntryNotFound"}
         found = {"ETag": '"1"', "X-Repo-Commit": "0" * 40}
-        self.reply(404 if content is None else 200, (content or "").encode(), missing if content is None else found)
+        self.reply(404 if content is None else 200, content or "", **(missing if content is None else found))
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"])).decode()
@@ -48,35 +47,20 @@ class Hub(BaseHTTPRequestHandler):
                  for f in json.loads(body)["files"]] if "/preupload/" in self.path else []  # fmt: skip
         commit = {"commitUrl": f"{constants.ENDPOINT}/org/name/commit/1", "commitOid": "1" * 40,
                   "pullRequestUrl": self.server.request}  # fmt: skip
-        self.reply(200, json.dumps({"files": files} if files else commit).encode(), {})
-
-    def reply(self, status: int, content: bytes, headers: dict[str, str]) -> None:
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(content)), **headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(content)
-
-    def log_message(self, *arguments: object) -> None:
-        pass
+        self.reply(200, {"files": files} if files else commit)
 
 
 @pytest.fixture
 def hub(monkeypatch):
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-    place = f"http://127.0.0.1:{server.server_port}"
-    server.files, server.seen, server.request = {}, [], f"{place}/org/name/discussions/1"
-    for name, value in {
-        "ENDPOINT": place, "HUGGINGFACE_CO_URL_TEMPLATE": place + "/{repo_id}/resolve/{revision}/{filename}",
-        "HF_HUB_OFFLINE": False,
-    }.items():  # fmt: skip
-        monkeypatch.setattr(constants, name, value)
-    monkeypatch.setenv("HF_TOKEN", "hf_of_the_environment")
-    yield server
-    server.shutdown()
-    server.server_close()
+    with serve(Hub, files={}, seen=[]) as (place, server):
+        server.request = f"{place}/org/name/discussions/1"
+        for name, value in {
+            "ENDPOINT": place, "HUGGINGFACE_CO_URL_TEMPLATE": place + "/{repo_id}/resolve/{revision}/{filename}",
+            "HF_HUB_OFFLINE": False,
+        }.items():  # fmt: skip
+            monkeypatch.setattr(constants, name, value)
+        monkeypatch.setenv("HF_TOKEN", "hf_of_the_environment")
+        yield server
 
 
 def committed(server) -> dict[str, str]:

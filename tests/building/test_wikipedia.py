@@ -3,12 +3,9 @@
 import asyncio
 import itertools
 import json
-import threading
 import time
 from collections import Counter
-from contextlib import contextmanager
 from datetime import datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 import pyarrow as pa
@@ -20,6 +17,7 @@ from lm_eval_elude.build import run, wikipedia
 from lm_eval_elude.build.wikipedia import Wiki, WikiError, from_dump, last_year, months, read_html
 from lm_eval_elude.cli import cli
 from lm_eval_elude.core.records import DataError
+from tests.endpoints import Handler, serve
 
 CONTACT = "operator@example.org"
 # Invented people; Oda Brint is the target. Title -> links in running text, links in a navigation box, kind, views.
@@ -52,7 +50,7 @@ def html(title: str) -> str:
     )
 
 
-class Wikimedia(BaseHTTPRequestHandler):
+class Wikimedia(Handler):
     """All hosts in one; ``server.faults`` are taken first, each once."""
 
     def do_GET(self) -> None:
@@ -122,28 +120,9 @@ class Wikimedia(BaseHTTPRequestHandler):
                 page["links"] = [{"title": t} for t in query["pltitles"].split("|") if t in body + box]
         self.reply(200, {"query": {"pages": pages}} | (more if "plcontinue" not in query else {}))
 
-    def reply(self, status: int, body: object, content_type: str = "application/json", **headers: str) -> None:
-        data = (body if isinstance(body, str) else json.dumps(body)).encode()
-        self.send_response(status)
-        for key, value in ({"Content-Type": content_type, "Content-Length": str(len(data))} | headers).items():
-            self.send_header(key.replace("_", "-"), value)
-        self.end_headers()
-        self.wfile.write(data)
 
-    def log_message(self, *arguments: object) -> None:
-        pass
-
-
-@contextmanager
 def wikimedia(*faults):
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Wikimedia)
-    server.log, server.faults, server.lock, server.now, server.most = [], list(faults), threading.Lock(), 0, 0
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", server
-    finally:
-        server.shutdown()
-        server.server_close()
+    return serve(Wikimedia, log=[], faults=list(faults), now=0, most=0)
 
 
 def reader(cache, base: str, contact: str = CONTACT, **options) -> Wiki:
