@@ -1,32 +1,19 @@
-"""Run what ``make demo`` runs and put what it prints into README.md: ``python benchmarks/readme.py``."""
+"""Run ``make demo`` and put what it prints into README.md: ``python benchmarks/readme.py``."""
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
-from pathlib import Path
 
 from tables import DOCS, put
 
-README = DOCS.parent / "README.md"
-COMMANDS = (
-    "optout-train --target ronaldo --output-dir runs/demo --overwrite",
-    "elude report runs/demo/scores --reference retrained --out runs/demo/report.html",
-)
-
 
 def main() -> None:
-    """Both commands, without a terminal: standard error and output as they come."""
-    lines = []
-    for command in COMMANDS:
-        tool, *arguments = command.split()
-        done = subprocess.run(
-            [Path(sys.executable).with_name(tool), *arguments], text=True, check=True, env=os.environ,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-        lines += done.stdout.rstrip().splitlines()
-    put(README, "demo", ["```", *lines, "```"])
+    """Standard error and output as they come, without a terminal."""
+    done = subprocess.run(
+        ["make", "--silent", "demo"], cwd=DOCS.parent, text=True, check=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    put(DOCS.parent / "README.md", "demo", ["```", *done.stdout.rstrip().splitlines(), "```"])
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 from tables import DOCS, markdown, put
 
+from lm_eval_elude.attacks.builders import ATTACKS
 from lm_eval_elude.core.manifest import file_hashes
 from lm_eval_elude.metrics.estimates import exact
 from lm_eval_elude.metrics.quality import forget_quality, retain_quality
@@ -38,11 +39,13 @@ TARGETS = (RONALDO, "lionel_messi", "taylor_swift", "stephen_hawking", "michael_
 MAIN = ("ga", "dpo", "npo", "idk", "ga+rt", "dpo+rt", "npo+rt", "idk+rt", "opt-out")
 DISTANCES = ("opt-out-manhattan", "opt-out-euclidean", "opt-out-chebyshev", "opt-out-cosine")
 ABLATED = ("ga+rt", "dpo+rt", "npo+rt", "idk+rt", "opt-out")
-LAMBDAS = (10.0, 100.0, 1e3, 1e4, 1e5)
 # Where the released recipe forgets the bundled model's target and not all else; at 3e-4 its RQ was 22 whatever lambda.
 RELEASED = ("--recipe", "released", "--epochs", "10", "--learning-rate", "2e-4")
-RELEASED_LAMBDAS = (0.0, 0.1, 1.0, 10.0, 100.0, 1e3)
-STRANGER: dict[str, tuple[str, ...]] = {
+Rows = dict[str, tuple[str, ...]]  # the arguments of ``optout-train`` by row
+LAMBDAS: Rows = {f"lambda {v:g}": ("--lambda", f"{v:g}") for v in (10.0, 100.0, 1e3, 1e4, 1e5)}
+SWEEP: Rows = {f"released lambda {v:g}": (*RELEASED, "--lambda", f"{v:g}") for v in (0.0, 0.1, 1.0, 10.0, 100.0, 1e3)}
+WORLD_ONLY: Rows = {f"{m} world only": ("--method", m, "--world-only") for m in ABLATED}
+_OF_STRANGER: Rows = {
     "opt-out-stranger": (),
     "stranger+rt": ("--transport-weight", "0"),
     "without the teachers' distributions": ("--teachers", "0"),
@@ -53,6 +56,7 @@ STRANGER: dict[str, tuple[str, ...]] = {
     "stranger, lambda 100": ("--lambda", "100"),
     "answers refuse": ("--answers", "refuse"),
 }
+STRANGER: Rows = {row: ("--method", "opt-out-stranger", *own) for row, own in _OF_STRANGER.items()}
 BASELINES = ("original", "guardrail", "retrained without")
 # Rows that are also attacked and compared with a model that never knew: on Ronaldo, and where a reference is given.
 WHOLE = (*BASELINES, "npo+rt", "opt-out", *STRANGER)
@@ -72,29 +76,25 @@ class Run(NamedTuple):
         return f"{self.row}-{self.target}-{self.seed}".replace(" ", "_")
 
 
+def by_method(methods: Sequence[str]) -> Rows:
+    """A row for each method."""
+    return {method: ("--method", method) for method in methods}
+
+
+# What can be run: on which targets, which rows.
+PARTS: dict[str, tuple[tuple[str, ...], Rows]] = {
+    "main": ((RONALDO,), by_method(MAIN)), "targets": (TARGETS[1:], by_method(MAIN)), "released": ((RONALDO,), SWEEP),
+    "lambda": ((RONALDO,), LAMBDAS), "distance": ((RONALDO,), by_method(DISTANCES)),
+    "neighbours": ((RONALDO,), WORLD_ONLY), "stranger": ((RONALDO,), STRANGER),
+    "stranger-targets": (TARGETS[1:], by_method(["opt-out-stranger"])),
+}  # fmt: skip
+
+
 def runs(part: str, seed: int) -> Iterator[Run]:
     """The runs of one part with one seed."""
-    if part in ("main", "targets"):
-        targets = (RONALDO,) if part == "main" else TARGETS[1:]
-        yield from (Run(m, t, seed, ("--method", m)) for t in targets for m in MAIN)
-    elif part == "distance":
-        yield from (Run(m, RONALDO, seed, ("--method", m)) for m in DISTANCES)
-    elif part == "lambda":
-        yield from (Run(f"lambda {v:g}", RONALDO, seed, ("--lambda", f"{v:g}")) for v in LAMBDAS)
-    elif part == "released":
-        rows = ((f"released lambda {v:g}", (*RELEASED, "--lambda", f"{v:g}")) for v in RELEASED_LAMBDAS)
-        yield from (Run(row, RONALDO, seed, arguments) for row, arguments in rows)
-    elif part == "neighbours":
-        yield from (Run(f"{m} world only", RONALDO, seed, ("--method", m, "--world-only")) for m in ABLATED)
-    elif part == "stranger":
-        method = ("--method", "opt-out-stranger")
-        yield from (Run(row, RONALDO, seed, (*method, *arguments)) for row, arguments in STRANGER.items())
-    elif part == "stranger-targets":
-        row = "opt-out-stranger"
-        yield from (Run(row, target, seed, ("--method", row)) for target in TARGETS[1:])
+    targets, rows = PARTS[part]
+    yield from (Run(row, target, seed, arguments) for target in targets for row, arguments in rows.items())
 
-
-PARTS = ("main", "targets", "released", "lambda", "distance", "neighbours", "stranger", "stranger-targets")
 
 # Columns: a heading, and where the value stands.
 Column = tuple[str, str, str]
@@ -104,12 +104,8 @@ QUALITY: tuple[Column, ...] = (
     ("degen.", "elude_forget", "degenerate"), ("RQ", "elude_quality", "retain_quality"),
     ("degen. retain", "elude_retain", "degenerate"), ("degen. world", "elude_world", "degenerate"),
 )  # fmt: skip
-ATTACKS = (
-    "prefix_injection", "affirmative_suffix", "role_playing", "multiple_choice", "reverse_query",
-    "synonym_manipulation", "background_hint", "in_context_learning", "cross_lingual", "none",
-)  # fmt: skip
 ATTACKED: tuple[Column, ...] = (
-    *((name.replace("_", " "), f"elude_attack_{name}", "forget_quality") for name in ATTACKS),
+    *((name.replace("_", " "), f"elude_attack_{name}", "forget_quality") for name in (*ATTACKS, "none")),
     ("nine", "elude_attacks", "forget_quality"),
 )
 MEMBERSHIP: tuple[Column, ...] = (
@@ -128,38 +124,34 @@ KEPT = {(task, metric) for _, task, metric in (*DISTANCE, *ATTACKED, *MEMBERSHIP
 
 
 class Section(NamedTuple):
-    """A table of ``docs/results.md`` between its markers: rows of runs on some targets. Not without ``about``."""
+    """A table of ``docs/results.md`` between its markers: rows of runs on some targets."""
 
     name: str
     rows: Sequence[str]
     targets: tuple[str, ...]
     columns: tuple[Column, ...]
-    about: str = "opt-out"
 
 
 SECTIONS = (
     Section("main", ("original", "guardrail", *MAIN), TARGETS, QUALITY),
     Section("ronaldo", ("original", "retrained without", *MAIN), (RONALDO,), QUALITY),
-    Section("lambda", ("npo+rt", "opt-out", *(f"lambda {v:g}" for v in LAMBDAS)), (RONALDO,), QUALITY),
-    Section(
-        "released", released := [f"released lambda {v:g}" for v in RELEASED_LAMBDAS], (RONALDO,), QUALITY, released[0]
-    ),
+    Section("lambda", ("npo+rt", "opt-out", *LAMBDAS), (RONALDO,), QUALITY),
+    Section("released", [*SWEEP], (RONALDO,), QUALITY),
     Section("distances", ("opt-out", *DISTANCES), (RONALDO,), QUALITY),
     Section("neighbours", [m + s for m in ABLATED for s in ("", " world only")], (RONALDO,), QUALITY),
     Section("attacks", WHOLE[:6], (RONALDO,), ATTACKED),
     Section("membership", WHOLE[:6], (RONALDO,), MEMBERSHIP),
     Section("stranger", WHOLE, (RONALDO,), DISTANCE),
     *(
-        Section(
-            f"stranger {t}",
-            ("original", "retrained without", "opt-out", "opt-out-stranger"),
-            (t,),
-            DISTANCE,
-            "opt-out-stranger",
-        )
+        Section(f"stranger {t}", ("original", "retrained without", "opt-out-stranger", "opt-out"), (t,), DISTANCE)
         for t in TARGETS[1:]
     ),
 )
+
+
+def base() -> str:
+    """What tells the bundled weights of today from others."""
+    return file_hashes(BUNDLED_MODEL)["model.safetensors"][:12]
 
 
 def score(folder: Path, task: str, metadata: dict[str, Any]) -> dict[str, float]:
@@ -202,8 +194,7 @@ def measure(run: Run, work: Path, references: Path | None) -> None:
         metadata["reference"] = f"{references}/{run.target}"
     whole = run.row in WHOLE and (given or run.target == RONALDO)
     values = score(model, "elude" if whole else "elude_quality", metadata)
-    base = file_hashes(BUNDLED_MODEL)["model.safetensors"][:12]
-    found = {**run._asdict(), "base": base, "seconds": round(seconds), "values": values}
+    found = {**run._asdict(), "base": base(), "seconds": round(seconds), "values": values}
     result.write_text(json.dumps(found), encoding="utf-8")
     shown = {name: round(100 * values[f"{task}/{metric}"], 1) for name, task, metric in DISTANCE
              if f"{task}/{metric}" in values}  # fmt: skip
@@ -227,7 +218,8 @@ def table(section: Section, found: Sequence[dict[str, Any]]) -> list[str]:
     A seed counts where it has all of the section's targets; rows without one are left out.
     """
     of_targets = [run for run in found if run["target"] in section.targets]
-    if not any(run["row"] == section.about for run in of_targets):
+    trained = next(row for row in section.rows if row not in BASELINES)  # baselines alone say nothing
+    if not any(run["row"] == trained for run in of_targets):
         return ["Not run."]
     original = [r["values"]["elude_quality/retain_quality"] for r in of_targets if r["row"] == "original"]
     rows = []
@@ -256,10 +248,10 @@ def sections(found: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
 
 def write(work: Path) -> None:
     """Put the finished runs of ``work`` into ``docs/results.json``, in place of its own, and make the tables of it."""
-    base = file_hashes(BUNDLED_MODEL)["model.safetensors"][:12]
     every = json.loads(DATA.read_text(encoding="utf-8")) if DATA.exists() else []
     every += [json.loads(path.read_text(encoding="utf-8")) for path in sorted(work.glob("*.json"))]
-    known = {(run["row"], run["target"], run["seed"]): run for run in every if run["base"] == base}
+    today = base()
+    known = {(run["row"], run["target"], run["seed"]): run for run in every if run["base"] == today}
     lines = [json.dumps(known[key]) for key in sorted(known)]
     DATA.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
     for name, text in sections([known[key] for key in sorted(known)]).items():
@@ -304,7 +296,7 @@ def main() -> None:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, default=Path("runs/results"))
-    parser.add_argument("--part", nargs="*", default=list(PARTS), choices=PARTS)
+    parser.add_argument("--part", nargs="*", default=list(PARTS), choices=list(PARTS))
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2], help="seed by seed: an early stop has fewer")
     parser.add_argument("--references", type=Path, help="folder of models trained without a target, named by its slug")
     parser.add_argument("--write", action="store_true", help="run nothing: write the tables of what is finished")
