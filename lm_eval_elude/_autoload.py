@@ -29,7 +29,7 @@ def install() -> None:
 
 
 class _Finder:
-    """Import hook: edits two of lm-eval's modules once they are loaded, and leaves all others to the other finders."""
+    """Import hook: edits three of lm-eval's modules once they are loaded, and leaves all others alone."""
 
     @staticmethod
     def find_spec(name: str, path: "Any" = None, target: "Any" = None) -> "Any":
@@ -135,4 +135,25 @@ def _patch_models(module: "ModuleType") -> None:
         model_registry.register("elude", target=MODEL)
 
 
-_PATCHES = {"lm_eval.tasks.manager": _patch_manager, "lm_eval.models": _patch_models}
+def _patch_run(module: "ModuleType") -> None:
+    """Let an error of ours end the command ``lm_eval`` as it ends our commands: one line, exit code 2, no traceback."""
+    import functools
+
+    execute = module.Run._execute
+
+    @functools.wraps(execute)
+    def _execute(args: "Any") -> None:
+        try:
+            execute(args)
+        except ValueError as error:
+            if type(error).__module__.partition(".")[0] != "lm_eval_elude":
+                raise
+            print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
+            sys.exit(2)
+
+    module.Run._execute = staticmethod(_execute)
+
+
+_PATCHES = {
+    "lm_eval.tasks.manager": _patch_manager, "lm_eval.models": _patch_models, "lm_eval._cli.run": _patch_run,
+}  # fmt: skip

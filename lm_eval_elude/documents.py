@@ -11,7 +11,7 @@ from typing import Any, cast
 from lm_eval_elude.attacks import builders
 from lm_eval_elude.attacks.files import load_attack_file
 from lm_eval_elude.core import dataset
-from lm_eval_elude.core.records import QARecord, Record
+from lm_eval_elude.core.records import DataError, QARecord, Record
 from lm_eval_elude.core.sets import FORGET, RETAIN, WORLD, SetSpec, Subset
 from lm_eval_elude.settings import Settings
 
@@ -101,7 +101,7 @@ def compared(settings: Settings) -> Iterator[Asked]:
     """The forget set, each record with a paraphrase to be told from."""
     for record, extra in questions(FORGET, settings):
         if not record.paraphrased_question:
-            raise ValueError(
+            raise DataError(
                 f"elude_mia needs a paraphrased_question in every forget record; {record.question!r} has none"
             )
         yield record, extra

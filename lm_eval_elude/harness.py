@@ -27,6 +27,7 @@ from lm_eval.api.model import LM, CachingLM
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.utils import hash_string
 
+from lm_eval_elude.core.records import DataError
 from lm_eval_elude.results.samples import Sample
 
 log = logging.getLogger("lm_eval.elude")
@@ -110,7 +111,7 @@ def refuse_twice(names: Sequence[str], index: Mapping[str, Any]) -> None:
         index: the task manager's, by name.
 
     Raises:
-        ValueError: a task is named twice; the message says which names hold all that was asked for.
+        DataError: a task is named twice; the message says which names hold all that was asked for.
     """
 
     def leaves(name: str) -> set[str]:
@@ -125,7 +126,7 @@ def refuse_twice(names: Sequence[str], index: Mapping[str, Any]) -> None:
     if twice:
         enough = [name for name in held if not any(held[name] < other for other in held.values())]
         shown = ", ".join([*sorted(twice)[:3], "..."][: len(twice)])
-        raise ValueError(f"--tasks asks twice for {shown}, by name and in a group: give --tasks {','.join(enough)}")
+        raise DataError(f"--tasks asks twice for {shown}, by name and in a group: give --tasks {','.join(enough)}")
 
 
 def cache_key(*parts: Any) -> str:
@@ -152,7 +153,7 @@ def check_backend() -> None:
     """Refuse a backend that cannot score answers before any request runs, and say where one loses precision.
 
     Raises:
-        ValueError: the backend has no log-probabilities of given answers.
+        DataError: the backend has no log-probabilities of given answers.
     """
     if (model := evaluated_model()) is None:
         return
@@ -162,7 +163,7 @@ def check_backend() -> None:
             model.loglikelihood([])
     except NotImplementedError:
         name = type(model).__name__
-        raise ValueError(f"ELUDe needs log-probabilities of given answers, and the backend {name} has none") from None
+        raise DataError(f"ELUDe needs log-probabilities of given answers, and the backend {name} has none") from None
     except Exception as error:  # an empty batch may trouble a backend that scores well
         log.debug("probe with an empty batch: %s", error)
 

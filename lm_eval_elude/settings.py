@@ -17,7 +17,7 @@ from lm_eval_elude.core import dataset, tofu
 from lm_eval_elude.core.chat import Renderer, Wording, load_tokenizer
 from lm_eval_elude.core.likelihood import TruthRatioMean
 from lm_eval_elude.core.manifest import FILE_NAME, Manifest, file_hashes, read_manifest
-from lm_eval_elude.core.records import given
+from lm_eval_elude.core.records import DataError, given
 
 log = logging.getLogger("lm_eval.elude")
 
@@ -101,19 +101,19 @@ def read_metadata(metadata: Mapping[str, Any], keys: Mapping[str, Callable[[Any]
     refused where it looks like one of ours that was mistyped.
 
     Raises:
-        ValueError: a value of the wrong kind, or a key that is nearly one of ours.
+        DataError: a value of the wrong kind, or a key that is nearly one of ours.
     """
     for key in metadata:
         near = difflib.get_close_matches(key, keys, n=1, cutoff=0.8)
         if key not in keys and key not in _MODEL_ARGUMENTS and near:
-            raise ValueError(f"--metadata has no key {key!r}; did you mean {near[0]!r}? The keys are {', '.join(keys)}")
+            raise DataError(f"--metadata has no key {key!r}; did you mean {near[0]!r}? The keys are {', '.join(keys)}")
     values = {}
     for key, read in keys.items():
         if key in metadata:
             try:
                 values[key] = read(metadata[key])
             except TypeError as error:
-                raise ValueError(f"{key} in --metadata must be {error}, got {given(metadata[key])}") from None
+                raise DataError(f"{key} in --metadata must be {error}, got {given(metadata[key])}") from None
     return values
 
 
@@ -128,7 +128,7 @@ def resolve_settings(metadata: Mapping[str, Any]) -> Settings:
         metadata: the task's metadata, in which lm-eval merges ``--model_args`` and ``--metadata``.
 
     Raises:
-        ValueError: an unknown target, data set or option.
+        DataError: an unknown target, data set or option.
     """
     values = read_metadata(metadata)
     manifest = next((m for folder in model_folders(metadata) if (m := read_manifest(folder))), None)
@@ -230,7 +230,7 @@ def resolve_tofu_settings(metadata: Mapping[str, Any]) -> TofuSettings:
     """Decide split, data and convention of TOFU: the user's word, else the checkpoint's manifest.
 
     Raises:
-        ValueError: an unknown split or option, or nobody says which split.
+        DataError: an unknown split or option, or nobody says which split.
     """
     values = read_metadata(metadata, TOFU_KEYS)
     manifest = next((m for folder in model_folders(metadata) if (m := read_manifest(folder))), None)
@@ -239,7 +239,7 @@ def resolve_tofu_settings(metadata: Mapping[str, Any]) -> TofuSettings:
     split = values.get("tofu_split") or own
     if split not in tofu.RETAIN_OF:
         known = ", ".join(tofu.RETAIN_OF)
-        raise ValueError(f"TOFU's tasks need tofu_split in --metadata (one of {known}): what was forgotten")
+        raise DataError(f"TOFU's tasks need tofu_split in --metadata (one of {known}): what was forgotten")
     source = values.get("tofu_data") or (manifest.dataset if manifest and own else tofu.SOURCE)
     evaluator = values.get("tofu_evaluator") or str(trained.get("tofu_evaluator"))
     asked = evaluator if evaluator in tofu.CONVENTIONS else "released"
@@ -250,13 +250,13 @@ def model_renderer(metadata: Mapping[str, Any], wording: Wording | None = None) 
     """The renderer of the evaluated model's tokenizer, with a prompt format in place of its template if one is given.
 
     Raises:
-        ValueError: the model arguments name no tokenizer, or it cannot be loaded.
+        DataError: the model arguments name no tokenizer, or it cannot be loaded.
     """
     for key in ("tokenizer", "pretrained", "model"):
         if isinstance(name := metadata.get(key), str):
             remote = str(metadata.get("trust_remote_code", False)).lower() == "true"
             return _renderer(name, metadata.get("revision") if key == "pretrained" else None, remote, wording)
-    raise ValueError(
+    raise DataError(
         "ELUDe tasks need the model's tokenizer to count answer tokens and found none: pass "
         "--model_args pretrained=... or tokenizer=..., or with a model object metadata={'pretrained': ...}"
     )

@@ -32,7 +32,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "lm_eval_elude.settings": ({"core"}, set()),
     "lm_eval_elude.documents": ({"attacks", "core", "settings"}, set()),
-    "lm_eval_elude.harness": ({"results"}, {"lm_eval"}),
+    "lm_eval_elude.harness": ({"core", "results"}, {"lm_eval"}),
     "lm_eval_elude.tasks": ({"core", "attacks", "documents", "results", "settings", "harness"}, {"lm_eval"}),
     "lm_eval_elude.backend": (
         set(), {"accelerate", "huggingface_hub", "lm_eval", "psutil", "torch", "tqdm", "transformers"},

@@ -303,7 +303,7 @@ def hub_commit(repository: str, revision: str) -> str:
     return hub_file(repository, "README.md", revision).parent.name
 
 
-def hub_file(repository: str, name: str, revision: str) -> Path:
+def hub_file(repository: str, name: str, revision: str, kind: str = "hub") -> Path:
     """A file of a data repository, from the cache where the Hub cannot be reached.
 
     Raises:
@@ -314,7 +314,7 @@ def hub_file(repository: str, name: str, revision: str) -> Path:
     try:
         return Path(hf_hub_download(repository, name, repo_type="dataset", revision=revision or None))
     except Exception as error:  # of the Hub's client, its HTTP library or the disk
-        raise _unreachable(f"{repository}, {name}{f', {revision}' if revision else ''}", error) from None
+        raise _unreachable(f"{repository}, {name}{f', {revision}' if revision else ''}", error, kind) from None
 
 
 def _download(address: str) -> Path:
@@ -328,7 +328,11 @@ def _download(address: str) -> Path:
         raise _unreachable(address, error) from None
 
 
-def _unreachable(name: str, error: Exception) -> DataError:
+# What takes the place of each data set off-line.
+INSTEAD = {"hub": "--dataset mini or a folder", "tofu": "--dataset (tofu_data in --metadata) a folder of TOFU's files"}
+
+
+def _unreachable(name: str, error: Exception, kind: str = "hub") -> DataError:
     return DataError(
-        f"data set 'hub' cannot be read ({name}: {reason(error)}); give --dataset mini or a folder to stay off-line"
+        f"data set {kind!r} cannot be read ({name}: {reason(error)}); give {INSTEAD[kind]} to stay off-line"
     )

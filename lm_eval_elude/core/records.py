@@ -14,7 +14,7 @@ PERTURBATIONS = 5
 
 
 class DataError(ValueError):
-    """Data that cannot be used; the message names the file, the row and the field."""
+    """What was given cannot be used; the message names the file, row and field, or the flag and its key."""
 
 
 class Record(Protocol):

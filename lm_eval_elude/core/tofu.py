@@ -134,7 +134,7 @@ def _record(row: Any, where: str) -> TofuRecord:
 
 def _path(source: str, name: str) -> Path:
     if (revision := _revision(source)) is not None:
-        return hub_file(_repository(), f"{name}.json", revision)
+        return hub_file(_repository(), f"{name}.json", revision, SOURCE)
     found = [path for ending in ("json", "jsonl") if (path := Path(source) / f"{name}.{ending}").is_file()]
     if not found:
         raise DataError(f"TOFU's data in {source!r} have no {name}.json")

@@ -21,7 +21,7 @@ from lm_eval_elude import documents, harness
 from lm_eval_elude.core import dataset
 from lm_eval_elude.core.chat import Renderer
 from lm_eval_elude.core.likelihood import AnswerScore
-from lm_eval_elude.core.records import Record, fingerprint
+from lm_eval_elude.core.records import DataError, Record, fingerprint
 from lm_eval_elude.documents import Asked, NothingToAskError, Pairs
 from lm_eval_elude.harness import Aggregation, Docs, HarnessTask, Score
 from lm_eval_elude.results.numbers import report
@@ -121,7 +121,7 @@ class QuestionTask(HarnessTask):
     # ---- requests
     def build_all_requests(self, *, tokenizer_name: str = "", **kwargs: Any) -> None:
         if self.config.num_fewshot:
-            raise ValueError(
+            raise DataError(
                 f"{self.config.task} asks without examples: --num_fewshot must be 0, got {self.config.num_fewshot}"
             )
         harness.check_backend()

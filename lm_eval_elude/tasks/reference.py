@@ -17,6 +17,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
 
 from lm_eval_elude import harness
+from lm_eval_elude.core.records import DataError
 from lm_eval_elude.results.logs import truth_ratios
 from lm_eval_elude.results.runs import Run
 
@@ -37,14 +38,14 @@ class ReferenceRun:
         """Put what it says into the documents of a task.
 
         Raises:
-            ValueError: it was scored on other records.
+            DataError: it was scored on other records.
         """
         rows = {(row["doc"].get("entity"), row["doc"]["question"]): row["doc"] for row in self.run.rows(task.task_name)}
         asked = {request.doc["id"] for request in task.instances}  # a --limit, or other processes, take some away
         for doc in (doc for doc in task.docs if doc["id"] in asked):
             said = rows.get((doc.get("entity"), doc["question"]))
             if said is None or any(said.get(key) != doc[key] for key in ("answer", "paraphrased_answer")):
-                raise ValueError(
+                raise DataError(
                     f"reference {str(self.run.path)!r} was scored on other records than {task.task_name}: "
                     f"it lacks {doc['question'][:80]!r}"
                 )
@@ -64,10 +65,10 @@ class ReferenceLog:
         """Put the truth ratios into the documents of a task.
 
         Raises:
-            ValueError: the log is of another number of questions.
+            DataError: the log is of another number of questions.
         """
         if len(self.ratios) != len(task.docs):
-            raise ValueError(
+            raise DataError(
                 f"reference {str(self.path)!r} has {len(self.ratios)} questions, {task.task_name} {len(task.docs)}: "
                 "it is of another split, or made with another tofu_evaluator"
             )

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from lm_eval_elude.core import dataset
+from lm_eval_elude.core import dataset, tofu
 from lm_eval_elude.core.dataset import entities, load_records, resolve_targets
 from lm_eval_elude.core.records import DataError
 from lm_eval_elude.core.targets import TARGETS, UnknownTargetError
@@ -133,11 +133,14 @@ def test_other_sources_describe_themselves(tmp_path):
     assert dataset.describe(str(tmp_path)) == {"dataset": str(tmp_path)}
 
 
-def test_an_unreachable_hub_is_one_line(tmp_path, monkeypatch):
-    monkeypatch.setenv("ELUDE_HUB_REPOSITORY", str(tmp_path / "nowhere"))
+def test_an_unreachable_hub_is_one_line_that_says_what_takes_its_place(tmp_path, monkeypatch):
+    for variable in ("ELUDE_HUB_REPOSITORY", "TOFU_REPOSITORY"):
+        monkeypatch.setenv(variable, str(tmp_path / "nowhere"))
     with pytest.raises(DataError, match=r"data set 'hub' cannot be read .*--dataset mini or a folder") as error:
         load_records("hub", "forget", "train", ["Eminem"])
-    assert "\n" not in str(error.value)
+    with pytest.raises(DataError, match=r"data set 'tofu' cannot be read .*tofu_data.* a folder of TOFU's") as of_tofu:
+        tofu.load("tofu", "forget05")
+    assert "\n" not in f"{error.value}{of_tofu.value}" and "mini" not in str(of_tofu.value)
 
 
 def test_the_world_set_is_pinned_to_a_commit():

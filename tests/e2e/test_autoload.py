@@ -36,7 +36,7 @@ NAMES = sorted(
 # What an interpreter of the environment sees. The harness's own folder is replaced by an empty one: indexing its
 # 15,000 files takes seconds, and the two CLI tests do it in earnest.
 PROBE = """
-import inspect, json, logging, sys
+import contextlib, inspect, io, json, logging, sys
 from pathlib import Path
 seen = {"modules": [name for name in sys.modules if "lm_eval" in name], "hook": "_Finder" in [
     getattr(finder, "__name__", "") for finder in sys.meta_path]}
@@ -63,6 +63,19 @@ seen["dummy"] = registry.get_model("dummy").__module__  # the harness fills its 
 import lm_eval.models
 seen["models"], seen["built_in"] = list(registry.model_registry.keys()), list(lm_eval.models.MODEL_MAPPING)
 seen["elude"] = str(registry.model_registry._objs.get("elude"))
+import lm_eval._cli.run as command
+from lm_eval.config.evaluate_config import EvaluatorConfig
+from lm_eval_elude.core.records import DataError
+def ending(error):
+    def fail(args):
+        raise error
+    EvaluatorConfig.from_cli = fail
+    try:
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            command.Run._execute(None)
+    except BaseException as end:
+        return [repr(end), said.getvalue()]
+seen["ends"] = [ending(DataError("two\\nlines")), ending(ValueError("the harness's"))]
 print(json.dumps(seen))
 """
 
@@ -184,6 +197,10 @@ def test_the_model_comes_after_the_built_in_ones_and_hides_none(seen: dict[str, 
     assert seen["elude"] == _autoload.MODEL
 
 
+def test_an_error_of_ours_and_no_other_ends_the_command_in_one_line(seen: dict[str, Any]) -> None:
+    assert seen["ends"] == [["SystemExit(2)", "Error: two lines\n"], [repr(ValueError("the harness's")), ""]]
+
+
 def test_the_variable_switches_everything_off(
     environment: Environment, user_folder: Path, seen: dict[str, Any]
 ) -> None:
@@ -192,6 +209,7 @@ def test_the_variable_switches_everything_off(
     assert seen["hook"] and not off["hook"]
     assert off["plain"]["tasks"] == {} and off["models"] == off["built_in"]
     assert off["signature"] == seen["signature"]
+    assert off["ends"][0] == [r"DataError('two\nlines')", ""]
 
 
 @pytest.mark.parametrize("command", [("ls", "tasks"), ("validate", "--tasks", "elude_forget,elude_quality,arc_easy")])
