@@ -3,8 +3,8 @@
 Trains what the tables of ``docs/results.md`` show (``--part``; all of them by default) through ``optout-train``, scores
 each checkpoint with lm-eval (:data:`WHOLE` with all of ``elude``, the others with ``elude_quality``), and keeps each
 finished run in ``--work``: a stopped command goes on where it was. ``--write`` only puts what is finished into
-``docs/results.json``, from which the tables of ``docs/results.md`` are written; a test holds that they are those, and
-that the runs are of the bundled weights of today.
+``docs/results.json`` and fills ``docs/results.md`` with ``elude tables``; a test holds that its tables are those of the
+runs, and the runs of the bundled weights of today.
 
 References of other targets than Ronaldo are trained by ``lm_eval_elude.mini.train_tiny --without`` into ``FOLDER/SLUG``
 of ``--references FOLDER``. ``--gradients`` measures what lambda weighs, by default and under ``--recipe released``.
@@ -16,7 +16,6 @@ import argparse
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import time
@@ -27,11 +26,10 @@ from typing import Any, NamedTuple
 from tables import DOCS, markdown, put
 
 from lm_eval_elude.attacks.builders import ATTACKS
+from lm_eval_elude.cli.tables import tables
 from lm_eval_elude.core.manifest import file_hashes
-from lm_eval_elude.metrics.estimates import exact
-from lm_eval_elude.metrics.quality import forget_quality, retain_quality
+from lm_eval_elude.results import paper
 from optout_train.config import BUNDLED_MODEL, BUNDLED_REFERENCE
-from optout_train.validation import COLLAPSE
 
 PAGE, DATA = DOCS / "results.md", DOCS / "results.json"
 RONALDO = "cristiano_ronaldo"
@@ -60,7 +58,6 @@ STRANGER: Rows = {row: ("--method", "opt-out-stranger", *own) for row, own in _O
 BASELINES = ("original", "guardrail", "retrained without")
 # Rows that are also attacked and compared with a model that never knew: on Ronaldo, and where a reference is given.
 WHOLE = (*BASELINES, "npo+rt", "opt-out", *STRANGER)
-TRIPLE = ("probability", "rougeL_recall", "truth_ratio")
 
 
 class Run(NamedTuple):
@@ -96,57 +93,10 @@ def runs(part: str, seed: int) -> Iterator[Run]:
     yield from (Run(row, target, seed, arguments) for target in targets for row, arguments in rows.items())
 
 
-# Columns: a heading, and where the value stands.
-Column = tuple[str, str, str]
-QUALITY: tuple[Column, ...] = (
-    ("FQ", "elude_quality", "forget_quality"), ("P", "elude_forget", "probability"),
-    ("ROUGE", "elude_forget", "rougeL_recall"), ("TR", "elude_forget", "truth_ratio"),
-    ("degen.", "elude_forget", "degenerate"), ("RQ", "elude_quality", "retain_quality"),
-    ("degen. retain", "elude_retain", "degenerate"), ("degen. world", "elude_world", "degenerate"),
-)  # fmt: skip
-ATTACKED: tuple[Column, ...] = (
-    *((name.replace("_", " "), f"elude_attack_{name}", "forget_quality") for name in (*ATTACKS, "none")),
-    ("nine", "elude_attacks", "forget_quality"),
-)
-MEMBERSHIP: tuple[Column, ...] = (
-    ("accuracy", "elude_mia", "mia_accuracy"), ("AUC", "elude_mia", "mia_auc"),
-    ("low", "elude_mia", "mia_auc_low"), ("high", "elude_mia", "mia_auc_high"),
-)  # fmt: skip
-# Every measure that a model which never knew is compared in.
-DISTANCE: tuple[Column, ...] = (
-    *QUALITY, ("AUC", "elude_mia", "mia_auc"), ("reverse", "elude_attack_reverse_query", "forget_quality"),
-    ("nine", "elude_attacks", "forget_quality"), ("KS p", "elude_forget", "ks_p_value"),
-)  # fmt: skip
-# What is kept of a run: every column, and what FQ and RQ over several targets are formed from.
-KEPT = {(task, metric) for _, task, metric in (*DISTANCE, *ATTACKED, *MEMBERSHIP)} | {
-    (task, metric) for task in ("elude_retain", "elude_world") for metric in TRIPLE
+# What is kept of a run: every column of its tables.
+KEPT = {key for _, key, *_ in (*paper.NEVER_KNEW, *paper.MEMBERSHIP, *paper.FULL)} | {
+    (f"elude_attack_{name}", "forget_quality") for name in (*ATTACKS, "none")
 }
-
-
-class Section(NamedTuple):
-    """A table of ``docs/results.md`` between its markers: rows of runs on some targets."""
-
-    name: str
-    rows: Sequence[str]
-    targets: tuple[str, ...]
-    columns: tuple[Column, ...]
-
-
-SECTIONS = (
-    Section("main", ("original", "guardrail", *MAIN), TARGETS, QUALITY),
-    Section("ronaldo", ("original", "retrained without", *MAIN), (RONALDO,), QUALITY),
-    Section("lambda", ("npo+rt", "opt-out", *LAMBDAS), (RONALDO,), QUALITY),
-    Section("released", [*SWEEP], (RONALDO,), QUALITY),
-    Section("distances", ("opt-out", *DISTANCES), (RONALDO,), QUALITY),
-    Section("neighbours", [m + s for m in ABLATED for s in ("", " world only")], (RONALDO,), QUALITY),
-    Section("attacks", WHOLE[:6], (RONALDO,), ATTACKED),
-    Section("membership", WHOLE[:6], (RONALDO,), MEMBERSHIP),
-    Section("stranger", WHOLE, (RONALDO,), DISTANCE),
-    *(
-        Section(f"stranger {t}", ("original", "retrained without", "opt-out-stranger", "opt-out"), (t,), DISTANCE)
-        for t in TARGETS[1:]
-    ),
-)
 
 
 def base() -> str:
@@ -196,54 +146,10 @@ def measure(run: Run, work: Path, references: Path | None) -> None:
     values = score(model, "elude" if whole else "elude_quality", metadata)
     found = {**run._asdict(), "base": base(), "seconds": round(seconds), "values": values}
     result.write_text(json.dumps(found), encoding="utf-8")
-    shown = {name: round(100 * values[f"{task}/{metric}"], 1) for name, task, metric in DISTANCE
+    shown = {name: round(100 * values[f"{task}/{metric}"], 1) for name, (task, metric), *_ in paper.NEVER_KNEW
              if f"{task}/{metric}" in values}  # fmt: skip
     print(run.name, f"{seconds:.0f} s", shown, flush=True)
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def over_targets(of_seed: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Each value averaged over targets, then FQ and RQ formed from the averages, as the paper's tables are."""
-    shared = set[str].intersection(*({*run} for run in of_seed))
-    values = {key: statistics.mean(run[key] for run in of_seed) for key in shared}
-    forget, retain, world = ([values[f"elude_{s}/{m}"] for m in TRIPLE] for s in ("forget", "retain", "world"))
-    values["elude_quality/forget_quality"] = forget_quality(*map(exact, forget)).value
-    values["elude_quality/retain_quality"] = retain_quality([*map(exact, retain)], [*map(exact, world)]).value
-    return values
-
-
-def table(section: Section, found: Sequence[dict[str, Any]]) -> list[str]:
-    """A section's Markdown table in per cent: mean and standard deviation over seeds of the mean over targets.
-
-    A seed counts where it has all of the section's targets; rows without one are left out.
-    """
-    of_targets = [run for run in found if run["target"] in section.targets]
-    trained = next(row for row in section.rows if row not in BASELINES)  # baselines alone say nothing
-    if not any(run["row"] == trained for run in of_targets):
-        return ["Not run."]
-    original = [r["values"]["elude_quality/retain_quality"] for r in of_targets if r["row"] == "original"]
-    rows = []
-    for row in section.rows:
-        of_row = [run for run in of_targets if run["row"] == row]
-        seeded = [[run for run in of_row if run["seed"] == seed] for seed in sorted({run["seed"] for run in of_row})]
-        whole = [seed for seed in seeded if len(seed) == len(section.targets)]
-        if not whole:
-            continue
-        by_seed = [over_targets([run["values"] for run in seed]) for seed in whole]
-        cells = []
-        for _, task, metric in section.columns:
-            values = [100 * s[f"{task}/{metric}"] for s in by_seed if f"{task}/{metric}" in s]
-            spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-            cells.append(f"{statistics.mean(values):.1f}{spread}" if values else "–")
-        kept = statistics.mean(s["elude_quality/retain_quality"] for s in by_seed)
-        mark = " (collapsed)" if original and kept < COLLAPSE * statistics.mean(original) else ""
-        rows.append([row + mark, str(sum(map(len, whole))), *cells])
-    return markdown(["", "n", *(name for name, _, _ in section.columns)], rows)
-
-
-def sections(found: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
-    """What stands between each section's markers in ``docs/results.md``."""
-    return {section.name: ["", *table(section, found), ""] for section in SECTIONS}
 
 
 def write(work: Path) -> None:
@@ -254,8 +160,7 @@ def write(work: Path) -> None:
     known = {(run["row"], run["target"], run["seed"]): run for run in every if run["base"] == today}
     lines = [json.dumps(known[key]) for key in sorted(known)]
     DATA.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
-    for name, text in sections([known[key] for key in sorted(known)]).items():
-        put(PAGE, name, text)
+    tables.main([str(DATA), "--page", str(PAGE)], standalone_mode=False)
 
 
 def gradients() -> None:

@@ -15,14 +15,12 @@ from lm_eval_elude.core import likelihood
 from lm_eval_elude.core.chat import Encoded
 from lm_eval_elude.core.likelihood import AnswerScore
 from lm_eval_elude.core.records import DataError, QARecord
-from lm_eval_elude.core.sets import SETS, RecordMeasures, Subset
+from lm_eval_elude.core.sets import COLLAPSE, SETS, RecordMeasures, Subset
 from optout_train.config import TrainConfig
 from optout_train.data import EncodedRecords, TrainingData
 from optout_train.reference import score_all
 from optout_train.sources import Source
 
-# An epoch that leaves less than this share of the retain quality before training has lost the model.
-COLLAPSE = 0.5
 # Of the forget facts; a model that knew fewer before training has a high forget quality for nothing.
 KNOWN = 0.5
 

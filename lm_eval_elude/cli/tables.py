@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -11,12 +12,19 @@ import click
 @click.argument("results", nargs=-1)
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder for tables and figures.")
 @click.option(
+    "--page", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Fill a Markdown page's tables instead, from <!-- table NAME of TARGETS: ROW | ROW --> to <!-- /table -->.",
+)  # fmt: skip
+@click.option(
     "--paper", "beside", default="llama-3.1", show_default=True, type=click.Choice(["llama-3.1", "phi-3.5"]),
     help="The paper's model beside ours, where ours is neither.",
 )  # fmt: skip
 @click.option("--plan", "planned", is_flag=True, help="Print the commands that fill the tables, with GPU hours.")
 @click.option("--model", help="Of the plan: folder or Hub id.")
-@click.option("--target", "targets", multiple=True, help="Of the plan (repeatable)  [default: ELUDe's first five].")
+@click.option(
+    "--target", "targets", multiple=True,
+    help="Runs on nothing else (repeatable)  [default: all; of the plan: ELUDe's first five].",
+)  # fmt: skip
 @click.option(
     "--parameters", type=click.FloatRange(min=0, min_open=True), help="Of the model  [default: as its name says]."
 )
@@ -25,12 +33,13 @@ import click
     help="What the GPU is assumed to sustain (a quarter of an H100's dense bf16).",
 )  # fmt: skip
 def tables(
-    results: tuple[str, ...], out: Path | None, beside: str, planned: bool, model: str | None,
+    results: tuple[str, ...], out: Path | None, page: Path | None, beside: str, planned: bool, model: str | None,
     targets: tuple[str, ...], parameters: float | None, tflops: float,
 ) -> None:  # fmt: skip
     """Make the paper's tables (Markdown, CSV, LaTeX) and figures (SVG) from results files alone.
 
-    RESULTS are results files or folders of them, with logged samples. What was not run stands there as missing.
+    RESULTS are results files or folders of them, with logged samples, or files of kept runs. What was not run stands
+    there as missing.
     """
     from lm_eval_elude.core.manifest import write_atomically
     from lm_eval_elude.core.targets import TARGETS, resolve_target
@@ -51,13 +60,24 @@ def tables(
         for command, estimate in zip(commands, hours, strict=True):
             click.echo(f"{command.line}  # about {estimate:.2f} h")
         return
-    if not results or out is None:
-        raise click.UsageError("name RESULTS and --out, or give --plan --model")
-    from lm_eval_elude.results import paper, paper_files
+    if not results or (out is None) == (page is None):
+        raise click.UsageError("name RESULTS and --out or --page, or give --plan --model")
+    from lm_eval_elude.results import kept, paper, paper_files
     from lm_eval_elude.results.comparison import named_runs
 
-    found = paper.rows(named_runs(results, utility=True))
-    made = [table(found, beside) for table in paper.TABLES]
+    known = {path: kept.read(Path(path)) for path in results}
+    runs = [run for own in known.values() for run in own or ()]
+    scored = named_runs([path for path, own in known.items() if own is None], utility=True)
+
+    def rows(of: Sequence[str]) -> list[paper.Row]:
+        return [*kept.rows(runs, of), *paper.rows([run for run in scored if not of or paper.about(run) <= {*of}])]
+
+    if page:
+        write_atomically(page, paper_files.fill(page.read_text(encoding="utf-8"), rows, beside, str(page)))
+        return
+    assert out
+    found = rows([resolve_target(t).slug for t in targets])
+    made = [table(found, beside) for table in paper.TABLES.values()]
     files = {"tables.md": paper_files.markdown(made)}
     files |= {f"{table.name}.csv": paper_files.csv_text(table) for table in made}
     files |= {f"{table.name}.tex": paper_files.latex(table) for table in made}

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 from lm_eval_elude.core import likelihood
 from lm_eval_elude.core.likelihood import AnswerScore, TruthRatioMean
 
+COLLAPSE = 0.5  # a model that keeps less than this share of its retain quality is lost
 Subset = Literal["forget", "retain", "world"]
 Split = Literal["train", "validation", "test"]
 

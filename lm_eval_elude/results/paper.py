@@ -1,4 +1,4 @@
-"""The paper's tables and figures from results files alone, one function each, with the paper's own values beside ours.
+"""The paper's tables and figures from results alone, one function each, with the paper's own values beside ours.
 
 A row is every run of one method with one set of settings (as the checkpoint's manifest says) on one base model: values
 are averaged over its targets first, then FQ and RQ are formed, as in the paper, whose values ``paper.toml`` holds.
@@ -14,20 +14,28 @@ from typing import Any, NamedTuple
 
 from lm_eval_elude.core import jsonio, tofu
 from lm_eval_elude.core.manifest import Manifest, read_manifest
+from lm_eval_elude.core.sets import COLLAPSE
+from lm_eval_elude.core.targets import slugify
 from lm_eval_elude.metrics.estimates import Estimate, average
 from lm_eval_elude.results.comparison import NamedRun, checkpoint
-from lm_eval_elude.results.suites import ATTACK, BENCHMARKS, GROUPS, UTILITY, suite
+from lm_eval_elude.results.suites import ATTACK, BENCHMARKS, CONTROL, GROUPS, UTILITY, suite
 from lm_eval_elude.results.tables import Key
 
 PAPER: dict[str, Any] = tomllib.loads(Path(__file__).with_name("paper.toml").read_text(encoding="utf-8"))
 MODELS = tuple(PAPER["main"])
 DISTANCES = PAPER["distances"]["llama-3.1"]
+# FQ and RQ of every method.
+PAPER["quality"] = {
+    model: {method: row[:2] for method, row in (PAPER["distances"].get(model, {}) | known).items()}
+    for model, known in PAPER["main"].items()
+}
 # Settings that say what or where, not how: runs that differ in these alone are one row.
 SAME = {
     "target", "seed", "model", "revision", "dataset", "strict", "micro_batch_size", "shard", "compile",
     "gradient_checkpointing", "validate",
 }  # fmt: skip
 WORLD_ONLY = " world only"
+COLLAPSED = "collapsed"
 TRIPLE = (("P", "probability"), ("ROUGE", "rougeL_recall"), ("TR", "truth_ratio"))
 FQ, RQ = ("elude_quality", "forget_quality"), ("elude_quality", "retain_quality")
 MEAN = (UTILITY, "acc")
@@ -44,6 +52,7 @@ class Row(NamedTuple):
         runs: results files behind it.
         facts: what else a results file or manifest says, as texts.
         mind: what a reader must know of a part of it.
+        spread: standard deviations over seeds, where they are known.
     """
 
     method: str
@@ -53,6 +62,7 @@ class Row(NamedTuple):
     runs: int
     facts: Mapping[str, str]
     mind: tuple[str, ...]
+    spread: Mapping[Key, float] = {}
 
     @property
     def name(self) -> str:
@@ -61,10 +71,11 @@ class Row(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A cell: our number or text, None where there is none, and the paper's, in per cent or as text."""
+    """A cell: our number or text, None where there is none, the paper's in per cent or as text, and ours over seeds."""
 
     ours: Estimate | str | None
     paper: float | str | None = None
+    spread: float | None = None
 
 
 Line = tuple[str, list[Entry], int]
@@ -109,7 +120,23 @@ def rows(runs: Sequence[NamedRun]) -> list[Row]:
                 f"--limit {run.config['limit']:g}" for run in own if isinstance(run.config.get("limit"), int | float)
             }
             found.append(Row(method, base, varied, _numbers(own), len(own), facts, tuple(sorted(mind))))
-    return found
+    return marked(found)
+
+
+def marked(found: Sequence[Row]) -> list[Row]:
+    """The rows, with a word where less than half of the original's retain quality is left."""
+    before = {row.base: row.numbers[RQ].value for row in found if row.method == "original" and RQ in row.numbers}
+    return [
+        row._replace(mind=(*row.mind, COLLAPSED))
+        if RQ in row.numbers and row.numbers[RQ].value < COLLAPSE * before.get(row.base, 0)
+        else row
+        for row in found
+    ]
+
+
+def about(run: NamedRun) -> set[str]:
+    """The targets that a run asks about, as slugs."""
+    return {slugify(str(name)) for task in run.run.tasks for name in run.run.settings(task).get("targets") or ()}
 
 
 def _numbers(runs: Sequence[NamedRun]) -> dict[Key, Estimate]:
@@ -197,7 +224,7 @@ def _table(
     wanted: Callable[[str], bool] = lambda method: method == "opt-out" or method not in DISTANCES,
 ) -> PaperTable:  # fmt: skip
     """One table: of each base model the paper's methods in its order, then ours; the paper's values of its settings."""
-    section = PAPER.get(columns[0][2], {})
+    section = PAPER.get(columns[0][2], {})  # says which rows there are
     own = [row for row in found if any(key in row.numbers for _, key, _, _ in columns) and wanted(row.method)]
     bases = list(dict.fromkeys(row.base for row in own)) or [""]
     lines: list[Line] = []
@@ -208,11 +235,11 @@ def _table(
         here = [row for row in own if row.base == base]
         for method in dict.fromkeys([*missing, *(row.method for row in here)]):
             for row in [row for row in here if row.method == method] or (None,):
-                theirs = known.get(method) if row is None or _papers(row) else None
-                entries = [
-                    Entry(row.numbers.get(key) if row else None, theirs[place] if theirs and place >= 0 else None)
-                    for _, key, _, place in columns
-                ]
+                entries = []
+                for _, key, part, place in columns:
+                    theirs = PAPER.get(part, {}).get(its or model, {}).get(method) if place >= 0 else None
+                    said = theirs[place] if theirs and (row is None or _papers(row)) else None
+                    entries.append(Entry(row.numbers.get(key), said, row.spread.get(key)) if row else Entry(None, said))
                 label = row.name if row else method
                 lines.append((f"{base}: {label}" if len(bases) > 1 else label, entries, row.runs if row else 0))
     beside = f", beside {model} where the model is neither of its two" if section else ", which has no numbers"
@@ -233,6 +260,30 @@ UTILITIES: tuple[Column, ...] = (
 )
 
 
+FULL: tuple[Column, ...] = tuple(
+    (f"{name} {part}", (f"elude_{name}", metric), "full", 3 * i + j)
+    for i, name in enumerate(("forget", "retain", "world"))
+    for j, (part, metric) in enumerate(TRIPLE)
+)
+QUALITY: tuple[Column, ...] = (
+    ("FQ", FQ, "quality", 0),
+    *((name, ("elude_forget", metric), "full", place) for place, (name, metric) in enumerate(TRIPLE)),
+    GIBBERISH, ("RQ", RQ, "quality", 1),
+    *((f"degen. {name}", (f"elude_{name}", "degenerate"), "", -1) for name in ("retain", "world")),
+)  # fmt: skip
+NEVER_KNEW: tuple[Column, ...] = (
+    *QUALITY, ("AUC", ("elude_mia", "mia_auc"), "", -1),
+    ("reverse", (f"{ATTACK}reverse_query", "forget_quality"), "", -1),
+    ("nine", ("elude_attacks", "forget_quality"), "", -1), ("KS p", ("elude_forget", "ks_p_value"), "", -1),
+)  # fmt: skip
+MEMBERSHIP: tuple[Column, ...] = (
+    ("accuracy", ("elude_mia", "mia_accuracy"), "membership", 0),
+    ("deviation", ("elude_mia", "mia_accuracy_std"), "membership", 1),
+    *((name, ("elude_mia", f"mia_{name.replace(' ', '_').lower()}"), "membership", -1)
+      for name in ("AUC", "AUC low", "AUC high")),
+)  # fmt: skip
+
+
 def main(found: Sequence[Row], model: str) -> PaperTable:
     """FQ, RQ and the eight benchmarks."""
     columns = (("FQ", FQ, "main", 0), GIBBERISH, ("RQ", RQ, "main", 1), *UTILITIES)
@@ -241,13 +292,7 @@ def main(found: Sequence[Row], model: str) -> PaperTable:
 
 def full(found: Sequence[Row], model: str) -> PaperTable:
     """Probability, ROUGE and truth ratio of each set."""
-    sets = ("forget", "retain", "world")
-    columns = [
-        (f"{name} {part}", (f"elude_{name}", metric), "full", 3 * i + j)
-        for i, name in enumerate(sets)
-        for j, (part, metric) in enumerate(TRIPLE)
-    ]
-    return _table("full", "What FQ and RQ are made of.", columns, found, model)
+    return _table("full", "What FQ and RQ are made of.", FULL, found, model)
 
 
 def distances(found: Sequence[Row], model: str) -> PaperTable:
@@ -282,25 +327,19 @@ def ablation(found: Sequence[Row]) -> list[Line]:
 
 
 def attacks(found: Sequence[Row], model: str) -> PaperTable:
-    """FQ under each attack, asked plainly, and the mean of the nine."""
-    tasks = dict.fromkeys(task for row in found for task, _ in row.numbers if task.startswith(ATTACK))
+    """FQ under each attack, asked plainly, and the mean of the nine attacks."""
+    tasks = sorted({task: 0 for row in found for task, _ in row.numbers if task.startswith(ATTACK)}, key=CONTROL.__eq__)
     columns: list[Column] = [
         (task.removeprefix(ATTACK).replace("_", " "), (task, "forget_quality"), "attacks", -1) for task in tasks
     ]
-    columns.append(("mean", ("elude_attacks", "forget_quality"), "attacks", -1))
-    return _table(
-        "attacks", "FQ under adversarial prompts; none: the same records asked plainly.", columns, found, model
-    )
+    columns.append(("nine", ("elude_attacks", "forget_quality"), "attacks", -1))
+    caption = "FQ under adversarial prompts; none: the same records asked plainly; nine: the mean of the nine attacks."
+    return _table("attacks", caption, columns, found, model)
 
 
 def membership(found: Sequence[Row], model: str) -> PaperTable:
-    """Accuracy of the membership attack, its deviation over splits, and the signed AUC."""
-    columns = (
-        ("accuracy", ("elude_mia", "mia_accuracy"), "membership", 0),
-        ("deviation", ("elude_mia", "mia_accuracy_std"), "membership", 1),
-        ("AUC", ("elude_mia", "mia_auc"), "membership", -1),
-    )
-    return _table("membership", "Membership inference; 50 is ideal.", columns, found, model)
+    """Accuracy of the membership attack, its deviation over splits, and the signed AUC with its 95 % interval."""
+    return _table("membership", "Membership inference; 50 is ideal.", MEMBERSHIP, found, model)
 
 
 def tofu_table(found: Sequence[Row], model: str) -> PaperTable:
@@ -322,21 +361,35 @@ def utility(found: Sequence[Row], model: str) -> PaperTable:
 
 
 def cost(found: Sequence[Row], model: str) -> PaperTable:
-    """The paper's complexities, and what was measured: epochs trained, size, seconds of scoring."""
-    theirs, facts = PAPER["cost"]["any"], ("parameters", "epochs", "scoring")
+    """The paper's complexities, and what was measured: epochs trained, size, seconds."""
+    theirs, facts = PAPER["cost"]["any"], ("parameters", "epochs", "training", "scoring")
     lines: list[Line] = []
     for method in dict.fromkeys([*theirs, *(row.method for row in found if row.facts)]):
         for row in [row for row in found if row.method == method and row.facts] or (None,):
             entries = [Entry(None, text) for text in theirs.get(method, [None] * 4)]
             entries += [Entry(row.facts.get(key) if row else None) for key in facts]
             lines.append((row.name if row else method, entries, row.runs if row else 0))
-    head = ["training time", "training memory", "inference time", "inference memory", *facts[:2], "scoring, s"]
+    head = [f"{what} {of}" for what in ("training", "inference") for of in ("time", "memory")]
+    head += [*facts[:2], "training, s", "scoring, s"]
     caption = (
         f"L: tokens, d: projections; as they stand in the paper's {PAPER['where']['cost']}. Beside it what was run."
     )
     return PaperTable("cost", caption, head, lines)
 
 
-TABLES: tuple[Callable[[Sequence[Row], str], PaperTable], ...] = (
-    main, full, distances, neighbours, attacks, membership, tofu_table, utility, cost,
-)  # fmt: skip
+def quality(found: Sequence[Row], model: str) -> PaperTable:
+    """Every method's FQ and RQ, what FQ is made of, and the share of gibberish in each set."""
+    return _table("quality", "FQ, what it is made of, and RQ.", QUALITY, found, model, lambda method: True)
+
+
+def never_knew(found: Sequence[Row], model: str) -> PaperTable:
+    """Everything in which a model is compared with one that never knew."""
+    caption = "What is compared with a model that never knew; reverse: FQ under the reverse query."
+    return _table("never_knew", caption, NEVER_KNEW, found, model, lambda method: True)
+
+
+TABLES: dict[str, Callable[[Sequence[Row], str], PaperTable]] = {
+    "main": main, "full": full, "distances": distances, "neighbours": neighbours, "attacks": attacks,
+    "membership": membership, "tofu": tofu_table, "utility": utility, "cost": cost, "quality": quality,
+    "never_knew": never_knew,
+}  # fmt: skip

@@ -5,39 +5,85 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from html import escape
 from typing import Any
 
+from lm_eval_elude.core.records import DataError
 from lm_eval_elude.metrics.estimates import Estimate
-from lm_eval_elude.results.paper import Entry, PaperTable, Row, ablation, attacks
-from lm_eval_elude.results.tables import Cell, Table, field, grid, percent, span
+from lm_eval_elude.results.paper import COLLAPSED, TABLES, Entry, PaperTable, Row, ablation, attacks
+from lm_eval_elude.results.tables import Cell, Table, field, grid, lines, percent, span
 
 
 def markdown(tables: Sequence[PaperTable]) -> str:
-    """All tables: value, 95 % interval in brackets, the paper's value in parentheses; – is not measured."""
-    note = "Per cent, with 95 % intervals in brackets and the paper's own value in parentheses; – was not measured."
-    parts = [note]
-    for table in tables:
-        lines = [[Cell(name), *map(_cell, entries), Cell(_count(entries, n))] for name, entries, n in table.rows]
-        caption = table.caption + ("" if lines else " Not run.")
-        parts.append(grid(Table(table.name.capitalize(), caption, ["", *table.head, COUNT], lines)))
-    return "\n\n".join(parts) + "\n"
+    """All tables: value, ± over seeds, 95 % interval in brackets, the paper's value in parentheses."""
+    note = (
+        "Per cent, with the standard deviation over seeds (±) or 95 % intervals in brackets, and the paper's own value "
+        "in parentheses; – was not measured."
+    )
+    return "\n\n".join([note, *(grid(_shown(table)) for table in tables)]) + "\n"
+
+
+def _shown(table: PaperTable) -> Table:
+    cells = [[Cell(name), *map(_cell, entries), Cell(_count(entries, n))] for name, entries, n in table.rows]
+    caption = table.caption + ("" if cells else " Not run.")
+    return Table(table.name.replace("_", " ").capitalize(), caption, ["", *table.head, COUNT], cells)
+
+
+# A table within a page: which one, on which targets (all, if they are not named), and names or patterns of its rows.
+BLOCK = re.compile(
+    r"^(<!-- table (?P<name>\w+)(?: of (?P<targets>[^:\n]+))?: (?P<rows>[^\n]+) -->)$.*?^(<!-- /table -->)$",
+    re.M | re.S,
+)
+
+
+def fill(page: str, rows: Callable[[Sequence[str]], Sequence[Row]], model: str, where: str) -> str:
+    """A page with its tables made anew: what stands between ``<!-- table NAME of TARGETS: ROW | ROW -->`` and its end.
+
+    Args:
+        page: text in Markdown.
+        rows: what there is of the named targets.
+        model: the paper's, beside ours.
+        where: what to call the page in an error.
+
+    Raises:
+        DataError: it has no table, one without an end, or one that is not known.
+    """
+
+    def filled(block: re.Match[str]) -> str:
+        if block["name"] not in TABLES:
+            raise DataError(f"{where}: no table {block['name']!r}; there are {', '.join(TABLES)}")
+        made = TABLES[block["name"]](rows((block["targets"] or "").replace(",", " ").split()), model)
+        chosen = []
+        for row in block["rows"].split(" | "):
+            fitting = [line for line in made.rows if fnmatchcase(line[0].removesuffix(f", {COLLAPSED}"), row)]
+            chosen += fitting or [(row, [Entry(None)] * len(made.head), 0)]
+        return "\n\n".join([block[1], "\n".join(lines(_shown(made._replace(rows=chosen)))), block[5]])
+
+    text, found = BLOCK.subn(filled, page)
+    if not found or found != page.count("<!-- table "):
+        raise DataError(
+            f"{where}: <!-- table NAME of TARGETS: ROW | ROW --> to <!-- /table --> is expected once or more"
+        )
+    return text
 
 
 def csv_text(table: PaperTable) -> str:
     """One line for each cell; values in per cent, empty where there is none."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(("row", "column", "value", "low", "high", "n", "records", "runs", "paper"))
+    writer.writerow(("row", "column", "value", "low", "high", "n", "records", "runs", "paper", "deviation"))
     for name, entries, runs in table.rows:
-        for column, (ours, paper) in zip(table.head, entries, strict=True):
+        for column, (ours, paper, spread) in zip(table.head, entries, strict=True):
             said: tuple[Any, ...] = (ours or "", "", "", "", "")
             if isinstance(ours, Estimate):
                 low, high = ours.interval if ours.stderr == ours.stderr else (math.nan, math.nan)
                 values = (f"{100 * v:.4f}" if v == v else "" for v in (ours.value, low, high))
                 said = (*values, ours.n, _records(ours))
-            writer.writerow((field(name), column, *said, runs, "" if paper is None else paper))
+            deviation = "" if spread is None else f"{100 * spread:.4f}"
+            writer.writerow((field(name), column, *said, runs, "" if paper is None else paper, deviation))
     return out.getvalue()
 
 
@@ -58,8 +104,8 @@ COUNT = "runs / records"
 
 def _count(entries: Sequence[Entry], runs: int) -> str:
     """Results files behind a line, and the most distinct records behind one of its numbers."""
-    records = max((_records(ours) for ours, _ in entries if isinstance(ours, Estimate)), default=0)
-    return f"{runs} / {records or '–'}" if runs else "–"
+    records = max((_records(ours) for ours, *_ in entries if isinstance(ours, Estimate)), default=0)
+    return f"{runs} / {records}" if records else str(runs or "–")
 
 
 def _records(ours: Estimate) -> int:
@@ -68,11 +114,11 @@ def _records(ours: Estimate) -> int:
 
 
 def _cell(entry: Entry) -> Cell:
-    ours, paper = entry
+    ours, paper, spread = entry
     text = ours or "–"
     small = []
     if isinstance(ours, Estimate):
-        text = percent(ours.value)
+        text = percent(ours.value) + ("" if spread is None else f" ± {percent(spread)}")
         small = [] if ours.stderr != ours.stderr else [span(*ours.interval)]
     if isinstance(paper, str) and ours is None:
         return Cell(paper)
@@ -105,7 +151,7 @@ FIGURES: dict[str, Callable[[Sequence[Row], str], str]] = {"attacks": attacks_fi
 
 
 def _ours(entries: Sequence[Entry]) -> list[Estimate | None]:
-    return [ours if isinstance(ours, Estimate) else None for ours, _ in entries]
+    return [ours if isinstance(ours, Estimate) else None for ours, *_ in entries]
 
 
 def bars(title: str, groups: Sequence[str], series: Series) -> str:

@@ -207,16 +207,21 @@ def markdown(runs: Sequence[NamedRun]) -> str:
 
 def grid(table: Table) -> str:
     """A table in Markdown, with its name and caption."""
+    return f"### {_plain(table.name)}\n\n{table.caption}\n\n" + "\n".join(lines(table))
+
+
+def lines(table: Table) -> list[str]:
+    """The lines of a table in Markdown."""
     head = [f"{group} {name}" if group else name for name, group in zip(table.head, _spread(table), strict=True)]
     cells = [[_plain(text) for text in head]]
     cells += [[_plain(f"{c.text} {c.small}".strip()) for c in row] for row in table.rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = [
+    found = [
         _line([t.ljust(w) if i == 0 else t.rjust(w) for i, (t, w) in enumerate(zip(row, widths, strict=True))])
         for row in cells
     ]
-    lines.insert(1, _line(["-" * w if i == 0 else "-" * (w - 1) + ":" for i, w in enumerate(widths)]))
-    return f"### {_plain(table.name)}\n\n{table.caption}\n\n" + "\n".join(lines)
+    found.insert(1, _line(["-" * w if i == 0 else "-" * (w - 1) + ":" for i, w in enumerate(widths)]))
+    return found
 
 
 def rows(runs: Sequence[NamedRun]) -> Iterator[dict[str, Any]]:

@@ -14,6 +14,8 @@ import pytest
 
 from lm_eval_elude.core import tofu
 from lm_eval_elude.core.manifest import file_hashes
+from lm_eval_elude.results import kept, paper_files
+from lm_eval_elude.results.paper import COLLAPSED
 from tests.support import MINI
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,19 +48,21 @@ def test_a_table_replaces_what_stands_between_its_markers_and_nothing_else(tmp_p
 def test_every_table_of_numbers_is_written_by_a_script() -> None:
     for name in ("results.md", "benchmarks.md"):
         text = (ROOT / "docs" / name).read_text()
-        own = re.sub(r"^<!-- (.+) -->$.*?^<!-- /\1 -->$", "", text, flags=re.DOTALL | re.MULTILINE)
+        own = re.sub(r"^<!-- ((table)? ?.+) -->$.*?^<!-- /(\2|\1) -->$", "", text, flags=re.DOTALL | re.MULTILINE)
         assert own != text and not [line for line in own.splitlines() if line.startswith("|")]
 
 
 def test_the_tables_of_results_are_those_of_the_runs_on_the_models_of_today() -> None:
     results = importlib.import_module("results")
-    runs = json.loads(results.DATA.read_text())
-    assert {run["base"] for run in runs} == {file_hashes(TINY)["model.safetensors"][:12]}
+    runs = kept.read(results.DATA)
+    assert {run.base for run in runs} == {results.base()} == {file_hashes(TINY)["model.safetensors"][:12]}
     page = results.PAGE.read_text()
-    for name, lines in results.sections(runs).items():
-        assert "\n".join([f"<!-- {name} -->", *lines, f"<!-- /{name} -->"]) in page, (
-            f"python benchmarks/results.py: {name}"
-        )
+    command = "elude tables docs/results.json --page docs/results.md"
+    assert paper_files.fill(page, lambda targets: kept.rows(runs, targets), "llama-3.1", "page") == page, command
+    shown = {
+        line.split("|")[1].strip().removesuffix(f", {COLLAPSED}") for line in page.splitlines() if line[:2] == "| "
+    }
+    assert {run.row for run in runs} | {row for _, rows in results.PARTS.values() for row in rows} <= shown
 
 
 def test_made_up_authors_are_laid_out_as_tofu_and_their_wrong_answers_are_wrong(tmp_path: Path) -> None:

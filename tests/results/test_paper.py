@@ -17,7 +17,7 @@ from scipy.stats import hmean
 
 from lm_eval_elude.cli import main
 from lm_eval_elude.core.manifest import FILE_NAME, Manifest, write_manifest
-from lm_eval_elude.results import paper, paper_files, plan
+from lm_eval_elude.results import kept, paper, paper_files, plan
 from lm_eval_elude.results.comparison import named_runs
 from lm_eval_elude.results.runs import Run
 from lm_eval_elude.results.suites import BENCHMARKS
@@ -131,7 +131,7 @@ def cells(table) -> dict[tuple[str, str], dict[str, str]]:
 
 
 def test_every_table_shows_ours_the_papers_and_what_is_missing(rows):
-    made = {table.name: table for table in (make(rows, "llama-3.1") for make in paper.TABLES)}
+    made = {table.name: table for table in (make(rows, "llama-3.1") for make in paper.TABLES.values())}
     assert set(made) == set(paper.PAPER["where"])
     main = cells(made["main"])
     ours = main["Phi-3.5-mini-instruct: opt-out, transport-weight 0.1", "Avg."]
@@ -185,16 +185,120 @@ def run(monkeypatch, capsys, *words: str) -> tuple[int, str, str]:
 
 def test_the_command_writes_every_form_and_says_what_it_cannot_read(folder, tmp_path, monkeypatch, capsys):
     code, out, _ = run(monkeypatch, capsys, str(folder), "--out", str(tmp_path / "o"), "--paper", "phi-3.5")
-    assert code == 0 and "9 tables and 2 figures of 5 rows" in out
+    assert code == 0 and "11 tables and 2 figures of 5 rows" in out
     endings = [path.suffix for path in (tmp_path / "o").iterdir()]
-    assert {ending: endings.count(ending) for ending in set(endings)} == {".md": 1, ".csv": 9, ".tex": 9, ".svg": 2}
+    assert {ending: endings.count(ending) for ending in set(endings)} == {".md": 1, ".csv": 11, ".tex": 11, ".svg": 2}
+    code, out, _ = run(monkeypatch, capsys, str(folder), "--out", str(tmp_path / "m"), "--target", "messi")
+    assert code == 0 and "of 2 rows" in out  # one of its two runs of npo+rt, and the utility of an opt-out
     for words, said in (
-        ([str(folder)], "name RESULTS and --out"), (["nowhere", "--out", str(tmp_path / "no")], "no such results file"),
+        ([str(folder)], "name RESULTS and --out or --page"),
+        (["nowhere", "--out", str(tmp_path / "no")], "no such results file"),
         (["--plan"], "--plan needs --model"), (["--plan", "--model", "mine"], "give --parameters"),
     ):  # fmt: skip
         code, out, err = run(monkeypatch, capsys, *words)
         assert (code, out) == (2, "") and said in err and err.count("\n") == 1
     assert not (tmp_path / "no").exists()
+
+
+# ---- kept runs, and pages
+
+
+def kept_runs(folder: Path) -> Path:
+    """One base model, two targets, two seeds of which the second lacks a target in one row."""
+    draw = np.random.default_rng(0)
+    names = [
+        f"elude_{s}/{m}" for s in ("forget", "retain", "world") for m in ("probability", "rougeL_recall", "truth_ratio")
+    ]
+    runs = [
+        {"row": row, "target": target, "seed": seed, "arguments": ["--x"], "base": "b", "seconds": 10 * seed,
+         "values": {name: draw.uniform(0.3, 0.7) if row != "lost" else 0.01 for name in names}}
+        for row in ("original", "lost", "opt-out", "lambda 1")
+        for seed in (1, 2) for target in ("lionel_messi", "taylor_swift")
+    ]  # fmt: skip
+    path = folder / "runs.json"
+    path.write_text(json.dumps([run for run in runs if (run["row"], run["seed"], run["target"]) != GONE]))
+    return path
+
+
+GONE = ("lambda 1", 2, "taylor_swift")
+
+
+def test_a_kept_row_is_the_mean_over_seeds_of_what_its_targets_form(tmp_path):
+    path = kept_runs(tmp_path)
+    runs = json.loads(path.read_text())
+    found = {row.method: row for row in kept.rows(kept.read(path))}
+    of_seed = []
+    for seed in (1, 2):
+        own = [run["values"] for run in runs if run["row"] == "opt-out" and run["seed"] == seed]
+        p, rouge, ratio = (
+            np.mean([v[f"elude_forget/{m}"] for v in own]) for m in ("probability", "rougeL_recall", "truth_ratio")
+        )
+        of_seed.append(hmean([1 - p, 1 - rouge, ratio]))
+    row = found["opt-out"]
+    assert row.numbers[paper.FQ].value == pytest.approx(statistics.mean(of_seed))
+    assert row.spread[paper.FQ] == pytest.approx(statistics.stdev(of_seed)) and row.runs == 4
+    assert found["lambda 1"].runs == 2 and paper.FQ not in found["lambda 1"].spread
+    assert [row.name for row in found.values()] == ["original", "lost, collapsed", "opt-out", "lambda 1"]
+    assert {row.method: row.runs for row in kept.rows(kept.read(path), ["lionel_messi"])}["lambda 1"] == 2
+    assert cells(paper.cost(list(found.values()), "llama-3.1"))["opt-out", "training, s"]["value"] == "15"
+    table = cells(paper.main(list(found.values()), "llama-3.1"))["opt-out", "FQ"]
+    assert float(table["deviation"]) == pytest.approx(100 * row.spread[paper.FQ], abs=1e-4) and table["paper"] == "87.8"
+
+
+PAGE = """# Of mine
+<!-- table quality: opt-out | lambda * | lost | never -->
+old
+<!-- /table -->
+between
+<!-- table attacks of lionel_messi, taylor_swift: original -->
+<!-- /table -->
+"""
+
+
+def test_a_page_is_filled_where_it_says_so_and_nowhere_else(tmp_path, monkeypatch, capsys):
+    data, page = kept_runs(tmp_path), tmp_path / "page.md"
+    page.write_text(PAGE)
+    for _ in range(2):
+        assert run(monkeypatch, capsys, str(data), "--page", str(page)) == (0, "", "")
+        lines = page.read_text().splitlines()
+    names = [line.split("|")[1].strip() for line in lines if line.startswith("| ") and "---" not in line]
+    assert names == ["", "opt-out", "lambda 1", "lost, collapsed", "never", "", "original"]
+    assert [line for line in lines if line and line[0] != "|"] == [line for line in PAGE.splitlines() if line != "old"]
+    assert " ± " in lines[5] and "(87.8)" in lines[5] and {*lines[8].split()} == {"|", "never", "–"}
+    code, out, _ = run(monkeypatch, capsys, str(data), "--target", "messi", "--out", str(tmp_path / "o"))
+    assert code == 0 and "tables and 2 figures of 4 rows" in out
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (PAGE.replace("quality", "quantity"), "no table 'quantity'; there are main, full"),
+        ("nothing", "is expected once"),
+        (PAGE.replace("old\n<!-- /table -->", "old"), "is expected once or more"),
+    ],
+)  # fmt: skip
+def test_a_page_that_cannot_be_filled_is_left_as_it_was(text, said, tmp_path, monkeypatch, capsys):
+    (tmp_path / "page.md").write_text(text)
+    code, out, err = run(monkeypatch, capsys, str(kept_runs(tmp_path)), "--page", str(tmp_path / "page.md"))
+    assert (code, out) == (2, "") and said in err and err.count("\n") == 1
+    assert (tmp_path / "page.md").read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda runs: runs[0].pop("seed"), "run 1: field 'seed' is missing"),
+        (lambda runs: runs[1]["values"].pop("elude_world/truth_ratio"), "run 2: field 'values' has no 'elude_world/tr"),
+        (lambda runs: runs.append(runs[2]), "run 16: the same row, target, seed and base as run 3"),
+        (lambda runs: runs[3]["values"].update({"elude_mia/mia_auc": "high"}), "must be a number, got str 'high'"),
+    ],
+)  # fmt: skip
+def test_kept_runs_that_cannot_be_read_are_one_line(change, said, tmp_path, monkeypatch, capsys):
+    path = kept_runs(tmp_path)
+    change(runs := json.loads(path.read_text()))
+    path.write_text(json.dumps(runs))
+    code, out, err = run(monkeypatch, capsys, str(path), "--out", str(tmp_path / "o"))
+    assert (code, out) == (2, "") and said in err and err.count("\n") == 1 and not (tmp_path / "o").exists()
 
 
 @pytest.mark.parametrize(
