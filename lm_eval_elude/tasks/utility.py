@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 from lm_eval.api.group import Group
@@ -27,6 +29,7 @@ class EludeUtility(Group):
         for name in BENCHMARKS.values():
             self.add(loaded["groups"].get(name) or loaded["tasks"][name])
         for task in self.get_all_tasks():
+            task.config.metadata = {**(task.config.metadata or {}), "data": origin(task)}
             if fast:
                 _shorten(task, FAST)
 
@@ -46,6 +49,13 @@ class EludeUtility(Group):
         known = all(isinstance(error, float) for error in errors)
         row["acc_stderr,none"] = math.hypot(*errors) / len(errors) if known else "N/A"
         return row
+
+
+def origin(task: Any) -> str:
+    """Repository of a task's data and the commit, after which `datasets` names the folder where it keeps the Hub's."""
+    files = [file["filename"] for split in task.dataset.values() for file in split.cache_files]
+    commits = {name for file in files if re.fullmatch("[0-9a-f]{40}", name := Path(file).parent.name)}
+    return "@".join([task.config.dataset_path, *sorted(commits)])
 
 
 def _shorten(task: Any, count: int) -> None:

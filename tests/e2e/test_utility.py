@@ -1,7 +1,10 @@
 """The utility group on small copies in each task's own schema, beside the harness's own run of the same tasks."""
 
+from types import SimpleNamespace
+
 import lm_eval
 import pytest
+from datasets import Dataset, load_from_disk
 from lm_eval.tasks import TaskManager
 
 from lm_eval_elude.tasks import utility
@@ -31,7 +34,7 @@ def evaluated(copies, checkpoint, manager, monkeypatch):
     model_args = {"pretrained": checkpoint, "dtype": "float32"}
     return lambda model, tasks: lm_eval.simple_evaluate(
         model, model_args=model_args, tasks=tasks, batch_size=4, device="cpu", task_manager=manager
-    )["results"]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +47,8 @@ def test_the_eight_and_their_mean_are_the_harness_own_values(evaluated, monkeypa
     monkeypatch.setitem(utility.BENCHMARKS, "MMLU", "mmlu_anatomy")
     ours = evaluated("elude", ["elude_utility"])
     stock = evaluated("hf", list(utility.BENCHMARKS.values()))
+    assert ours["configs"]["piqa"]["metadata"]["data"] == "baber/piqa" and ours["versions"]["piqa"] == 1.0
+    ours, stock = ours["results"], stock["results"]
     assert len(utility.BENCHMARKS) == 8
     for task in utility.BENCHMARKS.values():
         assert ours[task]["acc,none"] == stock[task]["acc,none"], task
@@ -55,5 +60,12 @@ def test_the_fast_subset_is_named_as_such_and_takes_the_first_documents(evaluate
     monkeypatch.setattr(utility, "BENCHMARKS", {"PIQA": "piqa"})
     monkeypatch.setattr(utility, "FAST", 4)
     monkeypatch.setattr(utility, "read_metadata", lambda metadata, keys: {"utility": "fast"})
-    found = evaluated("elude", ["elude_utility"])["elude_utility"]
+    found = evaluated("elude", ["elude_utility"])["results"]["elude_utility"]
     assert found["sample_len"] == 4 and found["alias"] == "elude_utility (fast: the first 4 of each)"
+
+
+def test_the_commit_of_data_from_the_hub_is_recorded(tmp_path):
+    folder = tmp_path / "piqa" / "default" / "0.0.0" / f"{7:040x}"  # as `datasets` keeps it
+    Dataset.from_dict({"goal": ["a"]}).save_to_disk(folder)
+    task = SimpleNamespace(config=SimpleNamespace(dataset_path="baber/piqa"), dataset={"test": load_from_disk(folder)})
+    assert utility.origin(task) == f"baber/piqa@{7:040x}"
