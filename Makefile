@@ -1,5 +1,5 @@
 # make demo: unlearn Cristiano Ronaldo from the bundled model and score it before and after
-# make test: lint, type-check and run every test
+# make test: lint, type-check and run the tests; make slow: those that train for minutes (CI runs both)
 # Both create .venv on the first run. Off-line after that.
 PYTHON ?= python3
 VENV ?= .venv
@@ -9,7 +9,7 @@ export HF_HUB_OFFLINE := 1
 # The bundled model is too small for a second thread to help, and threads that wait for a busy core cost much.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: venv install demo test lint compat fuzz leaderboard tofu-mini
+.PHONY: venv install demo test slow lint compat fuzz leaderboard tofu-mini
 
 venv install: $(STAMP)
 
@@ -38,7 +38,10 @@ lint: $(STAMP)
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
+
+slow: $(STAMP)
+	$(BIN)/pytest -n 2 --dist loadfile -m slow
 
 # A hundred thousand mutated inputs (the suite has 2,000); another FUZZ_SEED gives others.
 fuzz: $(STAMP)

@@ -12,6 +12,7 @@ import pytest
 from lm_eval_elude.core.manifest import file_hashes, read_manifest
 from tests.support import ROOT, run
 
+pytestmark = pytest.mark.slow
 ALONE = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
 

@@ -329,6 +329,7 @@ def test_lora_with_gradient_checkpointing_trains_and_loads(merge, trained, model
         assert not torch.allclose(new(input_ids=ids).logits, before, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
 def test_a_compiled_run_has_the_losses_of_a_plain_one(plain, trained):
     columns = ("loss", "forget", "transport", "grad_norm")
