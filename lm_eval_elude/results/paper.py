@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -254,12 +255,17 @@ def _papers(row: Row) -> bool:
 
 # Forget quality never stands alone: the share of gibberish is beside it.
 GIBBERISH: Column = ("degen.", ("elude_forget", "degenerate"), "", -1)
-UTILITIES: tuple[Column, ...] = (
-    *((column, (task, "acc"), "main", 2 + i) for i, (column, task) in enumerate(BENCHMARKS.items())),
+
+
+def summary(section: str) -> tuple[Column, ...]:
+    """FQ, RQ and mean utility, which a section of the paper has in this order."""
+    return ("FQ", FQ, section, 0), GIBBERISH, ("RQ", RQ, section, 1), ("Util.", MEAN, section, 2)
+
+
+MAIN: tuple[Column, ...] = (
+    *summary("main")[:3], *((name, (task, "acc"), "main", i) for i, (name, task) in enumerate(BENCHMARKS.items(), 2)),
     ("Avg.", MEAN, "main", 10),
-)
-
-
+)  # fmt: skip
 FULL: tuple[Column, ...] = tuple(
     (f"{name} {part}", (f"elude_{name}", metric), "full", 3 * i + j)
     for i, name in enumerate(("forget", "retain", "world"))
@@ -282,31 +288,21 @@ MEMBERSHIP: tuple[Column, ...] = (
     *((name, ("elude_mia", f"mia_{name.replace(' ', '_').lower()}"), "membership", -1)
       for name in ("AUC", "AUC low", "AUC high")),
 )  # fmt: skip
-
-
-def main(found: Sequence[Row], model: str) -> PaperTable:
-    """FQ, RQ and the eight benchmarks."""
-    columns = (("FQ", FQ, "main", 0), GIBBERISH, ("RQ", RQ, "main", 1), *UTILITIES)
-    return _table("main", "Forget and retain quality, and utility.", columns, found, model)
-
-
-def full(found: Sequence[Row], model: str) -> PaperTable:
-    """Probability, ROUGE and truth ratio of each set."""
-    return _table("full", "What FQ and RQ are made of.", FULL, found, model)
-
-
-def distances(found: Sequence[Row], model: str) -> PaperTable:
-    """Distances from the initial weights; opt-out is the sliced Wasserstein distance."""
-    columns = (("FQ", FQ, "distances", 0), GIBBERISH, ("RQ", RQ, "distances", 1), ("Util.", MEAN, "distances", 2))
-    return _table("distances", "Distances in the regulariser.", columns, found, model, DISTANCES.__contains__)
+TOFU: tuple[Column, ...] = (
+    ("FQ*", ("tofu", "forget_quality"), "tofu", 0), ("degen.", ("tofu_forget", "degenerate"), "tofu", -1),
+    ("RQ*", ("tofu", "model_utility"), "tofu", 1),
+    *((f"{task.removeprefix('tofu_').replace('_', ' ')} {part}", (task, metric), "tofu", -1)
+      for task in tofu.SETS for part, metric in TRIPLE),
+)  # fmt: skip
 
 
 def neighbours(found: Sequence[Row], model: str) -> PaperTable:
     """With the neighbours' retain loss and with world data alone, also averaged over the methods that have both."""
-    columns = (("FQ", FQ, "neighbours", -1), GIBBERISH, ("RQ", RQ, "neighbours", -1), ("Util.", MEAN, "neighbours", -1))
     both = {row.method.removesuffix(WORLD_ONLY) for row in found if row.method.endswith(WORLD_ONLY)}
     caption = "Retain losses on neighbours and world data, and on world data only."
-    table = _table("neighbours", caption, columns, found, model, lambda m: m.removesuffix(WORLD_ONLY) in both)
+    table = _table(
+        "neighbours", caption, summary("neighbours"), found, model, lambda m: m.removesuffix(WORLD_ONLY) in both
+    )
     return table._replace(rows=[*table.rows, *ablation(found)])
 
 
@@ -337,29 +333,6 @@ def attacks(found: Sequence[Row], model: str) -> PaperTable:
     return _table("attacks", caption, columns, found, model)
 
 
-def membership(found: Sequence[Row], model: str) -> PaperTable:
-    """Accuracy of the membership attack, its deviation over splits, and the signed AUC with its 95 % interval."""
-    return _table("membership", "Membership inference; 50 is ideal.", MEMBERSHIP, found, model)
-
-
-def tofu_table(found: Sequence[Row], model: str) -> PaperTable:
-    """TOFU's forget quality (KS p-value, per cent) and model utility, and its sets."""
-    columns: list[Column] = [
-        ("FQ*", ("tofu", "forget_quality"), "tofu", 0), ("degen.", ("tofu_forget", "degenerate"), "tofu", -1),
-        ("RQ*", ("tofu", "model_utility"), "tofu", 1),
-        *((f"{task.removeprefix('tofu_').replace('_', ' ')} {part}", (task, metric), "tofu", -1)
-          for task in tofu.SETS for part, metric in TRIPLE),
-    ]  # fmt: skip
-    return _table(
-        "tofu", "TOFU: p-value of the KS test against the retained model; model utility.", columns, found, model
-    )
-
-
-def utility(found: Sequence[Row], model: str) -> PaperTable:
-    """The eight benchmarks alone."""
-    return _table("utility", "Accuracy by the harness's own tasks, and their mean.", UTILITIES, found, model)
-
-
 def cost(found: Sequence[Row], model: str) -> PaperTable:
     """The paper's complexities, and what was measured: epochs trained, size, seconds."""
     theirs, facts = PAPER["cost"]["any"], ("parameters", "epochs", "training", "scoring")
@@ -377,19 +350,22 @@ def cost(found: Sequence[Row], model: str) -> PaperTable:
     return PaperTable("cost", caption, head, lines)
 
 
-def quality(found: Sequence[Row], model: str) -> PaperTable:
-    """Every method's FQ and RQ, what FQ is made of, and the share of gibberish in each set."""
-    return _table("quality", "FQ, what it is made of, and RQ.", QUALITY, found, model, lambda method: True)
-
-
-def never_knew(found: Sequence[Row], model: str) -> PaperTable:
-    """Everything in which a model is compared with one that never knew."""
-    caption = "What is compared with a model that never knew; reverse: FQ under the reverse query."
-    return _table("never_knew", caption, NEVER_KNEW, found, model, lambda method: True)
-
-
+# Distances are of the initial weights, opt-out's the sliced Wasserstein distance; TOFU's FQ is a p-value.
 TABLES: dict[str, Callable[[Sequence[Row], str], PaperTable]] = {
-    "main": main, "full": full, "distances": distances, "neighbours": neighbours, "attacks": attacks,
-    "membership": membership, "tofu": tofu_table, "utility": utility, "cost": cost, "quality": quality,
-    "never_knew": never_knew,
+    "main": partial(_table, "main", "Forget and retain quality, and utility.", MAIN),
+    "full": partial(_table, "full", "What FQ and RQ are made of.", FULL),
+    "distances": partial(
+        _table, "distances", "Distances in the regulariser.", summary("distances"), wanted=DISTANCES.__contains__
+    ),
+    "neighbours": neighbours,
+    "attacks": attacks,
+    "membership": partial(_table, "membership", "Membership inference; 50 is ideal.", MEMBERSHIP),
+    "tofu": partial(_table, "tofu", "TOFU: p-value of the KS test against the retained model; model utility.", TOFU),
+    "utility": partial(_table, "utility", "Accuracy by the harness's own tasks, and their mean.", MAIN[3:]),
+    "cost": cost,
+    "quality": partial(_table, "quality", "FQ, what it is made of, and RQ.", QUALITY, wanted=bool),
+    "never_knew": partial(
+        _table, "never_knew", "What is compared with a model that never knew; reverse: FQ under the reverse query.",
+        NEVER_KNEW, wanted=bool,
+    ),
 }  # fmt: skip

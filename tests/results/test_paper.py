@@ -241,7 +241,7 @@ def test_a_kept_row_is_the_mean_over_seeds_of_what_its_targets_form(tmp_path):
     assert [row.name for row in found.values()] == ["original", "lost, collapsed", "opt-out", "lambda 1"]
     assert {row.method: row.runs for row in kept.rows(kept.read(path), ["lionel_messi"])}["lambda 1"] == 2
     assert cells(paper.cost(list(found.values()), "llama-3.1"))["opt-out", "training, s"]["value"] == "15"
-    table = cells(paper.main(list(found.values()), "llama-3.1"))["opt-out", "FQ"]
+    table = cells(paper.TABLES["main"](list(found.values()), "llama-3.1"))["opt-out", "FQ"]
     assert float(table["deviation"]) == pytest.approx(100 * row.spread[paper.FQ], abs=1e-4) and table["paper"] == "87.8"
 
 
