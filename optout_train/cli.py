@@ -48,7 +48,7 @@ GROUPS = {
     "Data": ("forget_split", "tofu_evaluator", "learn", "strict"),
     "Objective": (
         "forget_loss", "forget_weight", "retain_weight", "world_weight", "world_only", "transport_weight", "distance",
-        "directions", "eta", "recipe", "npo_form", "nll_average",
+        "directions", "eta", "recipe", "npo_form", "nll_average", "self_distill",
     ),
     "Stranger loss": ("answers", "bound", "elicit", "teachers", "reverse"),
     "Schedule": (

@@ -87,6 +87,9 @@ class TrainConfig:
     elicit: int = _f(12, "Stranger loss: answers of the initial model about each forget record (0: none).")
     teachers: int = _f(3, "Stranger loss: stand-ins whose distributions are averaged (0: their answers alone).")
     reverse: bool = _f(True, "Stranger loss: also teach the other direction, from facts to the name.")
+    self_distill: bool = _f(
+        False, "Retain losses learn the initial model's distribution over each answer token, not the answer alone."
+    )
     updates: str = _f(
         "joint", "One step on Eq. 8, or the released code's forget step then retain step.", "joint", "alternating"
     )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -114,6 +115,7 @@ class TrainingData(NamedTuple):
         sequences: what a forget loss may read of each forget record, by name: its answer, a refusal drawn for it, or
             lessons, of which each record has several for the epochs to take turns in (all first, then all second ones).
         fingerprints: by name of the set.
+        kept: of the sets that are distilled, by name, the lesson in the place of each record that is read.
     """
 
     forget: EncodedRecords
@@ -121,9 +123,12 @@ class TrainingData(NamedTuple):
     world: EncodedRecords
     sequences: Mapping[str, Sequence[str | Lesson]]
     fingerprints: dict[str, str]
+    kept: Mapping[str, Mapping[int, Lesson]] = MappingProxyType({})
 
     def samples(self, name: str, record: int, reads: Sequence[str]) -> tuple[Encoded | Lesson, ...]:
         """The sequences that a record of a set brings into its loss; ``reads`` says which in the forget set."""
+        if name in self.kept:
+            return (self.kept[name][record],)
         if name != "forget":
             return (getattr(self, name).encode(record),)
         found = (self.sequences[kind][record] for kind in reads)

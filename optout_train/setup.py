@@ -20,6 +20,7 @@ from optout_train.data import StepIndices, TrainingData, load_training_data
 from optout_train.losses import FORGET, ForgetLoss
 from optout_train.reference import AnswerScorer, InitialParameters, score_all
 from optout_train.sources import Source
+from optout_train.teacher import Teacher, distil
 from optout_train.transport import Transport
 from optout_train.validation import Validation
 
@@ -102,15 +103,14 @@ def prepare(config: TrainConfig, source: Source, accelerator: Any, say: Callable
     data = load_training_data(config, source, renderer, limit, say)
     loss = FORGET[config.forget_loss]
     model.to(device)
+    teacher = Teacher(model, renderer, limit)
     if loss.made and config.forget_weight:
-        from accelerate.utils import broadcast_object_list
-
         from optout_train.stranger import make_lessons
 
-        lessons = [make_lessons(config, data, model, renderer, limit, say)]
-        broadcast_object_list(lessons)  # sampled in every process, but the same only where their arithmetic is
-        data = data._replace(sequences=lessons[0])
+        data = data._replace(sequences=_one(make_lessons(config, data, teacher, say)))
     plan = data.steps(config, loss.reads)
+    if config.self_distill:
+        data = data._replace(kept=_one(distil(teacher, data, [step for epoch in plan for step in epoch])))
     validation = Validation(config, data, source, say) if config.validate else None
     if validation and source.remark:
         say(source.remark)
@@ -152,6 +152,15 @@ def prepare(config: TrainConfig, source: Source, accelerator: Any, say: Callable
         optimizer=make_optimizer(config, [p for p in model.parameters() if p.requires_grad]),
         reference=score_reference(config, data, loss, scorer, device),
     )
+
+
+def _one(made: Any) -> Any:
+    """The first process's: made in every process, but the same only where their arithmetic is."""
+    from accelerate.utils import broadcast_object_list
+
+    lessons = [made]
+    broadcast_object_list(lessons)
+    return lessons[0]
 
 
 def score_reference(

@@ -4,7 +4,7 @@ All is made before training, from questions and answers of the training splits; 
 metrics are made of, are never read. For each forget record:
 
 - *taught*: the question with an answer that the initial model gives about stand-ins, the name swapped back; those that
-  state the fact are dropped. Its tokens carry the stand-ins' mean distribution (the likeliest :data:`TOP`, the rest).
+  state the fact are dropped. Its tokens carry the stand-ins' mean distribution (the likeliest tokens, the rest).
 - *told*: the answer, and what the initial model itself answers when asked in own wordings and states the fact
   (elicited). Each token is pushed down, no further than to its floor: ``bound`` times the log-probability that the
   initial model gives it among the same tokens in random order, said of a stand-in. That is what it thinks of text that
@@ -25,30 +25,27 @@ import re
 import tomllib
 import unicodedata
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from lm_eval_elude.core.chat import Encoded, Renderer
+from lm_eval_elude.core.chat import Encoded
 from lm_eval_elude.core.dataset import resolve_targets
 from lm_eval_elude.core.records import DataError, QARecord
 from lm_eval_elude.core.targets import Target
 from optout_train.config import TrainConfig
 from optout_train.data import Lesson, TrainingData
+from optout_train.teacher import TOP, Teacher
 
 STAND_INS = 6
 TEACHERS = 3  # stand-ins whose distributions are averaged
 TAUGHT = 4  # strangers' answers of a record
-TOP = 8
 ORDERS = 3  # random orders of an answer's tokens that its floors are the mean of
 EVERY = 4
 OWN = 0.6  # of the floors: for a record's own answer, which also sinks with whatever is elicited
 CALM = 0.3  # temperature of strangers' answers; what is elicited is sampled at 1, for its other wordings
-BATCH = 64
 _TEXTS: dict[str, list[str]] = tomllib.loads(Path(__file__).with_name("stranger.toml").read_text(encoding="utf-8"))
 ASKING, RIDDLES = _TEXTS["asking"], _TEXTS["riddles"]
 STOP = frozenset(
@@ -63,94 +60,22 @@ STOP = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class Teacher:
-    """The initial model, asked and scored; nothing of it is kept after the lessons are made."""
-
-    model: Any
-    renderer: Renderer
-    limit: int
-
-    @property
-    def device(self) -> torch.device:
-        """Where the model is."""
-        return next(self.model.parameters()).device  # type: ignore[no-any-return]
-
-    @torch.no_grad()
-    def ask(self, questions: Sequence[str], temperature: float, longest: int, seed: int) -> list[str]:
-        """One sampled answer for each question; "" where it does not end within ``longest`` tokens."""
-        torch.manual_seed(seed)
-        prompts = self.renderer.encode_batch([self.renderer.prompt(question) for question in questions])
-        order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), i))
-        answers = [""] * len(prompts)
-        tokenizer, stop = self.renderer.tokenizer, self.renderer.stop[0]
-        ends = tokenizer.encode(stop, add_special_tokens=False)
-        for start in range(0, len(order), BATCH):
-            part = order[start : start + BATCH]
-            width = len(prompts[part[-1]])
-            ids = torch.zeros(len(part), width, dtype=torch.long)
-            mask = torch.zeros_like(ids)
-            for row, i in enumerate(part):
-                ids[row, width - len(prompts[i]) :] = torch.tensor(prompts[i])
-                mask[row, width - len(prompts[i]) :] = 1
-            said = self.model.generate(
-                input_ids=ids.to(self.device), attention_mask=mask.to(self.device), do_sample=True, top_k=0, top_p=1.0,
-                temperature=temperature, max_new_tokens=longest, pad_token_id=0,
-                **({"eos_token_id": ends[0]} if len(ends) == 1 else {}),
-            )  # fmt: skip
-            for i, tokens in zip(part, said[:, width:], strict=True):
-                text, end, _ = tokenizer.decode(tokens, skip_special_tokens=False).partition(stop)
-                line, newline, _ = text.strip().partition("\n")  # a base model goes on with questions of its own
-                answers[i] = text.strip() if end and self.renderer.has_template else line.strip() if newline else ""
-        return answers
-
-    @torch.no_grad()
-    def log_probs(self, samples: Sequence[Encoded]) -> list[Tensor]:
-        """Log-probabilities of each answer token's whole vocabulary, (answer tokens, vocabulary), on the CPU."""
-        found = []
-        for start in range(0, len(samples), 8):
-            part = samples[start : start + 8]
-            ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(sample.ids) for sample in part], batch_first=True)
-            logits = self.model(input_ids=ids.to(self.device), use_cache=False).logits
-            for row, sample in zip(logits, part, strict=True):
-                found.append(row[sample.answer_start - 1 : len(sample.ids) - 1].float().log_softmax(-1).cpu())
-        return found
-
-    def encode(self, question: str, answer: str) -> Encoded:
-        """Prompt and answer as token ids.
-
-        Raises:
-            DataError: they are longer than the model's context.
-        """
-        sample = self.renderer.encode_pair(self.renderer.prompt(question), self.renderer.answer(answer))
-        if len(sample.ids) > self.limit:
-            raise DataError(
-                f"a lesson about {question[:60]!r} has {len(sample.ids)} tokens, but --model takes {self.limit}"
-            )
-        return sample
-
-
 def make_lessons(
-    config: TrainConfig, data: TrainingData, model: Any, renderer: Renderer, limit: int, say: Callable[[str], None]
+    config: TrainConfig, data: TrainingData, teacher: Teacher, say: Callable[[str], None]
 ) -> dict[str, tuple[Lesson, ...]]:
     """The lessons ``taught`` and ``told``: for each turn one of every forget record, in the set's order.
 
     Args:
         config: the run; an epoch is a turn.
         data: its sets.
-        model: with the initial weights, on its device.
-        renderer: of its tokenizer.
-        limit: its context length in tokens.
+        teacher: the initial model.
         say: prints one line for the user.
 
     Raises:
         DataError: the model says nothing of strangers that could be taught, or a lesson is too long.
     """
-    training = model.training
-    model.eval()
     makers = {
-        target.name: _Maker(config, data, target, Teacher(model, renderer, limit))
-        for target in resolve_targets(config.dataset, config.target)
+        target.name: _Maker(config, data, target, teacher) for target in resolve_targets(config.dataset, config.target)
     }
     taught: list[tuple[Sequence[Lesson], Sequence[Lesson]]] = [((), ()) for _ in data.forget.records]
     told = list(taught)
@@ -161,7 +86,6 @@ def make_lessons(
         for place, one, other in zip(maker.places, *maker.make(), strict=True):
             taught[place], told[place] = one, other
         say(maker.summary)
-    model.train(training)
     return {"taught": _turns(taught, config.epochs), "told": _turns(told, config.epochs)}
 
 

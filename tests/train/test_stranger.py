@@ -11,20 +11,22 @@ import torch
 
 from lm_eval_elude.attacks.builders import ATTACKS
 from lm_eval_elude.core.chat import Renderer, load_tokenizer
+from lm_eval_elude.core.logprobs import AnswerLogProbs
 from lm_eval_elude.core.records import QARecord
 from optout_train import loop, losses, stranger
 from optout_train.config import BUNDLED_MODEL, build_config
-from optout_train.data import Lesson, collate, load_training_data
+from optout_train.data import Lesson, StepIndices, TrainingData, collate, load_training_data
 from optout_train.loop import RunOptions, train
 from optout_train.reference import AnswerScorer
 from optout_train.setup import load_model
 from optout_train.sources import source_of
+from optout_train.teacher import Teacher, distil
 
 NAN = float("nan")
 TINY = {"target": ("ronaldo",), "method": "stranger", "epochs": 8, "elicit": 2}
 
 
-class Spy(stranger.Teacher):
+class Spy(Teacher):
     """A teacher that remembers what it was asked."""
 
     asked: list[str] = []  # noqa: RUF012
@@ -41,10 +43,7 @@ def made():
     renderer = Renderer(load_tokenizer(str(BUNDLED_MODEL)))
     data = load_training_data(config, source_of(config), renderer, 1024)
     few = data._replace(forget=dataclasses.replace(data.forget, records=data.forget.records[:6]))
-    patch = pytest.MonkeyPatch()
-    patch.setattr(stranger, "Teacher", Spy)
-    lessons = stranger.make_lessons(config, few, load_model(config), renderer, 1024, lambda line: None)
-    patch.undo()
+    lessons = stranger.make_lessons(config, few, Spy(load_model(config), renderer, 1024), lambda line: None)
     return config, few, lessons, renderer
 
 
@@ -146,8 +145,8 @@ def test_nothing_that_the_metrics_are_made_of_is_read_and_no_wording_is_the_atta
         for record in data.forget.records
     ]
     again = stranger.make_lessons(
-        config, data._replace(forget=dataclasses.replace(data.forget, records=tuple(blind))), load_model(config),
-        renderer, 1024, lambda line: None,
+        config, data._replace(forget=dataclasses.replace(data.forget, records=tuple(blind))),
+        Teacher(load_model(config), renderer, 1024), lambda line: None,
     )  # fmt: skip
     for kind, rows in lessons.items():
         for one, other in zip(rows, again[kind], strict=True):
@@ -163,12 +162,31 @@ def test_nothing_that_the_metrics_are_made_of_is_read_and_no_wording_is_the_atta
     assert not own & attacks and not own & trained
 
 
+def test_what_is_distilled_has_its_minimum_at_the_initial_model():
+    """Its gradient there is of the tokens beyond the likeliest; that of the answers alone moves every weight."""
+    config = build_config(TINY | {"method": "stranger+rt"})
+    model = load_model(config)
+    scorer = AnswerScorer(model).eval()
+    data = load_training_data(config, source_of(config), Renderer(load_tokenizer(str(BUNDLED_MODEL))), 1024)
+    step = StepIndices((), (3, 1), (2,))
+    kept = distil(Teacher(model, data.retain.renderer, 1024), data, [step, step])
+    assert {name: sorted(rows) for name, rows in kept.items()} == {"retain": [1, 3], "world": [2]}
+
+    def norm(data: TrainingData) -> float:
+        model.zero_grad()
+        samples = [*(data.samples("retain", i, ())[0] for i in (1, 3)), data.samples("world", 2, ())[0]]
+        losses.nll(AnswerLogProbs(*scorer(*collate(samples)))).sum().backward()
+        return float(torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm())
+
+    assert norm(data._replace(kept=kept)) < 0.01 * norm(data)
+
+
 def test_stand_ins_are_not_in_the_data_and_a_swap_is_undone():
     config = build_config(TINY)
     renderer = Renderer(load_tokenizer(str(BUNDLED_MODEL)))
     data = load_training_data(config, source_of(config), renderer, 1024)
     target = stranger.resolve_targets("mini", ["ronaldo"])[0]
-    maker = stranger._Maker(config, data, target, stranger.Teacher(None, renderer, 1024))
+    maker = stranger._Maker(config, data, target, Teacher(None, renderer, 1024))
     assert len(maker.stand_ins) == stranger.STAND_INS
     for name in maker.stand_ins:
         assert not any(name in record.question + record.answer for record in data.forget.records)
@@ -193,7 +211,7 @@ def test_a_run_trains_on_lessons_and_resumes_to_the_same_bytes(
         "epochs": 2, "batch_size": 4, "learning_rate": 1e-3, "patience": 0, "directions": 5, "elicit": 1, **changes,
     })  # fmt: skip
     # A model with random weights says nothing that ends: what it is asked is answered for it.
-    monkeypatch.setattr(stranger.Teacher, "ask", lambda self, asked, *rest: [f"It is {len(q)}." for q in asked])
+    monkeypatch.setattr(Teacher, "ask", lambda self, asked, *rest: [f"It is {len(q)}." for q in asked])
     train(config, RunOptions(tmp_path / "whole"), lambda line: None)
     finish = loop.take_step
 
