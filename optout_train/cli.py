@@ -55,7 +55,7 @@ GROUPS = {
         "epochs", "batch_size", "micro_batch_size", "updates", "learning_rate", "weight_decay", "decay_vectors",
         "max_grad_norm", "clip_forget", "validate", "patience", "seed",
     ),
-    "Output": ("checkpoint_every", "tracker", "no_score"),
+    "Output": ("checkpoint_every", "tracker", "beside", "no_score"),
     "Distributed": ("shard",),
 }  # fmt: skip
 
@@ -82,16 +82,21 @@ class _Grouped(click.Command):
     "--checkpoint-every", type=click.IntRange(min=0), default=0, help="Steps between checkpoints  [default: an epoch]"
 )
 @click.option("--tracker", type=click.Choice(["tensorboard", "wandb", "trackio"]), help="Also log there.")
+@click.option("--beside", type=click.Path(path_type=Path), help="Score this checkpoint too, in the same table.")
 @click.option("--no-score", is_flag=True, help="Skip the scores before and after.")
 def command(
     world_only: bool, output_dir: Path | None, overwrite: bool, resume: bool, checkpoint_every: int,
-    tracker: str | None, no_score: bool, **given: Any,
+    tracker: str | None, beside: Path | None, no_score: bool, **given: Any,
 ) -> None:  # fmt: skip
     """Make a language model forget an entity (Opt-Out and its baselines) and score it before and after."""
     named = {k: v for k, v in given.items() if v is not None and v != ()}
     config = build_config(_launched() | named, world_only=world_only)
     if overwrite and resume:
         raise ConfigError("--overwrite and --resume contradict each other")
+    if beside:
+        from optout_train.score import earlier
+
+        earlier(beside)
     main = os.environ.get("RANK", "0") == "0"
     say: Callable[[str], None] = (lambda line: click.echo(line, err=True)) if main else (lambda line: None)
     if "model" not in {k for k, v in given.items() if v is not None}:
@@ -106,7 +111,7 @@ def command(
     finished = f"{output} is finished: nothing to {'do' if scored else 'train'}"
     say(f"checkpoint: {output}" if trained else finished)
     if main and not scored:
-        click.echo(_score(config, output.absolute()))
+        click.echo(_score(config, output.absolute(), beside and beside.absolute()))
 
 
 def _launched() -> dict[str, Any]:
@@ -134,15 +139,15 @@ def _default_output(config: TrainConfig) -> Path:
     return Path("runs") / f"{source_of(config).slug}-{config.method}{known}"
 
 
-def _score(config: TrainConfig, folder: Path) -> str:
+def _score(config: TrainConfig, folder: Path, beside: Path | None) -> str:
     """The table; after several processes in an interpreter that knows of none, as lm-eval would wait for the others."""
     if os.environ.get("WORLD_SIZE", "1") == "1":
         from optout_train.score import score_run
 
-        return score_run(config, folder)
+        return score_run(config, folder, beside)
     alone = {k: v for k, v in os.environ.items() if k not in _DISTRIBUTED and not k.startswith("TORCHELASTIC")}
     done = subprocess.run(
-        [sys.executable, "-m", "optout_train.score", str(folder)],
+        [sys.executable, "-m", "optout_train.score", str(folder), *([str(beside)] if beside else [])],
         env=alone,
         stdout=subprocess.PIPE,
         text=True,

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from lm_eval_elude.core.manifest import Manifest, read_manifest
 from optout_train.card import write_card
-from optout_train.config import BUNDLED, BUNDLED_MODEL, BUNDLED_REFERENCE, TrainConfig
+from optout_train.config import BUNDLED, BUNDLED_MODEL, BUNDLED_REFERENCE, ConfigError, TrainConfig
 from optout_train.sources import benchmark_of
 
 PARTS = (("P", "probability"), ("ROUGE", "rougeL_recall"), ("TR", "truth_ratio"), ("degen.", "degenerate"))
@@ -94,16 +94,27 @@ def evaluate(
     return results
 
 
-def score_run(config: TrainConfig, folder: Path) -> str:
+def score_run(config: TrainConfig, folder: Path, beside: Path | None = None) -> str:
     """Score the original and the new checkpoint, save both under ``scores/`` and return the table and the command.
 
     The bundled model also has an exact-unlearning reference, trained without the target, for Cristiano Ronaldo.
+
+    Args:
+        config: of the run.
+        folder: of the checkpoint.
+        beside: another checkpoint, scored on the same data under its method's name.
+
+    Raises:
+        ScoreError: lm-eval could not score one of them.
     """
     manifest = read_manifest(folder)
     assert manifest is not None
     scores = folder / "scores"
     scores.mkdir(exist_ok=True)
     jobs = [("before", "original", model_args(config, None)), ("after", "this checkpoint", model_args(config, folder))]
+    if beside:
+        other = earlier(beside)
+        jobs.insert(1, (beside.name, other.method, model_args(TrainConfig.from_json(other.settings), beside)))
     if config.model == BUNDLED and manifest.targets == ("Cristiano Ronaldo",) and BUNDLED_REFERENCE.is_dir():
         jobs.append(("retrained", "retrained without", {"pretrained": str(BUNDLED_REFERENCE), "dtype": config.dtype}))
     rows = []
@@ -117,6 +128,17 @@ def score_run(config: TrainConfig, folder: Path) -> str:
     write_card(folder, config, manifest, {row.name: row.results for row in rows}, command(config, folder))
     lies = f"Checkpoint: {_shown(str(folder))}, scores and answers in lm-eval's format: {_shown(str(scores))}"
     return f"{table(benchmark_of(config).task, rows)}\n\n{lies}\n\nAgain:\n  {command(config, folder)}"
+
+
+def earlier(folder: Path) -> Manifest:
+    """The manifest of a checkpoint that is to be shown beside another.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if (found := read_manifest(folder)) is None or not found.settings or folder.name in ("before", "after"):
+        raise ConfigError(f"--beside {folder} is no checkpoint of optout-train: it has no optout.json of a run")
+    return found
 
 
 def table(group: str, rows: Sequence[Row]) -> str:
@@ -155,4 +177,4 @@ if __name__ == "__main__":  # after a run of several processes: scoring alone, i
     target = Path(sys.argv[1])
     found = read_manifest(target)
     assert found is not None
-    print(score_run(TrainConfig.from_json(found.settings), target))
+    print(score_run(TrainConfig.from_json(found.settings), target, *map(Path, sys.argv[2:])))
