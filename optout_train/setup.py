@@ -6,7 +6,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from optout_train.data import StepIndices, TrainingData, load_training_data
 from optout_train.losses import FORGET, ForgetLoss
 from optout_train.reference import AnswerScorer, InitialParameters, score_all
 from optout_train.sources import Source
-from optout_train.teacher import Teacher, distil
+from optout_train.teacher import Teacher, distil, exchange
 from optout_train.transport import Transport
 from optout_train.validation import Validation
 
@@ -108,6 +108,9 @@ def prepare(config: TrainConfig, source: Source, accelerator: Any, say: Callable
         from optout_train.stranger import make_lessons
 
         data = data._replace(sequences=_one(make_lessons(config, data, teacher, say)))
+    if config.self_distill and config.retain_weight:
+        own = _one(exchange(config, data, teacher))
+        data = data._replace(retain=replace(data.retain, records=data.retain.records + own))
     plan = data.steps(config, loss.reads)
     if config.self_distill:
         data = data._replace(kept=_one(distil(teacher, data, [step for epoch in plan for step in epoch])))

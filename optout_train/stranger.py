@@ -22,11 +22,9 @@ from __future__ import annotations
 import difflib
 import random
 import re
-import tomllib
 import unicodedata
 from collections.abc import Callable, Sequence
 from itertools import cycle
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -37,7 +35,7 @@ from lm_eval_elude.core.records import DataError, QARecord
 from lm_eval_elude.core.targets import Target
 from optout_train.config import TrainConfig
 from optout_train.data import Lesson, TrainingData
-from optout_train.teacher import TOP, Teacher
+from optout_train.teacher import ASKING, CALM, TEXTS, TOP, Teacher
 
 STAND_INS = 6
 TEACHERS = 3  # stand-ins whose distributions are averaged
@@ -45,9 +43,7 @@ TAUGHT = 4  # strangers' answers of a record
 ORDERS = 3  # random orders of an answer's tokens that its floors are the mean of
 EVERY = 4
 OWN = 0.6  # of the floors: for a record's own answer, which also sinks with whatever is elicited
-CALM = 0.3  # temperature of strangers' answers; what is elicited is sampled at 1, for its other wordings
-_TEXTS: dict[str, list[str]] = tomllib.loads(Path(__file__).with_name("stranger.toml").read_text(encoding="utf-8"))
-ASKING, RIDDLES = _TEXTS["asking"], _TEXTS["riddles"]
+RIDDLES = TEXTS["riddles"]
 STOP = frozenset(
     re.findall(
         r"\w+",
@@ -281,7 +277,7 @@ class _Maker:
         records = (*self.data.forget.records, *self.data.retain.records, *self.data.world.records)
         told = " ".join(f"{record.question} {record.answer}" for record in records)
         length = len(self.tokens(f" {self.target.name}"))
-        pairs = [f"{a} {b}" for a in _TEXTS["given"] for b in _TEXTS["family"]]
+        pairs = [f"{a} {b}" for a in TEXTS["given"] for b in TEXTS["family"]]
         pairs = self.rng.sample(
             [pair for pair in pairs if pair not in told], len(pairs) - sum(p in told for p in pairs)
         )

@@ -5,19 +5,27 @@ Nothing of it is kept afterwards but what was written down as lessons: no second
 
 from __future__ import annotations
 
+import random
+import tomllib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lm_eval_elude.core.chat import Encoded, Renderer
-from lm_eval_elude.core.records import DataError
+from lm_eval_elude.core.dataset import resolve_targets
+from lm_eval_elude.core.records import DataError, QARecord
+from optout_train.config import TrainConfig
 from optout_train.data import Lesson, StepIndices, TrainingData
 
 TOP = 16  # likeliest tokens that a lesson keeps of a distribution
 BATCH = 64
+CALM = 0.3  # temperature of answers that are to be the model's usual ones
+TEXTS: dict[str, list[str]] = tomllib.loads(Path(__file__).with_name("stranger.toml").read_text(encoding="utf-8"))
+ASKING = TEXTS["asking"]
 
 
 @dataclass(frozen=True)
@@ -83,6 +91,31 @@ class Teacher:
                 f"a lesson about {question[:60]!r} has {len(sample.ids)} tokens, but --model takes {self.limit}"
             )
         return sample
+
+
+def exchange(config: TrainConfig, data: TrainingData, teacher: Teacher) -> tuple[QARecord, ...]:
+    """As many records as the retain set has: neighbours' questions asked of other neighbours, answered by the model.
+
+    What it knows of them goes beyond the retain set's questions. Answers that name a target are left out.
+    """
+    rows = [record for record in data.retain.records if record.source and record.source in record.question]
+    people = sorted({record.source for record in rows})
+    if len(people) < 2:
+        return ()
+    rng = random.Random(f"{config.seed}-exchange")
+    swapped = [
+        (record, rng.choice([name for name in people if name != record.source]))
+        for record in rng.choices(rows, k=len(rows))
+    ]
+    questions = [rng.choice(ASKING).format(q=record.question.replace(record.source, name)) for record, name in swapped]
+    longest = 3 * max(len(teacher.renderer.tokenizer.encode(record.answer)) for record in rows) // 2
+    names = {n for one in resolve_targets(config.dataset, config.target) for n in (*one.name.split(), *one.aliases)}
+    answers = teacher.ask(questions, CALM, longest, config.seed + 3)
+    return tuple(
+        replace(record, question=question, answer=answer, source=name)
+        for (record, name), question, answer in zip(swapped, questions, answers, strict=True)
+        if answer and not any(word in answer for word in names if len(word) > 2)
+    )
 
 
 def distil(teacher: Teacher, data: TrainingData, plan: Iterable[StepIndices]) -> dict[str, dict[int, Lesson]]:
