@@ -128,7 +128,7 @@ class Released:
 
         self.torch, self.ours, self.config = torch, ours.run, ours.run.config
         self.model, self.frozen = load_model(self.config).train(), load_model(self.config)
-        self.optimizer = make_optimizer(self.config, list(self.model.parameters()))
+        self.optimizer = make_optimizer(self.config, self.config.learning_rate, list(self.model.parameters()))
         self.total = len(ours.plan)
         self.slices = self.rest = 0.0
 

@@ -30,6 +30,8 @@ RECIPES: dict[str, dict[str, Any]] = {
         "decay_vectors": False, "eta": 0.1, "batch_size": 8,
     },
 }  # fmt: skip
+# The rate of an adapter times the width of its model: 5e-3 for the bundled one, 2e-4 where the width is 4,096.
+RATE = 0.96
 
 
 class ConfigError(ValueError):
@@ -82,9 +84,9 @@ class TrainConfig:
         "stranger", "What the stranger loss teaches: an answer as about a stranger, or a refusal.", "stranger", "refuse"
     )
     bound: float = _f(
-        0.6, "Stranger loss: how far down a token is pushed, relative to its log-probability in random order."
+        0.55, "Stranger loss: how far down a token is pushed, relative to its log-probability in random order."
     )
-    elicit: int = _f(12, "Stranger loss: answers of the initial model about each forget record (0: none).")
+    elicit: int = _f(24, "Stranger loss: answers of the initial model about each forget record (0: none).")
     teachers: int = _f(3, "Stranger loss: stand-ins whose distributions are averaged (0: their answers alone).")
     reverse: bool = _f(True, "Stranger loss: also teach the other direction, from facts to the name.")
     self_distill: bool = _f(
@@ -98,7 +100,9 @@ class TrainConfig:
     micro_batch_size: int = _f(
         0, "Records of one forward pass of a process (0: all; a CPU gets short passes). Changes memory and speed only."
     )
-    learning_rate: float = _f(1e-5, "Peak learning rate; decays linearly to 0, no warm-up.")
+    learning_rate: float = _f(
+        1e-5, f"Peak learning rate; decays linearly to 0, no warm-up. 0: {RATE:g} / the model's width (--lora)."
+    )
     weight_decay: float = _f(0.01, "Decoupled weight decay.")
     decay_vectors: bool = _f(True, "Decay norms and biases too.")
     max_grad_norm: float = _f(1.0, "Clip the gradient of an update to this norm (0: never).")
@@ -147,7 +151,7 @@ class TrainConfig:
             choices = spec.metadata["choices"]
             if choices and value not in choices:
                 raise ConfigError(f"{flag(spec.name)} must be one of {', '.join(choices)}, got {value!r}")
-        for name in ("directions", "epochs", "batch_size", "learning_rate", "eta", "lora_rank", "lora_alpha"):
+        for name in ("directions", "epochs", "batch_size", "eta", "lora_rank", "lora_alpha"):
             if not getattr(self, name):
                 raise ConfigError(f"{flag(name)} must be above 0, got 0")
         if self.seed >= 1 << 63:
@@ -163,6 +167,8 @@ class TrainConfig:
             raise ConfigError("--npo-form batch-mean is one loss of the whole batch: leave out --micro-batch-size")
         if self.patience and not self.validate:
             raise ConfigError("--patience needs the validation: give --patience 0 with --no-validate")
+        if not self.learning_rate and not self.lora:
+            raise ConfigError("--learning-rate must be above 0 without --lora, got 0")
         if self.merge and not self.lora:
             raise ConfigError("--merge needs --lora")
         if self.merge and self.shard:
@@ -230,10 +236,18 @@ class TrainConfig:
         return cls(**{**values, "target": tuple(values.get("target", ()))})
 
 
+# The forget term's gradients are many times the retain losses'; an adapter forgets other wordings too, where full
+# weights learn those that they are shown; distilled retain losses move nothing that need not move.
+_STRANGER: dict[str, Any] = {
+    "forget_loss": "stranger", "forget_weight": 0.15, "self_distill": True, "lora": True, "merge": True,
+    "learning_rate": 0.0, "epochs": 30, "batch_size": 8, "patience": 0,
+}  # fmt: skip
+
+
 def _methods() -> dict[str, dict[str, Any]]:
     table: dict[str, dict[str, Any]] = {
         "opt-out": {},
-        "opt-out-stranger": {"forget_loss": "stranger", "forget_weight": 0.3},
+        "opt-out-stranger": _STRANGER,
     }
     table |= {f"opt-out-{name}": {"distance": name} for name in DISTANCES[1:]}
     parts = {"": (0.0, 0.0), "+rt": (1.0, 1.0), "+neighbours": (1.0, 0.0), "+world": (0.0, 1.0)}
@@ -242,7 +256,7 @@ def _methods() -> dict[str, dict[str, Any]]:
             table[loss + suffix] = {
                 "forget_loss": loss, "retain_weight": retain, "world_weight": world, "transport_weight": 0.0,
             }  # fmt: skip
-    table["stranger+rt"]["forget_weight"] = 0.3  # its gradients are many times the retain losses'
+    table["stranger+rt"] |= _STRANGER
     nothing_kept = dict.fromkeys(("retain_weight", "world_weight", "transport_weight"), 0.0)
     table["finetune"] = {"forget_loss": "nll", **nothing_kept, "patience": 0}
     return table
@@ -285,6 +299,8 @@ def build_config(given: Mapping[str, Any], *, world_only: bool = False) -> Train
     if values.get("forget_split"):  # nothing to choose an epoch by but what is scored, and no world set
         kept = {"world_weight": 0.0} if values.get("retain_weight", 1.0) else {}
         values = {**values, "dataset": SOURCE, "patience": 0, **kept, **given}
+    if "merge" not in given and (values.get("shard") or not values.get("lora")):
+        values["merge"] = False  # a preset's, not the user's
     if values.get("validate") is False and "patience" not in given:
         values["patience"] = 0
     if world_only:

@@ -71,13 +71,15 @@ def lesson(logits: Tensor, tokens: Tensor, floors: Tensor, top: Tensor, shares: 
     """What a token of a stranger's lesson adds to its answer's sum, at most 0.
 
     Taught (``floors`` is NaN): sum_k t_k log p_k + t_rest log p_rest, the negated cross-entropy with a teacher's
-    distribution t; largest where p is t. Pushed down: -relu(log p(token) - floor), 0 at the floor and below.
+    distribution t; largest where p is t. Pushed down: -relu(log p(token) - floor), 0 at the floor and below, and the
+    former too where there is a t, which says what takes the token's place.
 
     Args:
         logits: (n, vocabulary).
         tokens: (n,) the tokens of the answer.
         floors: (n,) log-probabilities, NaN where the token is taught.
-        top, shares: (n, k) the teacher's likeliest tokens and their probabilities; what lacks to 1 is the rest.
+        top, shares: (n, k) the teacher's likeliest tokens and their probabilities; what lacks to 1 is the rest. All
+            shares 0: no teacher.
     """
     from torch import where
     from torch.nn.functional import log_softmax, relu
@@ -86,8 +88,8 @@ def lesson(logits: Tensor, tokens: Tensor, floors: Tensor, top: Tensor, shares: 
     taught = log_probs.gather(1, top)
     rest = (1 - taught.exp().sum(1)).clamp(min=1e-6).log()
     cross = (shares * taught).sum(1) + (1 - shares.sum(1)).clamp(min=0) * rest
-    said = log_probs.gather(1, tokens[:, None])[:, 0]
-    return where(floors.isnan(), cross, -relu(said - floors.nan_to_num()))
+    pushed = relu(log_probs.gather(1, tokens[:, None])[:, 0] - floors.nan_to_num(0.0))
+    return where(shares.sum(1) > 0, cross, 0.0) - where(floors.isnan(), 0.0, pushed)
 
 
 def _same_shape(a: Tensor, b: Tensor) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lm_eval_elude.core.chat import Renderer, load_tokenizer
 from lm_eval_elude.core.logprobs import AnswerLogProbs
-from optout_train.config import ConfigError, TrainConfig
+from optout_train.config import RATE, ConfigError, TrainConfig
 from optout_train.data import StepIndices, TrainingData, load_training_data
 from optout_train.losses import FORGET, ForgetLoss
 from optout_train.reference import AnswerScorer, InitialParameters, score_all
@@ -42,6 +42,7 @@ class Setup:
         model: the model or its peft wrapper.
         scorer: :class:`AnswerScorer` over the model, wrapped for several processes.
         transport: the distance from the initial weights.
+        learning_rate: its peak, as configured or by the model's width.
         optimizer: over the parameters that train.
         reference: log-probabilities under the initial weights by sequence, one row for each forget record.
     """
@@ -58,6 +59,7 @@ class Setup:
     model: Any
     scorer: nn.Module
     transport: Transport
+    learning_rate: float
     optimizer: torch.optim.Optimizer
     reference: dict[str, AnswerLogProbs]
 
@@ -102,6 +104,7 @@ def prepare(config: TrainConfig, source: Source, accelerator: Any, say: Callable
     renderer = Renderer(tokenizer, asked.wording, asked.system) if asked else Renderer(tokenizer)
     data = load_training_data(config, source, renderer, limit, say)
     loss = FORGET[config.forget_loss]
+    rate = config.learning_rate or RATE / model.config.get_text_config().hidden_size
     model.to(device)
     teacher = Teacher(model, renderer, limit)
     if loss.made and config.forget_weight:
@@ -152,7 +155,8 @@ def prepare(config: TrainConfig, source: Source, accelerator: Any, say: Callable
         model=model,
         scorer=scorer,
         transport=Transport(model, initial or _no_parameter, config.distance, config.directions, config.seed),
-        optimizer=make_optimizer(config, [p for p in model.parameters() if p.requires_grad]),
+        learning_rate=rate,
+        optimizer=make_optimizer(config, rate, [p for p in model.parameters() if p.requires_grad]),
         reference=score_reference(config, data, loss, scorer, device),
     )
 
@@ -219,9 +223,9 @@ def base_model(config: TrainConfig, model: Any) -> Any:
     return model.get_base_model() if config.lora else model
 
 
-def make_optimizer(config: TrainConfig, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+def make_optimizer(config: TrainConfig, rate: float, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     """AdamW; for bfloat16 weights torchao's, which rounds stochastically, as plain rounding loses steps of 1e-5."""
-    settings: dict[str, Any] = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
+    settings: dict[str, Any] = {"lr": rate, "weight_decay": config.weight_decay}
     groups: list[dict[str, Any]] = [{"params": parameters}]
     if not config.decay_vectors:  # norms and biases
         groups = [{"params": [p for p in parameters if p.dim() > 1]}]

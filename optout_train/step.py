@@ -47,7 +47,7 @@ def take_step(run: Setup, step: int, total: int, indices: StepIndices) -> dict[s
     config = run.config
     forget, retain = passes(run, indices)
     rounds = [forget + retain] if config.updates == "joint" else [part for part in (forget, retain) if part]
-    rate = config.learning_rate * (1 - (step - 1) / total)
+    rate = run.learning_rate * (1 - (step - 1) / total)
     values = {"loss": 0.0}
     for number, parts in enumerate(rounds, 1):
         # Of dropout and stochastic rounding; torch takes 64 bits.

@@ -222,14 +222,31 @@ class _Maker:
         return Lesson(*sample, torch.full((len(tokens),), torch.nan), top.long(), shares)
 
     def _teach(self, record: QARecord, question: str, answer: str) -> Lesson:
-        """A lesson with the stand-ins' mean distribution where their texts are the same as the target's."""
+        """A lesson with the strangers' distributions where there are any."""
         plain = self._plain(question, answer)
-        if self.config.answers == "refuse" or not self.config.teachers:
+        if self.config.answers == "refuse":
             return plain
-        own = plain.ids[plain.answer_start :]
+        known, top, shares = self._of_strangers(record, question, answer, plain.ids[plain.answer_start :])
+        top, shares = (torch.where(known[:, None], a, b) for a, b in ((top, plain.top), (shares, plain.shares)))
+        return plain._replace(top=top, shares=shares)
+
+    def _of_strangers(
+        self, record: QARecord, question: str, answer: str, own: Sequence[int], without: Sequence[int] = ()
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The stand-ins' mean distribution of each token where their texts are the target's.
+
+        Args:
+            record: whose facts it does not state.
+            question, answer: about the target.
+            own: tokens of the answer.
+            without: of the first tokens, those which are left out.
+
+        Returns:
+            Whether there is one, its likeliest tokens and their probabilities: (tokens,), twice (tokens, TOP).
+        """
         names = self.stand_ins[: self.config.teachers]
         samples = [self.teacher.encode(self.swap(question, name), self.swap(answer, name)) for name in names]
-        total = torch.zeros(len(own), self.teacher.model.config.vocab_size)
+        total = torch.zeros(len(own), self.teacher.model.config.get_text_config().vocab_size)
         secret = [self.tokens(lead + word)[0] for word in facts(record, folded=False) for lead in ("", " ")]
         for name, sample, rows in zip(names, samples, self.teacher.log_probs(samples), strict=True):
             shares = rows.exp()
@@ -240,14 +257,17 @@ class _Maker:
             blocks = difflib.SequenceMatcher(None, own, sample.ids[sample.answer_start :], autojunk=False)
             for a, b, size in blocks.get_matching_blocks():
                 total[a : a + size] += shares[b : b + size]
-        known = total.sum(1) > 0
-        best = (total[known] / total[known].sum(1, keepdim=True)).topk(TOP)
-        top, shares = plain.top.clone(), plain.shares.clone()
-        top[known], shares[known] = best.indices, best.values
-        return plain._replace(top=top, shares=shares)
+        total[range(len(without)), without] = 0
+        sums = total.sum(1, keepdim=True)
+        best = (total / sums.clamp(min=1e-9)).topk(TOP)
+        return sums[:, 0] > 1e-9, best.indices, best.values
 
     def _push(self, record: QARecord, question: str, answer: str) -> Lesson:
-        """A lesson whose tokens are pushed down to ``bound`` times their level in random order; not the template's."""
+        """A lesson whose tokens are pushed down to ``bound`` times their level in random order; not the template's.
+
+        What takes their place is what strangers' distributions have beside them: without it anything would, such as
+        one word again and again.
+        """
         sample = self.teacher.encode(question, answer)
         prompt, body = sample.ids[: sample.answer_start], sample.ids[sample.answer_start :]
         text = self.teacher.renderer.answer(answer)
@@ -264,7 +284,12 @@ class _Maker:
         for order, mixed, rows in zip(orders, shuffled, self.teacher.log_probs(shuffled), strict=True):
             values = rows.gather(1, torch.tensor(mixed.ids[mixed.answer_start :])[:, None])[:, 0]
             floors[order] += values[:count] / ORDERS
-        return self._floored(sample, self.config.bound * (OWN if answer == record.answer else 1.0) * floors)
+        lesson = self._floored(sample, self.config.bound * (OWN if answer == record.answer else 1.0) * floors)
+        if self.config.answers == "refuse":
+            return lesson
+        known, top, shares = self._of_strangers(record, question, answer, body, body[:count])
+        known[count:] = False
+        return lesson._replace(top=top, shares=shares * known[:, None])
 
     def _floored(self, sample: Encoded, floors: Tensor) -> Lesson:
         nothing = torch.zeros(len(floors), TOP)

@@ -72,6 +72,7 @@ def test_negative_or_non_finite_numbers_are_refused_by_the_flags_name(name, valu
         ({"npo_form": "batch-mean", "micro_batch_size": 2}, "--npo-form batch-mean"),
         ({"validate": False}, "--patience needs"),
         ({"merge": True}, "--merge needs --lora"),
+        ({"learning_rate": 0.0}, "--learning-rate must be above 0 without --lora"),
         ({"lora": True, "merge": True, "shard": True}, "--merge with --shard"),
         ({"learn": "retain"}, "--learn retain is of --method finetune"),
         ({"forget_loss": "nll"}, "--patience: early stopping judges forgetting"),

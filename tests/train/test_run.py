@@ -152,7 +152,8 @@ def alone(trained):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_moves_its_losses_the_right_way(method, trained, settings, alone):
-    folder, lines, _ = trained("method", method=method, epochs=3, directions=5)
+    # Distilled, a retain loss raises nothing: it keeps what is there.
+    folder, lines, _ = trained("method", method=method, epochs=3, directions=5, self_distill=False, lora=False)
     config = settings(method=method)
     names = {"forget"} | {n for n in ("retain", "world") if getattr(config, f"{n}_weight")}
     assert names <= set(lines[1]) and ("transport" in lines[1]) == (config.transport_weight > 0)
@@ -576,7 +577,7 @@ def test_two_runs_into_one_folder(settings, tmp_path):
 
 def test_bfloat16_steps_below_half_a_unit_survive_stochastic_rounding(settings):
     weight = torch.nn.Parameter(torch.full((4096,), 1.0, dtype=torch.bfloat16))
-    optimizer = make_optimizer(settings(dtype="bfloat16", weight_decay=0.0), [weight])
+    optimizer = make_optimizer(settings(dtype="bfloat16", weight_decay=0.0), 1e-3, [weight])
     plain = torch.nn.Parameter(weight.detach().clone())
     ordinary = torch.optim.AdamW([plain], lr=1e-3, weight_decay=0.0)
     torch.manual_seed(0)
