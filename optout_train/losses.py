@@ -71,8 +71,8 @@ def lesson(logits: Tensor, tokens: Tensor, floors: Tensor, top: Tensor, shares: 
     """What a token of a stranger's lesson adds to its answer's sum, at most 0.
 
     Taught (``floors`` is NaN): sum_k t_k log p_k + t_rest log p_rest, the negated cross-entropy with a teacher's
-    distribution t; largest where p is t. Pushed down: -relu(log p(token) - floor), 0 at the floor and below, and the
-    former too where there is a t, which says what takes the token's place.
+    distribution t; largest where p is t. Pushed down: -relu(log p(token) - floor), 0 at the floor and below. Where there
+    is a t, the former is added for p without the token, rescaled to 1: t says what takes its place, not how far it goes.
 
     Args:
         logits: (n, vocabulary).
@@ -85,11 +85,13 @@ def lesson(logits: Tensor, tokens: Tensor, floors: Tensor, top: Tensor, shares: 
     from torch.nn.functional import log_softmax, relu
 
     log_probs = log_softmax(logits.float(), dim=-1)
+    said = log_probs.gather(1, tokens[:, None])[:, 0]
+    beside = where(floors.isnan(), 0.0, said.exp())
     taught = log_probs.gather(1, top)
-    rest = (1 - taught.exp().sum(1)).clamp(min=1e-6).log()
-    cross = (shares * taught).sum(1) + (1 - shares.sum(1)).clamp(min=0) * rest
-    pushed = relu(log_probs.gather(1, tokens[:, None])[:, 0] - floors.nan_to_num(0.0))
-    return where(shares.sum(1) > 0, cross, 0.0) - where(floors.isnan(), 0.0, pushed)
+    rest = (1 - beside - taught.exp().sum(1)).clamp(min=1e-6).log()
+    cross = (shares * taught).sum(1) + (1 - shares.sum(1)).clamp(min=0) * rest - (1 - beside).clamp(min=1e-6).log()
+    pushed = where(floors.isnan(), 0.0, relu(said - floors.nan_to_num()))
+    return where(shares.sum(1) > 0, cross, 0.0) - pushed
 
 
 def _same_shape(a: Tensor, b: Tensor) -> None:

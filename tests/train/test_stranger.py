@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import random
 import tomllib
 from pathlib import Path
@@ -56,7 +57,7 @@ def test_what_is_pushed_ends_at_its_floor_and_what_is_taught_at_its_teacher():
     logits = torch.randn(2, 7, requires_grad=True)
     shares = torch.softmax(torch.randn(7), 0)
     top = torch.arange(7).repeat(2, 1)
-    arguments = (torch.tensor([3, 5]), torch.tensor([NAN, -4.0]), top, shares.repeat(2, 1))
+    arguments = (torch.tensor([3, 5]), torch.tensor([NAN, -4.0]), top, torch.stack([shares, torch.zeros(7)]))
     optimizer = torch.optim.SGD([logits], lr=0.2)
     for _ in range(1500):
         optimizer.zero_grad()
@@ -65,6 +66,24 @@ def test_what_is_pushed_ends_at_its_floor_and_what_is_taught_at_its_teacher():
     log_probs = logits.detach().log_softmax(-1)
     torch.testing.assert_close(log_probs[0].exp(), shares, atol=2e-3, rtol=0)
     assert -4.3 < float(log_probs[1, 5]) <= -3.99  # it came to the floor, and no further than one step carried it
+
+
+def test_what_is_pushed_gives_its_place_to_its_teacher():
+    """The token ends at its floor, the others in the teacher's proportions."""
+    torch.manual_seed(0)
+    logits = torch.randn(1, 7, requires_grad=True)
+    shares = torch.softmax(torch.randn(7), 0)
+    shares[3] = 0
+    shares /= shares.sum()
+    optimizer = torch.optim.SGD([logits], lr=0.2)
+    for _ in range(1500):
+        optimizer.zero_grad()
+        teacher = torch.arange(7)[None], shares[None]
+        (-losses.lesson(logits, torch.tensor([3]), torch.tensor([-3.0]), *teacher).sum()).backward()
+        optimizer.step()
+    p = logits.detach().softmax(-1)[0]
+    assert -3.3 < float(p[3].log()) <= -2.99
+    torch.testing.assert_close(p.masked_fill(torch.arange(7) == 3, 0) / (1 - p[3]), shares, atol=5e-3, rtol=0)
 
 
 def test_a_certain_teacher_is_the_log_probability_and_the_rest_is_counted():
@@ -93,7 +112,7 @@ def test_the_scorer_values_each_token_of_a_padded_batch_by_its_lesson():
     for length, floor in ((9, NAN), (5, -3.0)):
         ids = [generator.randrange(10, 200) for _ in range(length + 4)]
         top = torch.tensor([[token, 0] for token in ids[4:]])
-        shares = torch.tensor([[1.0, 0.0]] * length)
+        shares = torch.tensor([[float(math.isnan(floor)), 0.0]] * length)
         lessons.append(Lesson(ids, 4, torch.full((length,), floor), top, shares))
     with torch.no_grad():
         sums, counts = scorer(*collate(lessons))
