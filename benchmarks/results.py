@@ -50,11 +50,23 @@ _OF_STRANGER: Rows = {
     "without a bound": ("--bound", "100"),
     "without elicitation": ("--elicit", "0"),
     "without reverse": ("--no-reverse",),
+    "without self-distillation": ("--no-self-distill",),
+    "without the adapter": ("--no-lora", "--learning-rate", "1e-3"),
     "stranger, lambda 10": ("--lambda", "10"),
     "stranger, lambda 100": ("--lambda", "100"),
     "answers refuse": ("--answers", "refuse"),
 }
 STRANGER: Rows = {row: ("--method", "opt-out-stranger", *own) for row, own in _OF_STRANGER.items()}
+# What the adapter and the retain losses do alone.
+STRANGER["opt-out, distilled adapter"] = (
+    "--method",
+    "opt-out",
+    "--lora",
+    "--merge",
+    "--learning-rate",
+    "0",
+    "--self-distill",
+)
 BASELINES = ("original", "guardrail", "retrained without")
 # Rows that are also attacked and compared with a model that never knew: on Ronaldo, and where a reference is given.
 WHOLE = (*BASELINES, "npo+rt", "opt-out", *STRANGER)

@@ -67,12 +67,16 @@ def batch_mean(answers: AnswerLogProbs) -> AnswerLogProbs:
     return answers._replace(sums=mean, counts=answers.counts.new_ones(1))
 
 
+BESIDE = 0.3  # with 0 half of the bundled model's answers are one word again and again, with 1 paraphrases survive
+
+
 def lesson(logits: Tensor, tokens: Tensor, floors: Tensor, top: Tensor, shares: Tensor) -> Tensor:
     """What a token of a stranger's lesson adds to its answer's sum, at most 0.
 
     Taught (``floors`` is NaN): sum_k t_k log p_k + t_rest log p_rest, the negated cross-entropy with a teacher's
-    distribution t; largest where p is t. Pushed down: -relu(log p(token) - floor), 0 at the floor and below. Where there
-    is a t, the former is added for p without the token, rescaled to 1: t says what takes its place, not how far it goes.
+    distribution t; largest where p is t. Pushed down: -relu(log p(token) - floor), 0 at the floor and below. Where
+    there is a t, :data:`BESIDE` times the former is added for p without the token, rescaled to 1: t says what takes its
+    place, not how far it goes.
 
     Args:
         logits: (n, vocabulary).
@@ -91,7 +95,8 @@ def lesson(logits: Tensor, tokens: Tensor, floors: Tensor, top: Tensor, shares: 
     rest = (1 - beside - taught.exp().sum(1)).clamp(min=1e-6).log()
     cross = (shares * taught).sum(1) + (1 - shares.sum(1)).clamp(min=0) * rest - (1 - beside).clamp(min=1e-6).log()
     pushed = where(floors.isnan(), 0.0, relu(said - floors.nan_to_num()))
-    return where(shares.sum(1) > 0, cross, 0.0) - pushed
+    weight = where(floors.isnan(), 1.0, BESIDE) * (shares.sum(1) > 0)
+    return weight * cross - pushed
 
 
 def _same_shape(a: Tensor, b: Tensor) -> None:

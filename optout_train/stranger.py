@@ -23,8 +23,9 @@ import difflib
 import random
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
-from itertools import cycle
+from collections.abc import Callable, Iterator, Sequence
+from itertools import cycle, islice
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -94,6 +95,17 @@ def _turns(records: Sequence[tuple[Sequence[Lesson], Sequence[Lesson]]], turns: 
     return tuple(lesson for column in zip(*rows, strict=True) for lesson in column)
 
 
+_Lessons = Sequence[tuple[Sequence[Lesson], Sequence[Lesson]]]  # of each record its own, and of the other direction
+
+
+class _Said(NamedTuple):
+    """A question about the target and an answer, with the record whose fact it states or must not."""
+
+    record: QARecord
+    question: str
+    answer: str
+
+
 class _Maker:
     """Makes the lessons of one target."""
 
@@ -107,21 +119,22 @@ class _Maker:
         self.tokens = lambda text: tokenizer.encode(text, add_special_tokens=False)
         self.stand_ins = self._stand_ins()
 
-    def make(self) -> tuple[list[tuple[list[Lesson], list[Lesson]]], list[tuple[list[Lesson], list[Lesson]]]]:
+    def make(self) -> tuple[_Lessons, _Lessons]:
         """Of each record in ``places`` what is taught, and what is told; each with lessons of the other direction."""
         records = [self.data.forget.records[place] for place in self.places]
         self.longest = 3 * max(len(self.tokens(record.answer)) for record in records) // 2 + 8
         said = self._elicit(records)
         strangers = self._strangers(records)
         names, named = self._riddles(records)
-        taught = [
-            ([self._teach(record, *answer) for answer in answers], names[i % max(1, len(names)) :])
-            for i, (record, answers) in enumerate(zip(records, strangers, strict=True))
-        ]
-        told = [
-            ([self._push(record, *answer) for answer in answers], named[i % max(1, len(named)) :])
-            for i, (record, answers) in enumerate(zip(records, said, strict=True))
-        ]
+
+        def each(
+            make: Callable[[Sequence[_Said]], Iterator[Lesson]], found: Sequence[Sequence[tuple[str, str]]],
+            others: Sequence[Lesson],
+        ) -> list[tuple[Sequence[Lesson], Sequence[Lesson]]]:  # fmt: skip
+            made = make([_Said(r, *one) for r, own in zip(records, found, strict=True) for one in own])
+            return [([*islice(made, len(own))], others[i % max(1, len(others)) :]) for i, own in enumerate(found)]
+
+        taught, told = each(self._teach, strangers, names), each(self._push, said, named)
         self.summary = (
             f"{self.target.name}: {sum(map(len, said))} answers that state the facts, {sum(map(len, strangers))} about "
             f"{', '.join(self.stand_ins)}; {len(named)} times named from its facts"
@@ -154,7 +167,7 @@ class _Maker:
         asked = [
             (i, self.stand_ins[j % STAND_INS], ASKING[(i + j) % len(ASKING)].format(q=record.question))
             for i, record in enumerate(records)
-            for j in range(3 * TAUGHT)
+            for j in range(2 * TAUGHT)
         ]
         questions = [self.swap(question, name) for _, name, question in asked]
         answers = self.teacher.ask(questions, CALM, self.longest, self.seed + 1)
@@ -221,75 +234,90 @@ class _Maker:
         top[:, 0], shares[:, 0] = tokens, 1.0
         return Lesson(*sample, torch.full((len(tokens),), torch.nan), top.long(), shares)
 
-    def _teach(self, record: QARecord, question: str, answer: str) -> Lesson:
-        """A lesson with the strangers' distributions where there are any."""
-        plain = self._plain(question, answer)
+    def _teach(self, said: Sequence[_Said]) -> Iterator[Lesson]:
+        """Lessons with the strangers' distributions where there are any."""
+        plain = [self._plain(one.question, one.answer) for one in said]
         if self.config.answers == "refuse":
-            return plain
-        known, top, shares = self._of_strangers(record, question, answer, plain.ids[plain.answer_start :])
-        top, shares = (torch.where(known[:, None], a, b) for a, b in ((top, plain.top), (shares, plain.shares)))
-        return plain._replace(top=top, shares=shares)
+            yield from plain
+            return
+        for own, (known, top, shares) in zip(plain, self._of_strangers(said, plain), strict=True):
+            there = known[:, None]
+            yield own._replace(top=torch.where(there, top, own.top), shares=torch.where(there, shares, own.shares))
 
-    def _of_strangers(
-        self, record: QARecord, question: str, answer: str, own: Sequence[int], without: Sequence[int] = ()
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The stand-ins' mean distribution of each token where their texts are the target's.
-
-        Args:
-            record: whose facts it does not state.
-            question, answer: about the target.
-            own: tokens of the answer.
-            without: of the first tokens, those which are left out.
-
-        Returns:
-            Whether there is one, its likeliest tokens and their probabilities: (tokens,), twice (tokens, TOP).
-        """
-        names = self.stand_ins[: self.config.teachers]
-        samples = [self.teacher.encode(self.swap(question, name), self.swap(answer, name)) for name in names]
-        total = torch.zeros(len(own), self.teacher.model.config.get_text_config().vocab_size)
-        secret = [self.tokens(lead + word)[0] for word in facts(record, folded=False) for lead in ("", " ")]
-        for name, sample, rows in zip(names, samples, self.teacher.log_probs(samples), strict=True):
-            shares = rows.exp()
-            for mine, theirs in self._firsts(name):
-                shares[:, mine] += shares[:, theirs]
-                shares[:, theirs] = 0
-            shares[:, secret] = 0
-            blocks = difflib.SequenceMatcher(None, own, sample.ids[sample.answer_start :], autojunk=False)
-            for a, b, size in blocks.get_matching_blocks():
-                total[a : a + size] += shares[b : b + size]
-        total[range(len(without)), without] = 0
-        sums = total.sum(1, keepdim=True)
-        best = (total / sums.clamp(min=1e-9)).topk(TOP)
-        return sums[:, 0] > 1e-9, best.indices, best.values
-
-    def _push(self, record: QARecord, question: str, answer: str) -> Lesson:
-        """A lesson whose tokens are pushed down to ``bound`` times their level in random order; not the template's.
+    def _push(self, said: Sequence[_Said]) -> Iterator[Lesson]:
+        """Lessons whose tokens are pushed down to ``bound`` times their level in random order; not the template's.
 
         What takes their place is what strangers' distributions have beside them: without it anything would, such as
         one word again and again.
         """
-        sample = self.teacher.encode(question, answer)
-        prompt, body = sample.ids[: sample.answer_start], sample.ids[sample.answer_start :]
-        text = self.teacher.renderer.answer(answer)
-        text = text[: text.index(answer.strip()) + len(answer.strip())]
-        count = len(self.teacher.renderer.encode_pair(self.teacher.renderer.prompt(question), text).ids) - len(prompt)
-        count = min(count, len(body))
-        orders = [self.rng.sample(range(count), count) for _ in range(ORDERS)]
-        asked = self.teacher.encode(self.swap(question, self.rng.choice(self.stand_ins)), "")
-        shuffled = [
-            Encoded(asked.ids[: asked.answer_start] + [body[i] for i in order] + body[count:], asked.answer_start)
-            for order in orders
+        samples = [self.teacher.encode(one.question, one.answer) for one in said]
+        counts = [self._words(one, sample) for one, sample in zip(said, samples, strict=True)]
+        orders = [[self.rng.sample(range(count), count) for _ in range(ORDERS)] for count in counts]
+        shuffled = []
+        for one, sample, count, of_one in zip(said, samples, counts, orders, strict=True):
+            asked, start = self.teacher.encode(self.swap(one.question, self.rng.choice(self.stand_ins)), "")
+            body = sample.ids[sample.answer_start :]
+            shuffled += [Encoded(asked[:start] + [body[i] for i in order] + body[count:], start) for order in of_one]
+        scored = zip(shuffled, self.teacher.log_probs(shuffled), strict=True)
+        beside = self._of_strangers(said, samples, counts)
+        for one, sample, count, of_one in zip(said, samples, counts, orders, strict=True):
+            floors = torch.zeros(len(sample.ids) - sample.answer_start)
+            for order, (mixed, rows) in zip(of_one, scored, strict=False):
+                values = rows.gather(1, torch.tensor(mixed.ids[mixed.answer_start :])[:, None])[:, 0]
+                floors[order] += values[:count] / ORDERS
+            own = OWN if one.answer == one.record.answer else 1.0
+            lesson = self._floored(sample, self.config.bound * own * floors)
+            if self.config.answers != "refuse":
+                known, top, shares = next(beside)
+                known[count:] = False
+                lesson = lesson._replace(top=top, shares=shares * known[:, None])
+            yield lesson
+
+    def _words(self, said: _Said, sample: Encoded) -> int:
+        """How many of an answer's tokens are its words', before those that a template ends it with."""
+        text = self.teacher.renderer.answer(said.answer)
+        text = text[: text.index(said.answer.strip()) + len(said.answer.strip())]
+        whole = self.teacher.renderer.encode_pair(self.teacher.renderer.prompt(said.question), text)
+        return min(len(whole.ids), len(sample.ids)) - sample.answer_start
+
+    def _of_strangers(
+        self, said: Sequence[_Said], samples: Sequence[Encoded | Lesson], without: Sequence[int] = ()
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """The stand-ins' mean distribution of each answer token where their texts are the target's, without the fact.
+
+        Args:
+            said: questions and answers about the target.
+            samples: the same as token ids.
+            without: how many of each one's first tokens are left out of their own distribution.
+
+        Yields:
+            Whether there is one, its likeliest tokens and their probabilities: (tokens,), twice (tokens, TOP).
+        """
+        names = self.stand_ins[: self.config.teachers]
+        asked = [
+            self.teacher.encode(self.swap(one.question, name), self.swap(one.answer, name))
+            for one in said
+            for name in names
         ]
-        floors = torch.zeros(len(body))
-        for order, mixed, rows in zip(orders, shuffled, self.teacher.log_probs(shuffled), strict=True):
-            values = rows.gather(1, torch.tensor(mixed.ids[mixed.answer_start :])[:, None])[:, 0]
-            floors[order] += values[:count] / ORDERS
-        lesson = self._floored(sample, self.config.bound * (OWN if answer == record.answer else 1.0) * floors)
-        if self.config.answers == "refuse":
-            return lesson
-        known, top, shares = self._of_strangers(record, question, answer, body, body[:count])
-        known[count:] = False
-        return lesson._replace(top=top, shares=shares * known[:, None])
+        scored = zip(asked, self.teacher.log_probs(asked), strict=True)
+        for i, (one, sample) in enumerate(zip(said, samples, strict=True)):
+            own = sample.ids[sample.answer_start :]
+            total = torch.zeros(len(own), self.teacher.model.config.get_text_config().vocab_size)
+            secret = [self.tokens(lead + word)[0] for word in facts(one.record, folded=False) for lead in ("", " ")]
+            for name, (theirs, rows) in zip(names, scored, strict=False):
+                shares = rows.exp()
+                for mine, other in self._firsts(name):
+                    shares[:, mine] += shares[:, other]
+                    shares[:, other] = 0
+                shares[:, secret] = 0
+                blocks = difflib.SequenceMatcher(None, own, theirs.ids[theirs.answer_start :], autojunk=False)
+                for a, b, size in blocks.get_matching_blocks():
+                    total[a : a + size] += shares[b : b + size]
+            if without:
+                total[range(without[i]), own[: without[i]]] = 0
+            sums = total.sum(1, keepdim=True)
+            best = (total / sums.clamp(min=1e-9)).topk(TOP)
+            yield sums[:, 0] > 1e-9, best.indices, best.values
 
     def _floored(self, sample: Encoded, floors: Tensor) -> Lesson:
         nothing = torch.zeros(len(floors), TOP)

@@ -22,7 +22,7 @@ from optout_train.config import TrainConfig
 from optout_train.data import Lesson, StepIndices, TrainingData
 
 TOP = 16  # likeliest tokens that a lesson keeps of a distribution
-BATCH = 64
+BATCH = 128
 CALM = 0.3  # temperature of answers that are to be the model's usual ones
 TEXTS: dict[str, list[str]] = tomllib.loads(Path(__file__).with_name("stranger.toml").read_text(encoding="utf-8"))
 ASKING = TEXTS["asking"]
