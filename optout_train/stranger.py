@@ -43,7 +43,7 @@ TEACHERS = 3  # stand-ins whose distributions are averaged
 TAUGHT = 4  # strangers' answers of a record
 ORDERS = 3  # random orders of an answer's tokens that its floors are the mean of
 EVERY = 4
-OWN = 0.6  # of the floors: for a record's own answer, which also sinks with whatever is elicited
+OWN = 0.4  # of the floors: for a record's own answer, which also sinks with whatever is elicited
 RIDDLES = TEXTS["riddles"]
 STOP = frozenset(
     re.findall(
