@@ -16,6 +16,8 @@ from tests.building.test_build import make
 from tests.endpoints import endpoint
 from tests.support import MINI, run, save_checkpoint, teach
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):

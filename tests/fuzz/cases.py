@@ -626,7 +626,7 @@ def use_results(case: ResultsCase) -> None:
     for task in run.tasks:
         run.settings(task), run.reported(task)
     found = paper.rows(named_runs([str(case.path)]))
-    paper_files.markdown([table(found, "llama-3.1") for table in paper.TABLES])
+    paper_files.markdown([table(found, "llama-3.1") for table in paper.TABLES.values()])
 
 
 KINDS = {
