@@ -59,14 +59,8 @@ _OF_STRANGER: Rows = {
 STRANGER: Rows = {row: ("--method", "opt-out-stranger", *own) for row, own in _OF_STRANGER.items()}
 # What the adapter and the retain losses do alone.
 STRANGER["opt-out, distilled adapter"] = (
-    "--method",
-    "opt-out",
-    "--lora",
-    "--merge",
-    "--learning-rate",
-    "0",
-    "--self-distill",
-)
+    "--method", "opt-out", "--lora", "--merge", "--learning-rate", "0", "--self-distill",
+)  # fmt: skip
 BASELINES = ("original", "guardrail", "retrained without")
 # Rows that are also attacked and compared with a model that never knew: on Ronaldo, and where a reference is given.
 WHOLE = (*BASELINES, "npo+rt", "opt-out", *STRANGER)

@@ -113,8 +113,8 @@ def score_run(config: TrainConfig, folder: Path, beside: Path | None = None) -> 
     scores.mkdir(exist_ok=True)
     jobs = [("before", "original", model_args(config, None)), ("after", "this checkpoint", model_args(config, folder))]
     if beside:
-        other = earlier(beside)
-        jobs.insert(1, (beside.name, other.method, model_args(TrainConfig.from_json(other.settings), beside)))
+        other = TrainConfig.from_json(earlier(beside).settings)
+        jobs.insert(1, (other.method, other.method, model_args(other, beside)))
     if config.model == BUNDLED and manifest.targets == ("Cristiano Ronaldo",) and BUNDLED_REFERENCE.is_dir():
         jobs.append(("retrained", "retrained without", {"pretrained": str(BUNDLED_REFERENCE), "dtype": config.dtype}))
     rows = []
@@ -136,7 +136,7 @@ def earlier(folder: Path) -> Manifest:
     Raises:
         ConfigError: there is none.
     """
-    if (found := read_manifest(folder)) is None or not found.settings or folder.name in ("before", "after"):
+    if (found := read_manifest(folder)) is None or not found.settings:
         raise ConfigError(f"--beside {folder} is no checkpoint of optout-train: it has no optout.json of a run")
     return found
 

@@ -111,7 +111,7 @@ def prepare(config: TrainConfig, source: Source, accelerator: Any, say: Callable
         from optout_train.stranger import make_lessons
 
         data = data._replace(sequences=_one(make_lessons(config, data, teacher, say)))
-    if config.self_distill and config.retain_weight:
+    if config.self_distill:
         own = _one(exchange(config, data, teacher))
         data = data._replace(retain=replace(data.retain, records=data.retain.records + own))
     plan = data.steps(config, loss.reads)

@@ -39,7 +39,7 @@ from optout_train.data import Lesson, TrainingData
 from optout_train.teacher import ASKING, CALM, TEXTS, TOP, Teacher
 
 STAND_INS = 6
-TEACHERS = 3  # stand-ins whose distributions are averaged
+LEVELS = 3  # stand-ins whose mean level the target's name comes down to
 TAUGHT = 4  # strangers' answers of a record
 ORDERS = 3  # random orders of an answer's tokens that its floors are the mean of
 EVERY = 4
@@ -118,6 +118,8 @@ class _Maker:
         tokenizer = teacher.renderer.tokenizer
         self.tokens = lambda text: tokenizer.encode(text, add_special_tokens=False)
         self.stand_ins = self._stand_ins()
+        # Whose distributions the lessons carry: nobody's where a plain refusal is taught.
+        self.imitated = () if config.answers == "refuse" else tuple(self.stand_ins[: config.teachers])
 
     def make(self) -> tuple[_Lessons, _Lessons]:
         """Of each record in ``places`` what is taught, and what is told; each with lessons of the other direction."""
@@ -206,7 +208,7 @@ class _Maker:
             if self.config.answers == "refuse":
                 other = str(self.rng.choice(self.data.sequences["refusal"]))
             names.append(self._plain(question, other))
-            level = self._level(question, [answer.replace(name, one) for one in self.stand_ins[:TEACHERS]])
+            level = self._level(question, [answer.replace(name, one) for one in self.stand_ins[:LEVELS]])
             sample = self.teacher.encode(question, answer)
             named.append(self._floored(sample, torch.full((len(sample.ids) - sample.answer_start,), level)))
         return names, named
@@ -237,9 +239,6 @@ class _Maker:
     def _teach(self, said: Sequence[_Said]) -> Iterator[Lesson]:
         """Lessons with the strangers' distributions where there are any."""
         plain = [self._plain(one.question, one.answer) for one in said]
-        if self.config.answers == "refuse":
-            yield from plain
-            return
         for own, (known, top, shares) in zip(plain, self._of_strangers(said, plain), strict=True):
             there = known[:, None]
             yield own._replace(top=torch.where(there, top, own.top), shares=torch.where(there, shares, own.shares))
@@ -260,18 +259,15 @@ class _Maker:
             shuffled += [Encoded(asked[:start] + [body[i] for i in order] + body[count:], start) for order in of_one]
         scored = zip(shuffled, self.teacher.log_probs(shuffled), strict=True)
         beside = self._of_strangers(said, samples, counts)
-        for one, sample, count, of_one in zip(said, samples, counts, orders, strict=True):
+        rows_of = zip(said, samples, counts, orders, beside, strict=True)
+        for one, sample, count, of_one, (known, top, shares) in rows_of:
             floors = torch.zeros(len(sample.ids) - sample.answer_start)
             for order, (mixed, rows) in zip(of_one, scored, strict=False):
                 values = rows.gather(1, torch.tensor(mixed.ids[mixed.answer_start :])[:, None])[:, 0]
                 floors[order] += values[:count] / ORDERS
             own = OWN if one.answer == one.record.answer else 1.0
-            lesson = self._floored(sample, self.config.bound * own * floors)
-            if self.config.answers != "refuse":
-                known, top, shares = next(beside)
-                known[count:] = False
-                lesson = lesson._replace(top=top, shares=shares * known[:, None])
-            yield lesson
+            known[count:] = False
+            yield Lesson(*sample, self.config.bound * own * floors, top, shares * known[:, None])
 
     def _words(self, said: _Said, sample: Encoded) -> int:
         """How many of an answer's tokens are its words', before those that a template ends it with."""
@@ -293,20 +289,25 @@ class _Maker:
         Yields:
             Whether there is one, its likeliest tokens and their probabilities: (tokens,), twice (tokens, TOP).
         """
-        names = self.stand_ins[: self.config.teachers]
+        if not self.imitated:
+            for sample in samples:
+                nothing = torch.zeros(len(sample.ids) - sample.answer_start, TOP)
+                yield nothing[:, 0] > 0, nothing.long(), nothing
+            return
+        firsts = {name: self._firsts(name) for name in self.imitated}
         asked = [
             self.teacher.encode(self.swap(one.question, name), self.swap(one.answer, name))
             for one in said
-            for name in names
+            for name in self.imitated
         ]
         scored = zip(asked, self.teacher.log_probs(asked), strict=True)
         for i, (one, sample) in enumerate(zip(said, samples, strict=True)):
             own = sample.ids[sample.answer_start :]
             total = torch.zeros(len(own), self.teacher.model.config.get_text_config().vocab_size)
             secret = [self.tokens(lead + word)[0] for word in facts(one.record, folded=False) for lead in ("", " ")]
-            for name, (theirs, rows) in zip(names, scored, strict=False):
+            for name, (theirs, rows) in zip(self.imitated, scored, strict=False):
                 shares = rows.exp()
-                for mine, other in self._firsts(name):
+                for mine, other in firsts[name]:
                     shares[:, mine] += shares[:, other]
                     shares[:, other] = 0
                 shares[:, secret] = 0

@@ -283,18 +283,15 @@ def _changes(site: Path, entries: Mapping[str, Mapping[str, Any]]) -> list[dict[
 
 
 def _write(site: Path, tables: list[dict[str, Any]], changes: Iterable[Mapping[str, Any]]) -> None:
-    board: dict[str, Any] = {
-        "version": __version__,
-        "score": " ".join(scores.__doc__.split("\n\n")[2].split()),
-        "tables": tables,
-    }  # type: ignore[union-attr]
-    board = jsonio.finite(board)
+    about = str(scores.__doc__)
+    score = " ".join(about.split("\n\n")[2].split())
+    board = jsonio.finite({"version": __version__, "score": score, "tables": tables})
     write_atomically(site / "leaderboard.json", json.dumps(board, ensure_ascii=False) + "\n")
     said = {"changes": list(changes)}
     filters: dict[str, Any] = {"percent": _percent, "day": _day}
     page = render(
         PAGE / "board.html.j2", filters, tables=board["tables"], levels=LEVELS, version=__version__,
-        about=scores.__doc__, **said,
+        about=about, **said,
     )  # fmt: skip
     write_atomically(site / "index.html", page)
     write_atomically(site / "feed.xml", render(PAGE / "feed.xml.j2", filters, **said))
