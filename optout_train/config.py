@@ -86,7 +86,7 @@ class TrainConfig:
     bound: float = _f(
         0.6, "Stranger loss: how far down a token is pushed, relative to its log-probability in random order."
     )
-    elicit: int = _f(48, "Stranger loss: answers of the initial model about each forget record (0: none).")
+    elicit: int = _f(24, "Stranger loss: answers of the initial model about each forget record (0: none).")
     teachers: int = _f(3, "Stranger loss: stand-ins whose distributions are averaged (0: their answers alone).")
     reverse: bool = _f(True, "Stranger loss: also teach the other direction, from facts to the name.")
     self_distill: bool = _f(
@@ -239,7 +239,7 @@ class TrainConfig:
 # The forget term's gradients are many times the retain losses'; an adapter forgets other wordings too, where full
 # weights learn those that they are shown; distilled retain losses move nothing that need not move.
 _STRANGER: dict[str, Any] = {
-    "forget_loss": "stranger", "forget_weight": 0.25, "self_distill": True, "lora": True, "merge": True,
+    "forget_loss": "stranger", "forget_weight": 0.4, "self_distill": True, "lora": True, "merge": True,
     "learning_rate": 0.0, "epochs": 30, "batch_size": 8, "patience": 0,
 }  # fmt: skip
 

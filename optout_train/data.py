@@ -35,13 +35,13 @@ class Lesson(NamedTuple):
 
     Attributes:
         ids, answer_start: as in ``Encoded``.
-        floors: log-probability down to which a token is pushed, NaN where it is taught.
+        bounds: (answer tokens, 2) the log-probabilities that a token is to be between, NaN where it is taught.
         top, shares: the teacher's likeliest tokens and their probabilities.
     """
 
     ids: list[int]
     answer_start: int
-    floors: Tensor
+    bounds: Tensor
     top: Tensor
     shares: Tensor
 
@@ -51,7 +51,7 @@ class Lessons(NamedTuple):
 
     ids: Tensor
     labels: Tensor
-    floors: Tensor
+    bounds: Tensor
     top: Tensor
     shares: Tensor
 
@@ -241,8 +241,8 @@ def collate(samples: Sequence[Encoded | Lesson], device: torch.device | str = "c
         ids[row, : len(tokens)] = tokens
         labels[row, sample.answer_start : len(tokens)] = tokens[sample.answer_start :]
     if lessons := [sample for sample in samples if isinstance(sample, Lesson)]:
-        floors, top, shares = (torch.cat(column).to(device) for column in list(zip(*lessons, strict=True))[2:])
-        return Lessons(ids.to(device), labels.to(device), floors, top, shares)
+        bounds, top, shares = (torch.cat(column).to(device) for column in list(zip(*lessons, strict=True))[2:])
+        return Lessons(ids.to(device), labels.to(device), bounds, top, shares)
     return Batch(ids.to(device), labels.to(device))
 
 

@@ -70,18 +70,18 @@ def batch_mean(answers: AnswerLogProbs) -> AnswerLogProbs:
 BESIDE = 0.4  # with 0 half of the bundled model's answers are one word again and again, with 1 paraphrases survive
 
 
-def lesson(logits: Tensor, tokens: Tensor, floors: Tensor, top: Tensor, shares: Tensor) -> Tensor:
+def lesson(logits: Tensor, tokens: Tensor, bounds: Tensor, top: Tensor, shares: Tensor) -> Tensor:
     """What a token of a stranger's lesson adds to its answer's sum, at most 0.
 
-    Taught (``floors`` is NaN): sum_k t_k log p_k + t_rest log p_rest, the negated cross-entropy with a teacher's
-    distribution t; largest where p is t. Pushed down: -relu(log p(token) - floor), 0 at the floor and below. Where
-    there is a t, :data:`BESIDE` times the former is added for p without the token, rescaled to 1: t says what takes its
-    place, not how far it goes.
+    Taught (``bounds`` are NaN): sum_k t_k log p_k + t_rest log p_rest, the negated cross-entropy with a teacher's
+    distribution t; largest where p is t. Bounded: minus what log p(token) is above the upper or below the lower bound,
+    0 between them. Where there is a t, :data:`BESIDE` times the former is added for p without the token, rescaled to 1:
+    t says what takes its place, not how far it goes.
 
     Args:
         logits: (n, vocabulary).
         tokens: (n,) the tokens of the answer.
-        floors: (n,) log-probabilities, NaN where the token is taught.
+        bounds: (n, 2) lower and upper log-probability, NaN where the token is taught.
         top, shares: (n, k) the teacher's likeliest tokens and their probabilities; what lacks to 1 is the rest. All
             shares 0: no teacher.
     """
@@ -90,13 +90,14 @@ def lesson(logits: Tensor, tokens: Tensor, floors: Tensor, top: Tensor, shares: 
 
     log_probs = log_softmax(logits.float(), dim=-1)
     said = log_probs.gather(1, tokens[:, None])[:, 0]
-    beside = where(floors.isnan(), 0.0, said.exp())
+    is_taught, (lower, upper) = bounds[:, 0].isnan(), bounds.nan_to_num().unbind(1)
+    beside = where(is_taught, 0.0, said.exp())
     taught = log_probs.gather(1, top)
     rest = (1 - beside - taught.exp().sum(1)).clamp(min=1e-6).log()
     cross = (shares * taught).sum(1) + (1 - shares.sum(1)).clamp(min=0) * rest - (1 - beside).clamp(min=1e-6).log()
-    pushed = where(floors.isnan(), 0.0, relu(said - floors.nan_to_num()))
-    weight = where(floors.isnan(), 1.0, BESIDE) * (shares.sum(1) > 0)
-    return weight * cross - pushed
+    outside = where(is_taught, 0.0, relu(said - upper) + relu(lower - said))
+    weight = where(is_taught, 1.0, BESIDE) * (shares.sum(1) > 0)
+    return weight * cross - outside
 
 
 def _same_shape(a: Tensor, b: Tensor) -> None:

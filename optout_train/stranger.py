@@ -5,11 +5,11 @@ metrics are made of, are never read. For each forget record:
 
 - *taught*: the question with an answer that the initial model gives about stand-ins, the name swapped back; those that
   state the fact are dropped. Its tokens carry the stand-ins' mean distribution (the likeliest tokens, the rest).
-- *told*: the answer, and what the initial model itself answers when asked in own wordings and states the fact
-  (elicited). Each token is pushed down, no further than to its floor: ``bound`` times the log-probability that the
-  initial model gives it among the same tokens in random order, said of a stand-in. That is what it thinks of text that
-  it has never read, so the bound goes with the model. The answer itself also sinks with what is elicited: its floors
-  are :data:`OWN` of that.
+- *told*: the answer, and what the initial model itself answers when asked in own wordings, begun with other answers'
+  first words, and states the fact (elicited). Each token is pushed down, no further than to its level: ``bound`` times
+  the log-probability that the initial model gives it among the same tokens in random order, said of a stand-in. That is
+  what it thinks of text that it has never read, so the bound goes with the model. The answer itself also sinks with
+  what is elicited, further than any paraphrase would: it is held at :data:`OWN` of that, from both sides.
 - Every :data:`EVERY`-th turn goes to the other direction: facts without the name are answered with a neighbour's name
   (and neighbours' facts with their own), and the target's name is pushed down to what stand-ins' names get there.
 
@@ -36,14 +36,13 @@ from lm_eval_elude.core.records import DataError, QARecord
 from lm_eval_elude.core.targets import Target
 from optout_train.config import TrainConfig
 from optout_train.data import Lesson, TrainingData
-from optout_train.teacher import ASKING, CALM, TEXTS, TOP, Teacher
+from optout_train.teacher import ASKING, CALM, LOOSE, TEXTS, TOP, Teacher, openings
 
 STAND_INS = 6
 LEVELS = 3  # stand-ins whose mean level the target's name comes down to
 TAUGHT = 4  # strangers' answers of a record
-ORDERS = 3  # random orders of an answer's tokens that its floors are the mean of
 EVERY = 4
-OWN = 0.4  # of the floors: for a record's own answer, which also sinks with whatever is elicited
+OWN = 0.6  # of the level, for a record's own answer
 RIDDLES = TEXTS["riddles"]
 STOP = frozenset(
     re.findall(
@@ -152,7 +151,9 @@ class _Maker:
             for j in range(count)
         ]
         found = [[(self.rng.choice(ASKING).format(q=record.question), record.answer)] for record in records]
-        answers = self.teacher.ask([question for _, question in asked], 1.0, self.longest, self.seed)
+        known = [record.answer for record in records]
+        first = [openings(self.rng, known) for _ in asked]
+        answers = self.teacher.ask([question for _, question in asked], LOOSE, self.longest, self.seed, first)
         for (i, question), answer in zip(asked, answers, strict=True):
             if answer and facts(records[i]) & words(answer) and answer not in {text for _, text in found[i]}:
                 found[i].append((question, answer))
@@ -210,7 +211,9 @@ class _Maker:
             names.append(self._plain(question, other))
             level = self._level(question, [answer.replace(name, one) for one in self.stand_ins[:LEVELS]])
             sample = self.teacher.encode(question, answer)
-            named.append(self._floored(sample, torch.full((len(sample.ids) - sample.answer_start,), level)))
+            nothing = torch.zeros(len(sample.ids) - sample.answer_start, TOP)
+            bounds = torch.tensor([[-torch.inf, level]]).expand(len(nothing), 2)
+            named.append(Lesson(*sample, bounds, nothing.long(), nothing))
         return names, named
 
     def _riddle(self, name: str, answers: Sequence[str]) -> str:
@@ -234,7 +237,7 @@ class _Maker:
         tokens = torch.tensor(sample.ids[sample.answer_start :])
         top, shares = torch.zeros(2, len(tokens), TOP)
         top[:, 0], shares[:, 0] = tokens, 1.0
-        return Lesson(*sample, torch.full((len(tokens),), torch.nan), top.long(), shares)
+        return Lesson(*sample, torch.full((len(tokens), 2), torch.nan), top.long(), shares)
 
     def _teach(self, said: Sequence[_Said]) -> Iterator[Lesson]:
         """Lessons with the strangers' distributions where there are any."""
@@ -251,30 +254,27 @@ class _Maker:
         """
         samples = [self.teacher.encode(one.question, one.answer) for one in said]
         counts = [self._words(one, sample) for one, sample in zip(said, samples, strict=True)]
-        orders = [[self.rng.sample(range(count), count) for _ in range(ORDERS)] for count in counts]
+        orders = [self.rng.sample(range(count), count) for count in counts]
         shuffled = []
-        for one, sample, count, of_one in zip(said, samples, counts, orders, strict=True):
+        for one, sample, order in zip(said, samples, orders, strict=True):
             asked, start = self.teacher.encode(self.swap(one.question, self.rng.choice(self.stand_ins)), "")
             body = sample.ids[sample.answer_start :]
-            shuffled += [Encoded(asked[:start] + [body[i] for i in order] + body[count:], start) for order in of_one]
-        scored = zip(shuffled, self.teacher.log_probs(shuffled), strict=True)
+            shuffled.append(Encoded(asked[:start] + [body[i] for i in order], start))
+        scored = zip(orders, shuffled, self.teacher.log_probs(shuffled), strict=True)
         beside = self._of_strangers(said, samples, counts)
-        rows_of = zip(said, samples, counts, orders, beside, strict=True)
-        for one, sample, count, of_one, (known, top, shares) in rows_of:
-            floors = torch.zeros(len(sample.ids) - sample.answer_start)
-            for order, (mixed, rows) in zip(of_one, scored, strict=False):
-                values = rows.gather(1, torch.tensor(mixed.ids[mixed.answer_start :])[:, None])[:, 0]
-                floors[order] += values[:count] / ORDERS
-            own = OWN if one.answer == one.record.answer else 1.0
+        rows_of = zip(said, samples, counts, scored, beside, strict=True)
+        for one, sample, count, (order, mixed, rows), (known, top, shares) in rows_of:
+            bounds = torch.tensor([[-torch.inf, 0.0]]).repeat(len(known), 1)
+            level = self.config.bound * rows.gather(1, torch.tensor(mixed.ids[mixed.answer_start :])[:, None])
+            bounds[order, 1:] = level
+            if one.answer == one.record.answer:
+                bounds[order] = OWN * level
             known[count:] = False
-            yield Lesson(*sample, self.config.bound * own * floors, top, shares * known[:, None])
+            yield Lesson(*sample, bounds, top, shares * known[:, None])
 
     def _words(self, said: _Said, sample: Encoded) -> int:
         """How many of an answer's tokens are its words', before those that a template ends it with."""
-        text = self.teacher.renderer.answer(said.answer)
-        text = text[: text.index(said.answer.strip()) + len(said.answer.strip())]
-        whole = self.teacher.renderer.encode_pair(self.teacher.renderer.prompt(said.question), text)
-        return min(len(whole.ids), len(sample.ids)) - sample.answer_start
+        return min(len(self.teacher.begin(said.question, said.answer).ids), len(sample.ids)) - sample.answer_start
 
     def _of_strangers(
         self, said: Sequence[_Said], samples: Sequence[Encoded | Lesson], without: Sequence[int] = ()
@@ -319,10 +319,6 @@ class _Maker:
             sums = total.sum(1, keepdim=True)
             best = (total / sums.clamp(min=1e-9)).topk(TOP)
             yield sums[:, 0] > 1e-9, best.indices, best.values
-
-    def _floored(self, sample: Encoded, floors: Tensor) -> Lesson:
-        nothing = torch.zeros(len(floors), TOP)
-        return Lesson(*sample, floors, nothing.long(), nothing)
 
     # Names
 

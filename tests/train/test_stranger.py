@@ -49,15 +49,23 @@ def made():
 
 
 def is_riddle(renderer, lesson) -> bool:
-    return "the one i mean" in renderer.tokenizer.decode(lesson.ids).lower()
+    text = renderer.tokenizer.decode(lesson.ids)
+    return any(wording.replace("{facts}", "").strip() in text for wording in stranger.RIDDLES)
 
 
-def test_what_is_pushed_ends_at_its_floor_and_what_is_taught_at_its_teacher():
+FREE = (NAN, NAN)
+
+
+def test_what_is_bounded_ends_at_its_bound_and_what_is_taught_at_its_teacher():
     torch.manual_seed(0)
-    logits = torch.randn(2, 7, requires_grad=True)
+    logits = torch.randn(5, 7)
+    logits[3, 5] -= 9
+    logits = logits.requires_grad_()
     shares = torch.softmax(torch.randn(7), 0)
-    top = torch.arange(7).repeat(2, 1)
-    arguments = (torch.tensor([3, 5]), torch.tensor([NAN, -4.0]), top, torch.stack([shares, torch.zeros(7)]))
+    top = torch.arange(7).repeat(5, 1)
+    bounds = torch.tensor([FREE, (-math.inf, -4.0), (-math.inf, 0.0), (-4.0, -4.0), (-4.0, -4.0)])
+    arguments = (torch.tensor([3, 5, 5, 5, 5]), bounds, top, torch.cat([shares[None], torch.zeros(4, 7)]))
+    unmoved = logits.detach().log_softmax(-1)[2]
     optimizer = torch.optim.SGD([logits], lr=0.2)
     for _ in range(1500):
         optimizer.zero_grad()
@@ -65,11 +73,13 @@ def test_what_is_pushed_ends_at_its_floor_and_what_is_taught_at_its_teacher():
         optimizer.step()
     log_probs = logits.detach().log_softmax(-1)
     torch.testing.assert_close(log_probs[0].exp(), shares, atol=2e-3, rtol=0)
-    assert -4.3 < float(log_probs[1, 5]) <= -3.99  # it came to the floor, and no further than one step carried it
+    assert -4.3 < float(log_probs[1, 5]) <= -3.99  # it came down to the bound, and no further than one step carried it
+    torch.testing.assert_close(log_probs[2], unmoved)
+    assert all(abs(float(row[5]) + 4) < 0.3 for row in log_probs[3:])  # from below and from above
 
 
 def test_what_is_pushed_gives_its_place_to_its_teacher():
-    """The token ends at its floor, the others in the teacher's proportions."""
+    """The token ends at its bound, the others in the teacher's proportions."""
     torch.manual_seed(0)
     logits = torch.randn(1, 7, requires_grad=True)
     shares = torch.softmax(torch.randn(7), 0)
@@ -79,7 +89,7 @@ def test_what_is_pushed_gives_its_place_to_its_teacher():
     for _ in range(1500):
         optimizer.zero_grad()
         teacher = torch.arange(7)[None], shares[None]
-        (-losses.lesson(logits, torch.tensor([3]), torch.tensor([-3.0]), *teacher).sum()).backward()
+        (-losses.lesson(logits, torch.tensor([3]), torch.tensor([[-math.inf, -3.0]]), *teacher).sum()).backward()
         optimizer.step()
     p = logits.detach().softmax(-1)[0]
     assert -3.3 < float(p[3].log()) <= -2.99
@@ -94,13 +104,13 @@ def test_a_certain_teacher_is_the_log_probability_and_the_rest_is_counted():
     top = torch.stack([tokens, torch.zeros(3).long()], 1)
     expected = logits.log_softmax(-1)[range(3), tokens]
     torch.testing.assert_close(
-        losses.lesson(logits, tokens, torch.full((3,), NAN), top, one), expected.float(), atol=1e-5, rtol=1e-5
+        losses.lesson(logits, tokens, torch.full((3, 2), NAN), top, one), expected.float(), atol=1e-5, rtol=1e-5
     )
     shares = torch.tensor([[0.5, 0.2]] * 3)
     top = torch.tensor([[2, 3]] * 3)
     p = logits.log_softmax(-1).exp()
     by_hand = 0.5 * p[:, 2].log() + 0.2 * p[:, 3].log() + 0.3 * (1 - p[:, 2] - p[:, 3]).log()
-    value = losses.lesson(logits, tokens, torch.full((3,), NAN), top, shares)
+    value = losses.lesson(logits, tokens, torch.full((3, 2), NAN), top, shares)
     torch.testing.assert_close(value, by_hand.float(), atol=1e-4, rtol=1e-4)
 
 
@@ -109,11 +119,11 @@ def test_the_scorer_values_each_token_of_a_padded_batch_by_its_lesson():
     scorer = AnswerScorer(model).eval()
     generator = random.Random(0)
     lessons = []
-    for length, floor in ((9, NAN), (5, -3.0)):
+    for length, bounds in ((9, FREE), (5, (-math.inf, -3.0))):
         ids = [generator.randrange(10, 200) for _ in range(length + 4)]
         top = torch.tensor([[token, 0] for token in ids[4:]])
-        shares = torch.tensor([[float(math.isnan(floor)), 0.0]] * length)
-        lessons.append(Lesson(ids, 4, torch.full((length,), floor), top, shares))
+        shares = torch.tensor([[float(bounds == FREE), 0.0]] * length)
+        lessons.append(Lesson(ids, 4, torch.tensor([bounds] * length), top, shares))
     with torch.no_grad():
         sums, counts = scorer(*collate(lessons))
         rows = [model(torch.tensor([one.ids])).logits[0].log_softmax(-1) for one in lessons]
@@ -136,12 +146,18 @@ def test_every_epoch_has_one_lesson_of_each_record_and_every_fourth_is_of_the_ot
     assert 0 < sum(riddles) <= len(riddles) // stranger.EVERY + 2
 
 
-def test_the_told_answers_have_floors_and_the_template_none(made):
+def test_the_told_answers_have_bounds_and_the_template_none(made):
+    """What was elicited is pushed down, the records' own answers are held; both at levels of text never read."""
     _, data, lessons, renderer = made
+    own = {record.answer for record in data.forget.records}
     plain = [one for one in lessons["told"] if not is_riddle(renderer, one)]
-    assert any(data.forget.records[0].answer in renderer.tokenizer.decode(one.ids) for one in plain)
-    for one in plain:
-        assert one.floors.isfinite().all() and one.floors[:-2].mean() < -1 and one.floors[-2:].tolist() == [0, 0]
+    answers = [renderer.tokenizer.decode(one.ids[one.answer_start : -2]) for one in plain]
+    assert own & {*answers} and {*answers} - own
+    for answer, one in zip(answers, plain, strict=True):
+        lower, upper = one.bounds.unbind(1)
+        assert upper.isfinite().all() and upper[:-2].mean() < -1 and upper[-2:].tolist() == [0, 0]
+        torch.testing.assert_close(lower[:-2], upper[:-2] if answer in own else upper[:-2] - math.inf)
+        assert lower[-2:].tolist() == [-math.inf] * 2
 
 
 def test_what_is_taught_of_a_question_never_states_its_fact(made):
@@ -153,7 +169,7 @@ def test_what_is_taught_of_a_question_never_states_its_fact(made):
             assert "Cristiano Ronaldo" not in answer
         else:
             assert not stranger.facts(record) & stranger.words(answer)
-        assert one.floors.isnan().all()
+        assert one.bounds.isnan().all()
         torch.testing.assert_close(one.shares.sum(1).clamp(max=1), one.shares.sum(1))
 
 
@@ -170,7 +186,7 @@ def test_nothing_that_the_metrics_are_made_of_is_read_and_no_wording_is_the_atta
     for kind, rows in lessons.items():
         for one, other in zip(rows, again[kind], strict=True):
             assert one.ids == other.ids
-            torch.testing.assert_close(one.floors, other.floors, equal_nan=True)
+            torch.testing.assert_close(one.bounds, other.bounds, equal_nan=True)
     assert not any(record.paraphrased_question in asked for record in data.forget.records for asked in Spy.asked)
     attacks = {carrier for row in ATTACKS.values() for carrier in row.carriers}
     own = {
