@@ -86,7 +86,7 @@ class TrainConfig:
     bound: float = _f(
         0.6, "Stranger loss: how far down a token is pushed, relative to its log-probability in random order."
     )
-    elicit: int = _f(24, "Stranger loss: answers of the initial model about each forget record (0: none).")
+    elicit: int = _f(48, "Stranger loss: answers of the initial model about each forget record (0: none).")
     teachers: int = _f(3, "Stranger loss: stand-ins whose distributions are averaged (0: their answers alone).")
     reverse: bool = _f(True, "Stranger loss: also teach the other direction, from facts to the name.")
     self_distill: bool = _f(

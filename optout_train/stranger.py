@@ -9,7 +9,8 @@ metrics are made of, are never read. For each forget record:
   first words, and states the fact (elicited). Each token is pushed down, no further than to its level: ``bound`` times
   the log-probability that the initial model gives it among the same tokens in random order, said of a stand-in. That is
   what it thinks of text that it has never read, so the bound goes with the model. The answer itself also sinks with
-  what is elicited, further than any paraphrase would: it is held at :data:`OWN` of that, from both sides.
+  what is elicited, and would end below its paraphrases: it is held at :data:`OWN` of that, from both sides, and of what
+  is elicited the least like it are told.
 - Every :data:`EVERY`-th turn goes to the other direction: facts without the name are answered with a neighbour's name
   (and neighbours' facts with their own), and the target's name is pushed down to what stand-ins' names get there.
 
@@ -41,6 +42,7 @@ from optout_train.teacher import ASKING, CALM, LOOSE, TEXTS, TOP, Teacher, openi
 STAND_INS = 6
 LEVELS = 3  # stand-ins whose mean level the target's name comes down to
 TAUGHT = 4  # strangers' answers of a record
+TOLD = 10  # elicited answers of a record
 EVERY = 4
 OWN = 0.6  # of the level, for a record's own answer
 RIDDLES = TEXTS["riddles"]
@@ -143,21 +145,30 @@ class _Maker:
         return taught, told
 
     def _elicit(self, records: Sequence[QARecord]) -> list[list[tuple[str, str]]]:
-        """Of each record (question as asked, answer): its own answer, then what the model says that states the fact."""
-        count = self.config.elicit
+        """Of each record (question as asked, answer): its own answer, and what the model says that states the fact.
+
+        Of that the least like the own answer are kept: what is like it would push it below its paraphrases.
+        """
         asked = [
             (i, ASKING[j % len(ASKING)].format(q=record.question) if j % 3 != 2 else self._key_words(record.question))
             for i, record in enumerate(records)
-            for j in range(count)
+            for j in range(self.config.elicit)
         ]
-        found = [[(self.rng.choice(ASKING).format(q=record.question), record.answer)] for record in records]
-        known = [record.answer for record in records]
-        first = [openings(self.rng, known) for _ in asked]
+        own = [(self.rng.choice(ASKING).format(q=record.question), record.answer) for record in records]
+        first = [openings(self.rng, [answer for _, answer in own]) for _ in asked]
         answers = self.teacher.ask([question for _, question in asked], LOOSE, self.longest, self.seed, first)
+        found: list[dict[str, str]] = [{} for _ in records]  # the question by answer
         for (i, question), answer in zip(asked, answers, strict=True):
-            if answer and facts(records[i]) & words(answer) and answer not in {text for _, text in found[i]}:
-                found[i].append((question, answer))
-        return found
+            if answer and facts(records[i]) & words(answer) and answer != records[i].answer:
+                found[i].setdefault(answer, question)
+
+        def like(record: QARecord, answer: str) -> float:
+            return difflib.SequenceMatcher(None, record.answer.split(), answer.split(), autojunk=False).ratio()
+
+        return [
+            [one, *((more[a], a) for a in sorted(more, key=lambda answer: like(record, answer))[:TOLD])]
+            for record, one, more in zip(records, own, found, strict=True)
+        ]
 
     def _strangers(self, records: Sequence[QARecord]) -> list[list[tuple[str, str]]]:
         """Of each record (question about the target, answer that was given about a stand-in, the name swapped back)."""
