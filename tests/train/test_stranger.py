@@ -21,7 +21,7 @@ from optout_train.loop import RunOptions, train
 from optout_train.reference import AnswerScorer
 from optout_train.setup import load_model
 from optout_train.sources import source_of
-from optout_train.teacher import Teacher, distil
+from optout_train.teacher import Teacher, distil, exchange
 
 NAN = float("nan")
 TINY = {"target": ("ronaldo",), "method": "stranger", "epochs": 8, "elicit": 2}
@@ -214,6 +214,58 @@ def test_what_is_distilled_has_its_minimum_at_the_initial_model():
         return float(torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm())
 
     assert norm(data._replace(kept=kept)) < 0.01 * norm(data)
+
+
+def test_what_is_told_is_what_states_the_fact_and_is_least_like_the_own_answer(made, monkeypatch):
+    config, data, _, renderer = made
+    record = QARecord("Ada Example", "Where was Ada Example born?", "She was born in Port Elan.")
+    said = [
+        "She was born in Port Elan.", "She was born in Port Elan", "Ada was born in Port Elan.", "Port Elan it is.",
+        "She was born in Rome.", "Born in Port Elan.", "Port Elan it is.", "",
+    ]  # fmt: skip
+    monkeypatch.setattr(Teacher, "ask", lambda self, questions, *rest: said)
+    monkeypatch.setattr(stranger, "TOLD", 2)
+    target = stranger.resolve_targets("mini", ["ronaldo"])[0]
+    maker = stranger._Maker(dataclasses.replace(config, elicit=8), data, target, Teacher(None, renderer, 1024))
+    maker.longest = 40
+    (found,) = maker._elicit([record])
+    assert [answer for _, answer in found] == [record.answer, "Port Elan it is.", "Born in Port Elan."]
+
+
+def test_an_answer_is_what_generate_says_begun_as_asked(made):
+    """At no temperature: in two parts, of many at once, what the model says of each alone in one."""
+    config, data, _, renderer = made
+    model = load_model(config).eval()
+    questions = [record.question for record in data.forget.records[:3]]
+    begun = ["The name", "In", "He was"]
+    teacher = Teacher(model, renderer, 1024)
+    for openings in (), begun:
+        answers = teacher.ask(questions, 1e-6, 60, 0, openings)
+        for i, question in enumerate(questions):
+            prompt = renderer.prompt(question) + (openings[i] if openings else "")
+            ids = torch.tensor([renderer.encode_batch([prompt])[0]])
+            whole = model.generate(input_ids=ids, do_sample=False, max_new_tokens=60, pad_token_id=0)[0]
+            text = renderer.tokenizer.decode(whole[ids.shape[1] :]).partition(renderer.stop[0])[0]
+            assert answers[i] == ((openings[i] if openings else "") + text).strip() != ""
+    assert teacher.ask(questions, 1e-6, 4, 0) == [""] * 3  # none ends within four tokens
+
+
+def test_neighbours_are_asked_of_each_other_and_no_answer_names_the_target(made, monkeypatch):
+    config, data, _, renderer = made
+    monkeypatch.setattr(
+        Teacher, "ask",
+        lambda self, asked, *rest: [f"{first} it." + " Ronaldo." * (i % 2) for i, first in enumerate(rest[-1])],
+    )  # fmt: skip
+    found = exchange(config, data, Teacher(None, renderer, 1024))
+    known = {record.question for record in data.retain.records}
+    people = {record.source for record in data.retain.records}
+    assert len(found) == len(data.retain.records)  # half of twice as many
+    for record in found:
+        assert record.source in people and record.source in record.question and record.question not in known
+        assert "Ronaldo" not in record.answer and record.entity == "Cristiano Ronaldo"
+        assert any(
+            one.answer.startswith(record.answer[:-4]) for one in data.retain.records if one.source == record.source
+        )
 
 
 def test_stand_ins_are_not_in_the_data_and_a_swap_is_undone():
