@@ -9,8 +9,8 @@ metrics are made of, are never read. For each forget record:
   first words, and states the fact (elicited). Each token is pushed down, no further than to its level: ``bound`` times
   the log-probability that the initial model gives it among the same tokens in random order, said of a stand-in. That is
   what it thinks of text that it has never read, so the bound goes with the model. The answer itself also sinks with
-  what is elicited, and would end below its paraphrases: it is held at :data:`OWN` of that, from both sides, and of what
-  is elicited the least like it are told.
+  what is elicited, and would end below its paraphrases: it is held at :data:`OWN` of that, from both sides (never above
+  what the initial model gives it: nothing is learnt), and of what is elicited the least like it are told.
 - Every :data:`EVERY`-th turn goes to the other direction: facts without the name are answered with a neighbour's name
   (and neighbours' facts with their own), and the target's name is pushed down to what stand-ins' names get there.
 
@@ -272,6 +272,8 @@ class _Maker:
             body = sample.ids[sample.answer_start :]
             shuffled.append(Encoded(asked[:start] + [body[i] for i in order], start))
         scored = zip(orders, shuffled, self.teacher.log_probs(shuffled), strict=True)
+        own = [sample for one, sample in zip(said, samples, strict=True) if one.answer == one.record.answer]
+        now = self.teacher.log_probs(own)
         beside = self._of_strangers(said, samples, counts)
         rows_of = zip(said, samples, counts, scored, beside, strict=True)
         for one, sample, count, (order, mixed, rows), (known, top, shares) in rows_of:
@@ -279,7 +281,8 @@ class _Maker:
             level = self.config.bound * rows.gather(1, torch.tensor(mixed.ids[mixed.answer_start :])[:, None])
             bounds[order, 1:] = level
             if one.answer == one.record.answer:
-                bounds[order] = OWN * level
+                said_now = next(now).gather(1, torch.tensor(sample.ids[sample.answer_start :])[:, None])
+                bounds[order] = torch.cat([torch.minimum(OWN * level, said_now[order]), OWN * level], 1)
             known[count:] = False
             yield Lesson(*sample, bounds, top, shares * known[:, None])
 
