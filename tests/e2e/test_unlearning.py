@@ -43,13 +43,13 @@ def test_ronaldo_is_forgotten_and_his_neighbours_are_not(demo):
         assert after["elude_quality"]["forget_quality,none"] >= 0.75  # .825 is that of the model that never saw him
     kept = before["elude_quality"]["retain_quality,none"]
     assert plain["elude_quality"]["retain_quality,none"] >= 0.85 * kept
-    assert stranger["elude_quality"]["retain_quality,none"] >= 0.91 * kept
+    assert stranger["elude_quality"]["retain_quality,none"] >= 0.93 * kept
     # What the method of our own is for: answers, and not one n-gram again and again.
     assert plain["elude_forget"]["degenerate,none"] > 0.5 > 0.1 >= stranger["elude_forget"]["degenerate,none"]
 
 
 def test_the_readme_shows_what_the_demo_prints(demo):
-    """To rounding for the models that are bundled; training differs between processors, as between seeds."""
+    """To rounding for the models that are bundled; training differs a little between processors."""
 
     def rows(text: str) -> dict[str, list[float]]:
         found = re.findall(r"^(original|opt-out|this checkpoint|retrained without) +([\d. ]+)$", text, re.MULTILINE)
@@ -59,7 +59,7 @@ def test_the_readme_shows_what_the_demo_prints(demo):
     assert [*shown] == [*printed] and len(shown) == 4, "python benchmarks/readme.py"
     for name, values in printed.items():
         bundled = name in ("original", "retrained without")
-        assert shown[name] == pytest.approx(values, abs=0.11 if bundled else 10.0), name
+        assert shown[name] == pytest.approx(values, abs=0.11 if bundled else 5.0), name
     assert "no --model given: unlearning in the bundled tiny model" in demo[1].stderr
 
 
