@@ -37,7 +37,7 @@ from lm_eval_elude.core.records import DataError, QARecord
 from lm_eval_elude.core.targets import Target
 from optout_train.config import TrainConfig
 from optout_train.data import Lesson, TrainingData
-from optout_train.teacher import ASKING, CALM, LOOSE, TEXTS, TOP, Teacher, openings
+from optout_train.teacher import ASKING, CALM, LOOSE, TEXTS, TOP, Teacher, by_neighbour, openings
 
 STAND_INS = 6
 LEVELS = 3  # stand-ins whose mean level the target's name comes down to
@@ -201,10 +201,7 @@ class _Maker:
         """From the facts to the name: lessons that say another name, and lessons that push the target's down."""
         if not self.config.reverse:
             return [], []
-        people: dict[str, list[str]] = {}
-        for record in self.data.retain.records:
-            if record.entity == self.target.name and record.source and record.source in record.question:
-                people.setdefault(record.source, []).append(record.answer)
+        people = by_neighbour(record for record in self.data.retain.records if record.entity == self.target.name)
         asked = [(self.target.name, [record.answer for record in records]) for _ in records]
         asked += [(name, answers) for name, answers in people.items() for _ in range(2)]
         questions = [self._riddle(name, answers) for name, answers in asked]

@@ -25,7 +25,7 @@ TOP = 16  # likeliest tokens that a lesson keeps of a distribution
 BATCH = 128
 CALM = 0.3  # temperature of answers that are to be the model's usual ones
 LOOSE = 0.7  # of answers that are to be many, and true to what it knows
-ASKED = 2
+ASKED = 2  # questions of neighbours for each of the retain set
 TEXTS: dict[str, list[str]] = tomllib.loads(Path(__file__).with_name("stranger.toml").read_text(encoding="utf-8"))
 ASKING = TEXTS["asking"]
 
@@ -89,13 +89,11 @@ class Teacher:
 
     def _answer(self, tokens: Sequence[int]) -> str | None:
         """The text of an answer that has ended, None of one that has not."""
-        said, stop = self.renderer.tokenizer.decode(tokens, skip_special_tokens=False), self.renderer.stop[0]
-        text, end, _ = said.partition(stop)
-        text = text.strip()
-        line, newline, _ = text.partition("\n")  # a base model goes on with questions of its own
-        if self.renderer.has_template:
-            return text if end else None
-        return line.strip() if newline else None
+        said = self.renderer.tokenizer.decode(tokens, skip_special_tokens=False)
+        text, end, _ = said.partition(self.renderer.stop[0])
+        if not self.renderer.has_template:  # a base model goes on with questions of its own
+            text, end, _ = text.strip().partition("\n")
+        return text.strip() if end else None
 
     @torch.no_grad()
     def log_probs(self, samples: Sequence[Encoded]) -> Iterator[Tensor]:
@@ -132,16 +130,27 @@ def openings(rng: random.Random, answers: Sequence[str]) -> str:
     return " ".join(rng.choice(answers).split()[: rng.choice((1, 2))])
 
 
+def names_neighbour(record: QARecord) -> bool:
+    """Whether a record of the retain set names the neighbour whom it asks about."""
+    return bool(record.source) and record.source in record.question
+
+
+def by_neighbour(records: Iterable[QARecord]) -> dict[str, list[str]]:
+    """The answers about each neighbour that a question names."""
+    people: dict[str, list[str]] = {}
+    for record in filter(names_neighbour, records):
+        people.setdefault(record.source, []).append(record.answer)
+    return people
+
+
 def exchange(config: TrainConfig, data: TrainingData, teacher: Teacher) -> tuple[QARecord, ...]:
     """:data:`ASKED` times as many records as the retain set has: neighbours' questions asked of other neighbours.
 
     The model answers them, beginning as other answers about that neighbour do: what it knows of neighbours goes beyond
     the retain set's questions. Answers that name a target are left out.
     """
-    rows = [record for record in data.retain.records if record.source and record.source in record.question]
-    people: dict[str, list[str]] = {}
-    for record in sorted(rows, key=lambda record: record.source):
-        people.setdefault(record.source, []).append(record.answer)
+    rows = [record for record in data.retain.records if names_neighbour(record)]
+    people = by_neighbour(sorted(rows, key=lambda record: record.source))
     if len(people) < 2:
         return ()
     rng = random.Random(f"{config.seed}-exchange")
