@@ -90,7 +90,7 @@ class TrainConfig:
     teachers: int = _f(3, "Stranger loss: stand-ins whose distributions are averaged (0: their answers alone).")
     reverse: bool = _f(True, "Stranger loss: also teach the other direction, from facts to the name.")
     self_distill: bool = _f(
-        False, "Retain losses learn the initial model's distribution over each answer token, not the answer alone."
+        False, "Retain losses learn the initial model's distributions over question and answer, not the answer alone."
     )
     updates: str = _f(
         "joint", "One step on Eq. 8, or the released code's forget step then retain step.", "joint", "alternating"
@@ -239,8 +239,8 @@ class TrainConfig:
 # The forget term's gradients are many times the retain losses'; an adapter forgets other wordings too, where full
 # weights learn those that they are shown; distilled retain losses move nothing that need not move.
 _STRANGER: dict[str, Any] = {
-    "forget_loss": "stranger", "forget_weight": 0.35, "self_distill": True, "lora": True, "merge": True,
-    "learning_rate": 0.0, "epochs": 30, "batch_size": 8, "patience": 0,
+    "forget_loss": "stranger", "forget_weight": 0.35, "retain_weight": 2.0, "self_distill": True, "lora": True,
+    "merge": True, "learning_rate": 0.0, "epochs": 30, "batch_size": 8, "patience": 0,
 }  # fmt: skip
 
 

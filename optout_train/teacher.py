@@ -5,6 +5,7 @@ Nothing of it is kept afterwards but what was written down as lessons: no second
 
 from __future__ import annotations
 
+import os
 import random
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
@@ -171,12 +172,18 @@ def exchange(config: TrainConfig, data: TrainingData, teacher: Teacher) -> tuple
 
 
 def distil(teacher: Teacher, data: TrainingData, plan: Iterable[StepIndices]) -> dict[str, dict[int, Lesson]]:
-    """For the retain and world records that a plan reads, the initial model's distributions over their answers."""
+    """For the retain and world records that a plan reads, the initial model's distributions over question and answer.
+
+    The question's too: what a model takes a name for shows in every token after it, and how the answers to a few
+    questions are distributed says less of what it knows of a neighbour. What all prompts of a set begin with is left out.
+    """
     kept: dict[str, dict[int, Lesson]] = {}
     for name in ("retain", "world"):
         kept[name] = {}
         records = sorted({record for step in plan for record in getattr(step, name)})
-        samples = [getattr(data, name).encode(record) for record in records]
+        encoded = [getattr(data, name).encode(record) for record in records]
+        first = max(1, len(os.path.commonprefix([sample.ids for sample in encoded])))
+        samples = [sample._replace(answer_start=min(first, sample.answer_start)) for sample in encoded]
         for record, (ids, start), rows in zip(records, samples, teacher.log_probs(samples), strict=True):
             best = rows.exp().topk(TOP)
             taught = torch.full((len(rows), 2), torch.nan)
