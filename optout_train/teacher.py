@@ -5,7 +5,7 @@ Nothing of it is kept afterwards but what was written down as lessons: no second
 
 from __future__ import annotations
 
-import os
+import itertools
 import random
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
@@ -175,14 +175,15 @@ def distil(teacher: Teacher, data: TrainingData, plan: Iterable[StepIndices]) ->
     """For the retain and world records that a plan reads, the initial model's distributions over question and answer.
 
     The question's too: what a model takes a name for shows in every token after it, and how the answers to a few
-    questions are distributed says less of what it knows of a neighbour. What all prompts of a set begin with is left out.
+    questions are distributed says less of what it knows of a neighbour. What all texts of a set begin with is left out.
     """
     kept: dict[str, dict[int, Lesson]] = {}
     for name in ("retain", "world"):
         kept[name] = {}
         records = sorted({record for step in plan for record in getattr(step, name)})
         encoded = [getattr(data, name).encode(record) for record in records]
-        first = max(1, len(os.path.commonprefix([sample.ids for sample in encoded])))
+        alike = itertools.takewhile(lambda tokens: len({*tokens}) == 1, zip(*(s.ids for s in encoded), strict=False))
+        first = max(1, sum(1 for _ in alike))
         samples = [sample._replace(answer_start=min(first, sample.answer_start)) for sample in encoded]
         for record, (ids, start), rows in zip(records, samples, teacher.log_probs(samples), strict=True):
             best = rows.exp().topk(TOP)
