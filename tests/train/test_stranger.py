@@ -201,7 +201,7 @@ def test_nothing_that_the_metrics_are_made_of_is_read_and_no_wording_is_the_atta
 
 
 def test_what_is_distilled_has_its_minimum_at_the_initial_model():
-    """Its gradient there is of the tokens beyond the likeliest; that of the answers alone moves every weight."""
+    """Its gradient there is of the tokens beyond the likeliest; that of the plain answers moves every weight."""
     config = build_config(TINY | {"method": "stranger+rt"})
     model = load_model(config)
     scorer = AnswerScorer(model).eval()
@@ -209,6 +209,12 @@ def test_what_is_distilled_has_its_minimum_at_the_initial_model():
     step = StepIndices((), (3, 1), (2,))
     kept = distil(Teacher(model, data.retain.renderer, 1024), data, [step, step])
     assert {name: sorted(rows) for name, rows in kept.items()} == {"retain": [1, 3], "world": [2]}
+    # Questions too, but not what the template begins every one of them with.
+    one, other = (kept["retain"][i] for i in (1, 3))
+    begin, own = one.answer_start, data.retain.encode(1)
+    assert one.ids == own.ids and other.answer_start == begin < own.answer_start
+    assert one.ids[:begin] == other.ids[:begin] and one.ids[begin] != other.ids[begin]
+    assert len(one.top) == len(one.shares) == len(one.bounds) == len(one.ids) - begin
 
     def norm(data: TrainingData) -> float:
         model.zero_grad()
