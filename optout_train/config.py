@@ -239,7 +239,7 @@ class TrainConfig:
 # The forget term's gradients are many times the retain losses'; an adapter forgets other wordings too, where full
 # weights learn those that they are shown; distilled retain losses move nothing that need not move.
 _STRANGER: dict[str, Any] = {
-    "forget_loss": "stranger", "forget_weight": 0.35, "retain_weight": 2.0, "self_distill": True, "lora": True,
+    "forget_loss": "stranger", "forget_weight": 0.4, "retain_weight": 2.0, "self_distill": True, "lora": True,
     "merge": True, "learning_rate": 0.0, "epochs": 30, "batch_size": 8, "patience": 0,
 }  # fmt: skip
 
