@@ -281,6 +281,7 @@ NEVER_KNEW: tuple[Column, ...] = (
     *QUALITY, ("AUC", ("elude_mia", "mia_auc"), "", -1),
     ("reverse", (f"{ATTACK}reverse_query", "forget_quality"), "", -1),
     ("nine", ("elude_attacks", "forget_quality"), "", -1), ("KS p", ("elude_forget", "ks_p_value"), "", -1),
+    ("divergence", ("elude_forget", "reference_divergence"), "", -1),
 )  # fmt: skip
 MEMBERSHIP: tuple[Column, ...] = (
     ("accuracy", ("elude_mia", "mia_accuracy"), "membership", 0),
