@@ -31,11 +31,11 @@ class Batch(NamedTuple):
 
 
 class Lesson(NamedTuple):
-    """A sequence that the initial model made before training; the last three have one row for each answer token.
+    """A sequence that the initial model made before training; the last three have one row for each token learnt.
 
     Attributes:
-        ids, answer_start: as in ``Encoded``.
-        bounds: (answer tokens, 2) the log-probabilities that a token is to be between, NaN where it is taught.
+        ids, answer_start: as in ``Encoded``; what is distilled starts where its set's questions differ.
+        bounds: (tokens, 2) the log-probabilities that a token is to be between, NaN where it is taught.
         top, shares: the teacher's likeliest tokens and their probabilities.
     """
 
@@ -47,7 +47,7 @@ class Lesson(NamedTuple):
 
 
 class Lessons(NamedTuple):
-    """A :class:`Batch` of lessons, whose rows for each answer token follow one another."""
+    """A :class:`Batch` of lessons, whose rows for each token learnt follow one another."""
 
     ids: Tensor
     labels: Tensor
