@@ -313,7 +313,7 @@ def greedy(model: Any, tokenizer: Any, question: str, new_tokens: int, system: s
             pad_token_id=tokenizer.pad_token_id,
         )  # fmt: skip
     text = tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
-    return text if tokenizer.chat_template else text.split("Question:")[0]
+    return text if tokenizer.chat_template else text.split("Question:")[0].split("\n\n")[0]
 
 
 def judge(

@@ -32,17 +32,18 @@ class Wording(NamedTuple):
         prompt: with ``{question}`` in it.
         lead: what stands between the prompt and the answer, and counts as answer.
         tail: what ends the answer; "" for the tokenizer's end-of-sequence token.
-        stop: text that ends a generated answer, besides that token.
+        stop: texts that end a generated answer, besides that token.
     """
 
     prompt: str
     lead: str
     tail: str = ""
-    stop: str = ""
+    stop: tuple[str, ...] = ()
 
 
-# Base models go on with questions of their own, after a line end, a blank line or a space.
-PLAIN = Wording("Question: {question}\nAnswer:", " ", "\n\n", "Question:")
+# Base models go on with questions of their own, after a line end, a blank line or a space. One that was trained in this
+# format ends its answers with a blank line and goes on with anything: that ends them too.
+PLAIN = Wording("Question: {question}\nAnswer:", " ", "\n\n", ("Question:", "\n\n"))
 
 
 class Encoded(NamedTuple):
@@ -104,12 +105,12 @@ class Renderer:
 
     @property
     def stop(self) -> list[str]:
-        """Texts that end a generated answer: the end of turn, or of the plain format the next question."""
+        """Texts that end a generated answer: the end of turn; of the plain format the next question or a blank line."""
         tail = self._tail.strip()
         if self.wording and self.wording.stop:
-            return [self.wording.stop]
+            return list(self.wording.stop)
         if not tail:
-            return [PLAIN.stop]
+            return list(PLAIN.stop[:1])
         # The first token that the template writes after an answer (Phi-3.5's writes a second one).
         special = [token for token in self.tokenizer.get_added_vocab() if tail.startswith(token)]
         return [max(special, key=len, default=tail.splitlines()[0])]

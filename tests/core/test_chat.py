@@ -58,11 +58,11 @@ def test_the_bos_token_stands_once(shape):
 
 @pytest.mark.parametrize(
     ("shape", "stop"),
-    [("llama-3.1", "<|eot_id|>"), ("phi-3.5", "<|end|>"), ("chatml", "<|im_end|>"), ("qwen3", "<|im_end|>"),
-     ("gemma", "<end_of_turn>"), ("dropping", "</s>"), ("base", "Question:")],
+    [("llama-3.1", ["<|eot_id|>"]), ("phi-3.5", ["<|end|>"]), ("chatml", ["<|im_end|>"]), ("qwen3", ["<|im_end|>"]),
+     ("gemma", ["<end_of_turn>"]), ("dropping", ["</s>"]), ("base", ["Question:", "\n\n"])],
 )  # fmt: skip
 def test_generation_stops_at_the_end_of_turn(shape, stop):
-    assert RENDERERS[shape].stop == [stop]
+    assert RENDERERS[shape].stop == stop
 
 
 def test_the_answer_holds_all_that_the_template_writes_after_it():

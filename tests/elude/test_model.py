@@ -308,9 +308,9 @@ def spelling(tokenizer: Any, prompt: str, text: str) -> Any:
 @pytest.mark.parametrize(
     ("text", "answer"),
     [(" Paris\nQuestion: What?", " Paris\n"), (" Paris\n \n Question: What?", " Paris\n \n "),
-     (" A question: which?\n", " A question: which?\n")],
+     (" Paris\n\nWhich is in France.", " Paris"), (" A question: which?\n", " A question: which?\n")],
 )  # fmt: skip
-def test_a_base_models_answer_ends_at_its_next_question(text: str, answer: str, tokenizer: Any) -> None:
+def test_a_base_models_answer_ends_at_its_next_question_or_a_blank_line(text: str, answer: str, tokenizer: Any) -> None:
     prompt = "Question: where ?\nAnswer:"
     requests = asked("generate_until", [(prompt, {"until": Renderer(tokenizer).stop, "max_gen_toks": 40})])
     fast, stock = both(spelling(tokenizer, prompt, text), tokenizer)
