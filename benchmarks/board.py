@@ -19,7 +19,7 @@ from typing import Any
 
 from lm_eval_elude.board import site
 from lm_eval_elude.board import submission as packed
-from lm_eval_elude.metrics import membership
+from lm_eval_elude.scoring import membership
 
 
 def copy(source: Path, out: Path, model: str) -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import tables
 
-from lm_eval_elude.core import dataset
-from lm_eval_elude.tasks.elude import EludeForget
+from lm_eval_elude.data import dataset
+from lm_eval_elude.tasks.questions import QuestionTask
 from optout_train.config import BUNDLED_MODEL
 
 
@@ -38,7 +38,7 @@ def main() -> None:
             stages.append((name, time.perf_counter() - start))
 
         start = time.perf_counter()
-        task = EludeForget({"task": "elude_forget", "metadata": metadata})
+        task = QuestionTask({"task": "elude_forget", "metadata": metadata})
         timed("load records", start)
         start = time.perf_counter()
         task.build_all_requests(limit=None, rank=0, world_size=1)

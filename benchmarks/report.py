@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from lm_eval_elude.attacks.builders import ATTACKS
-from lm_eval_elude.core.dataset import MINI
-from lm_eval_elude.results.comparison import named_runs
-from lm_eval_elude.results.page.page import write_report
+from lm_eval_elude.data.bundled import DATA as MINI
+from lm_eval_elude.report.comparison import named_runs
+from lm_eval_elude.report.page.page import write_report
 
 TARGETS, FORGET, RETAIN, WORLD, PROMPTS = 20, 15_651, 9_095, 5_000, 100  # as published, in the scored splits
 FIELDS = ("question", "answer", "paraphrased_question", "paraphrased_answer")

@@ -27,8 +27,8 @@ from tables import DOCS, markdown, put
 
 from lm_eval_elude.attacks.builders import ATTACKS
 from lm_eval_elude.cli.tables import tables
-from lm_eval_elude.core.manifest import file_hashes
-from lm_eval_elude.results import paper
+from lm_eval_elude.data.files import file_hashes
+from lm_eval_elude.report import paper
 from optout_train.config import BUNDLED_MODEL, BUNDLED_REFERENCE
 
 PAGE, DATA = DOCS / "results.md", DOCS / "results.json"
@@ -174,26 +174,28 @@ def gradients() -> None:
     import torch
     from accelerate import Accelerator
 
-    from optout_train import setup, step
+    from optout_train import train
     from optout_train.config import build_config
+    from optout_train.data import passes
     from optout_train.sources import source_of
+    from optout_train.weights import quiet
 
-    setup.quiet()
+    quiet()
     rows = []
     for recipe in ("paper", "released"):
         config = build_config({"target": (RONALDO,), "recipe": recipe, "validate": False})
-        run = setup.prepare(config, source_of(config), Accelerator(cpu=True), lambda line: None)
+        run = train.prepare(config, source_of(config), Accelerator(cpu=True), lambda line: None)
         for number, indices in enumerate(run.plan[0], 1):
-            step.take_step(run, number, sum(map(len, run.plan)), indices)
+            train.take_step(run, number, sum(map(len, run.plan)), indices)
 
-        def norm(run: setup.Setup = run) -> float:
+        def norm(run: train.Setup = run) -> float:
             grads = [p.grad.norm() for p in run.model.parameters() if p.grad is not None]
             run.optimizer.zero_grad(set_to_none=True)
             return float(torch.stack(grads).norm())
 
         norms = []
-        for side in step.passes(run, run.plan[1][0]):
-            step.backward(run, side)
+        for side in passes(config, run.data, run.plan[1][0], 0, 1, run.device):
+            train.backward(run, side)
             norms.append(norm())
         distance = float(run.transport.add_gradient(config.transport_weight, len(run.plan[0]) + 1))
         norms.append(norm())

@@ -90,22 +90,23 @@ class Ours:
         import torch
         from accelerate import Accelerator
 
-        from optout_train import setup
+        from optout_train import train
         from optout_train.config import build_config
         from optout_train.sources import source_of
+        from optout_train.weights import quiet
 
         given: dict[str, Any] = {"model": str(base), "dataset": str(data), "method": method, "target": ("Ada Example",)}
         given |= {"batch_size": batch_size, "validate": False, "epochs": EPOCHS, **settings}
-        setup.quiet()
+        quiet()
         accelerator = Accelerator(cpu=not torch.accelerator.is_available())
         config = build_config(given)
-        self.run = run = setup.prepare(config, source_of(config), accelerator, lambda line: None)
+        self.run = run = train.prepare(config, source_of(config), accelerator, lambda line: None)
         self.plan = [indices for epoch in self.run.plan for indices in epoch]
-        _, seconds = timed(setup.score_reference, run.config, run.data, run.forget_loss, run.scorer, run.device)
+        _, seconds = timed(train.score_reference, run.config, run.data, run.scorer, run.device)
         self.reference_seconds = seconds / len(self.run.data.forget)
 
     def step(self, number: int, indices: Any) -> dict[str, float]:
-        from optout_train.step import take_step
+        from optout_train.train import take_step
 
         return take_step(self.run, number, len(self.plan), indices)
 
@@ -124,11 +125,13 @@ class Released:
     def __init__(self, ours: Ours) -> None:
         import torch
 
-        from optout_train.setup import load_model, make_optimizer
+        from lm_eval_elude.model.scorer import load_model
+        from optout_train.weights import make_optimizer
 
         self.torch, self.ours, self.config = torch, ours.run, ours.run.config
-        self.model, self.frozen = load_model(self.config).train(), load_model(self.config)
-        self.optimizer = make_optimizer(self.config, self.config.learning_rate, list(self.model.parameters()))
+        self.model, self.frozen = (load_model(self.config.model_path, dtype=torch.float32) for _ in range(2))
+        self.model.train()
+        self.optimizer = make_optimizer(self.config, self.ours.learning_rate, list(self.model.parameters()))
         self.total = len(ours.plan)
         self.slices = self.rest = 0.0
 
@@ -182,7 +185,7 @@ class Released:
         values["transport"] = float(distance.detach())
         values["grad_norm"] = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.max_grad_norm))
         for group in self.optimizer.param_groups:
-            group["lr"] = config.learning_rate * (1 - (number - 1) / self.total)
+            group["lr"] = self.ours.learning_rate * (1 - (number - 1) / self.total)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.rest = time.process_time() - began - self.slices

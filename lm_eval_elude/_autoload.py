@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-MODEL = "lm_eval_elude.backend.model:EludeLM"  # the harness imports it when `--model elude` is asked for, not before
+MODEL = "lm_eval_elude.model.backend:EludeLM"  # the harness imports it when `--model elude` is asked for, not before
 _PLUGIN_GROUP = "lm_eval.tasks"
 
 
@@ -119,7 +119,7 @@ def check_names(manager: "Any", folder: "Path") -> None:
         entries = {name: index[name] for name in names if name in index}
         own = [name for name, entry in entries.items() if entry.yaml_path and folder in entry.yaml_path.parents]
         if len(own) > 1:
-            from lm_eval_elude.harness import refuse_twice
+            from lm_eval_elude.tasks.harness import refuse_twice
 
             refuse_twice(own, index)
         return load(self, task_list, *args, **kwargs)

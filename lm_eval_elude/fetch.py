@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
+
+from lm_eval_elude.errors import UserError
 
 if TYPE_CHECKING:
     import httpx2
@@ -17,7 +20,7 @@ _LATER = frozenset((408, 409, 425, 429))  # and all from 500: worth another try
 
 
 class FetchError(OSError):
-    """No answer, or one beyond the bounds; the message says which.
+    """A server gave no answer, refused, or answered beyond the bounds; the message is one line and says which.
 
     Attributes:
         too_long: the server did answer, but with more than was allowed.
@@ -36,16 +39,31 @@ class Answer(NamedTuple):
     body: bytes
 
 
-def busy(answer: Answer) -> bool:
-    """Whether a server says that it cannot now."""
-    return answer.status >= 500 or answer.status in _LATER
+def base_address(flag: str, url: str) -> str:
+    """The base URL that a flag gave, without a slash at its end.
+
+    Raises:
+        UserError: it is none, or it holds a name and password. The message does not repeat those.
+    """
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        has_name = "@" in parts.netloc
+    except ValueError:
+        usable = has_name = False
+    if has_name or ("@" in url and not usable):
+        raise UserError(f"{flag}: give the address without a name and password; a key belongs into OPENAI_API_KEY")
+    if not usable:
+        raise UserError(f"{flag} {url[:200]}: an address like http://localhost:8000/v1 is expected")
+    return url.rstrip("/")
 
 
 async def fetch(
-    client: httpx2.AsyncClient, method: str, url: str, *, timeout: float, limit: int, retries: int,
-    again: Callable[[Answer], bool] = busy, **arguments: Any,
-) -> Answer:  # fmt: skip
-    """Ask, and ask again where no whole answer came or ``again`` says so; pauses grow, or are the server's.
+    client: httpx2.AsyncClient, method: str, url: str, *, timeout: float, limit: int, retries: int, **arguments: Any
+) -> Answer:
+    """Ask, and ask again where no whole answer came or the server cannot now; pauses grow, or are the server's.
+
+    Wikimedia says that it cannot with status 200 and a ``Retry-After``.
 
     Args:
         client: made with ``follow_redirects=False``: a redirect is an answer.
@@ -61,9 +79,10 @@ async def fetch(
         wait = min(8.0, 0.25 * 2 ** (retries - left)) * random.uniform(0.75, 1)
         try:
             answer = await _once(client, method, url, timeout, limit, arguments)
-            if not (left and again(answer)):
+            later = answer.status >= 500 or answer.status in _LATER or "retry-after" in answer.headers
+            if not (left and later):
                 return answer
-            wait = _asked_pause(answer.headers, wait)
+            wait = requested_pause(answer.headers, wait)
         except FetchError as error:
             if error.too_long or not left:
                 raise
@@ -94,7 +113,7 @@ async def _once(
         raise FetchError(str(error) or type(error).__name__) from None
 
 
-def _asked_pause(headers: Mapping[str, str], otherwise: float) -> float:
+def requested_pause(headers: Mapping[str, str], otherwise: float) -> float:
     """Seconds that ``Retry-After`` (seconds or a date) or ``retry-after-ms`` ask for, within bounds."""
     try:
         if "retry-after-ms" in headers:
@@ -103,6 +122,6 @@ def _asked_pause(headers: Mapping[str, str], otherwise: float) -> float:
             seconds = parsedate_to_datetime(text).timestamp() - time.time()
         else:
             seconds = float(text)
-    except ValueError:
+    except (ValueError, OverflowError):  # no number and no date, or a date after the last year that there is
         return otherwise
     return min(max(0.0, seconds), MAX_PAUSE) if seconds == seconds else otherwise

@@ -7,36 +7,34 @@ was asked and answered can be kept in a :class:`Journal`, so that a run that was
 from __future__ import annotations
 
 import asyncio
-import base64
 import hashlib
+import html
 import ipaddress
 import json
 import os
 import re
-from collections.abc import Callable
+from base64 import b64encode
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
-from urllib.parse import quote, urlsplit, urlunsplit
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
-from lm_eval_elude.core import jsonio
-from lm_eval_elude.core.records import DataError
-from lm_eval_elude.fetch import Answer, FetchError, fetch
+import msgspec
+from filelock import FileLock, Timeout
+
+from lm_eval_elude.data import jsonio
+from lm_eval_elude.errors import UserError
+from lm_eval_elude.fetch import Answer, FetchError, base_address, fetch
 
 MAX_REPLY = 1 << 20  # bytes of one reply
 MAX_KEPT = 4000  # characters of a reply that are shown or written down
 # So many items in a row without an answer mean that the endpoint is gone, not busy.
 PATIENCE = 10
 KNOCK = "Reply with the JSON object {} and nothing else."
-_ENDPOINT = "/chat/completions"
+CUT = "the reply is cut off at the endpoint's token limit"
+_REFUSED = frozenset((400, 413, 422))  # what an endpoint says of a text that it does not take
 T = TypeVar("T")
-
-
-class EndpointError(OSError):
-    """The endpoint cannot be used; the message is one line and says what to do."""
-
-
-class BudgetError(EndpointError):
-    """The token budget is used up."""
 
 
 class BadReply(ValueError):
@@ -50,11 +48,13 @@ class Reply(NamedTuple):
         text: what it wrote, "" where there is a reason.
         reason: what is wrong with the reply as a chat completion; "" where nothing is.
         kept: as much of the body as may be shown or written down, without secrets.
+        is_completion: whether it is the model's; a refusal or a broken body is the server's, and no journal keeps it.
     """
 
     text: str
     reason: str
     kept: str
+    is_completion: bool = True
 
 
 class Outcome(NamedTuple, Generic[T]):
@@ -79,47 +79,53 @@ def estimate(text: str) -> int:
 
 
 def is_local(url: str) -> bool:
-    """Whether an address is this machine's."""
-    host = urlsplit(url).hostname or ""
+    """Whether an endpoint's address is this machine's. Errors as of :func:`~lm_eval_elude.fetch.base_address`."""
+    host = urlsplit(base_address("--llm", url)).hostname or ""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
 
 
+class _Row(msgspec.Struct):
+    """A finished call: SHA-256 of what was asked, text, reason and kept of the reply, tokens in and out."""
+
+    key: str
+    reply: tuple[str, str, str]
+    usage: tuple[int, int]
+
+
 class Journal:
     """What was asked and answered: one line for each finished call, only ever appended to.
 
     Raises:
-        DataError: a line is not the journal's, or another process writes to it.
+        UserError: a line is not the journal's, or another process writes to it.
     """
 
     def __init__(self, path: Path) -> None:
-        import fcntl
-
-        self._file = path.open("a+b")
+        self._lock = FileLock(f"{path}.lock", blocking=False)
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise DataError(f"{path}: another process is at work there") from None
+            self._lock.acquire()
+        except Timeout:
+            raise UserError(f"{path}: another process is at work there") from None
+        self._file = path.open("a+b")
         self._file.seek(0)
-        content = self._file.read()
-        whole = content[: content.rfind(b"\n") + 1]
-        self.rows: dict[str, dict[str, Any]] = {}
-        for number, line in enumerate(whole.split(b"\n")[:-1], 1):
-            row = jsonio.loads(line.decode(errors="replace"), f"{path.name}, row {number}")
-            if not isinstance(row, dict) or not {"key", "reply", "usage"} <= row.keys():
-                raise DataError(f"{path.name}, row {number}: not a row of this journal")
-            self.rows[row["key"]] = row
-        self._file.truncate(len(whole))  # a kill can cut the last line
+        *lines, half = self._file.read().split(b"\n")
+        self.rows: dict[str, _Row] = {}
+        for number, line in enumerate(lines, 1):
+            where = f"{path}, row {number}"
+            row = jsonio.check(jsonio.loads(line.decode(errors="replace"), where), _Row, where)
+            self.rows[row.key] = row
+        self._file.truncate(self._file.tell() - len(half))  # a kill can cut the last line
 
-    def append(self, row: dict[str, Any]) -> None:
-        self._file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+    def append(self, row: _Row) -> None:
+        self._file.write(json.dumps(msgspec.structs.asdict(row), ensure_ascii=False).encode() + b"\n")
         self._file.flush()
-        self.rows[row["key"]] = row
+        self.rows[row.key] = row
 
     def close(self) -> None:
         self._file.close()
+        self._lock.release()
 
 
 class Client:
@@ -137,7 +143,7 @@ class Client:
         options: further fields of every request, e.g. ``max_tokens``.
 
     Raises:
-        EndpointError: the ``httpx2`` package is missing, or the URL is none.
+        UserError: the ``httpx2`` package is missing, or the URL or the key cannot be used.
     """
 
     def __init__(
@@ -147,27 +153,26 @@ class Client:
         try:
             import httpx2
         except ImportError as error:
-            raise EndpointError(f"package {error.name!r} is missing: pip install 'lm-eval-elude[llm]'") from None
-        try:
-            parts = urlsplit(url)
-            port = f":{parts.port}" if parts.port else ""
-        except ValueError as error:
-            raise EndpointError(f"--llm: not an address ({error})") from None
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise EndpointError(f"--llm {url[:200]}: an address like http://localhost:8000/v1 is expected")
+            raise UserError(f"package {error.name!r} is missing: pip install 'lm-eval-elude[llm]'") from None
+        self._url = f"{base_address('--llm', url)}/chat/completions"
         key = os.environ.get("OPENAI_API_KEY", "")
+        if not (key.isascii() and key.isprintable() and key == key.strip()):
+            raise UserError(
+                "OPENAI_API_KEY: it has a character that no HTTP header can hold (a line end, a space at an end, a "
+                "letter that is not ASCII); set it again"
+            )
         # Shorter ones are placeholders ("none", "test"), which stand in any text.
-        secrets = [secret for secret in (key, parts.password or "") if len(secret) >= 8]
-        self._secrets = [form for secret in secrets for form in _spellings(secret)]
+        self._spellings = sorted(_spellings(key), key=len, reverse=True) if len(key) >= 8 else []
         self.model, self.journal, self.budget = model, journal, budget
-        self.shown = urlunsplit(parts._replace(netloc=f"{parts.hostname}{port}", query=""))
+        self.shown = urlunsplit(urlsplit(url)._replace(query="", fragment=""))
         self.usage = Usage()
         for row in journal.rows.values() if journal else ():
-            self._count(row["usage"])
-        self._url, self._timeout, self._retries = url.rstrip("/") + _ENDPOINT, timeout, retries
+            self._count(row.usage)
+        self._timeout, self._retries = timeout, retries
         self._options, self._failures = options or {}, 0
         self._takes_schemas = True
         self._slots = asyncio.Semaphore(workers)
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._http = httpx2.AsyncClient(
             headers={"Authorization": f"Bearer {key or 'none'}", "Accept-Encoding": "identity"},
             limits=httpx2.Limits(max_connections=workers),
@@ -190,20 +195,20 @@ class Client:
         """One request before the many: a wrong URL, key or model is said at once.
 
         Raises:
-            EndpointError: no answer, or a refusal that trying again cannot change.
+            UserError: no answer, or a refusal that trying again cannot change.
         """
         try:
             answer = await self._post(_turns(KNOCK), 1, self._options | {"max_tokens": 16})
         except FetchError as error:
             if error.too_long:
                 return
-            raise EndpointError(
+            raise UserError(
                 f"--llm {self.shown}: no answer within {self._timeout:g} s ({self.redact(str(error))}); "
                 "is the server running, and is this its base URL (it mostly ends in /v1)?"
             ) from None
         # Busy or broken for now is left to the retries of the many.
         if 300 <= answer.status < 500 and answer.status not in {408, 409, 429}:
-            raise EndpointError(
+            raise UserError(
                 f"--llm {self.shown}: refuses model {self.model!r} ({self._refusal(answer)}); "
                 "check --llm, --llm-model and OPENAI_API_KEY"
             )
@@ -223,16 +228,18 @@ class Client:
                 reply is trusted to.
 
         Raises:
-            BudgetError: the budget is used up.
+            UserError: the budget is used up.
         """
         rejects: list[tuple[str, str]] = []
-        for attempt in range(attempts):
+        completions = 0  # a server's refusal is no attempt of the model: the journal's keys do not depend on it
+        for _ in range(attempts):
             try:
-                reply = await self.ask(text, system=system, attempt=attempt, schema=schema)
+                reply = await self.ask(text, system=system, attempt=completions, schema=schema)
             except FetchError as error:
                 self._failures += 1
                 return Outcome(None, [*rejects, ("", f"no answer: {self.redact(str(error))}")], failed=True)
             self._failures = 0
+            completions += reply.is_completion
             try:
                 if reply.reason:
                     raise BadReply(reply.reason)
@@ -249,58 +256,70 @@ class Client:
 
         Raises:
             FetchError: no answer once the retries are used up.
-            BudgetError: the budget is used up.
+            UserError: the budget is used up.
         """
         turns = _turns(text, system)
-        asked = json.dumps([self.model, turns, attempt], ensure_ascii=False)
-        key = hashlib.sha256(asked.encode()).hexdigest()
-        if self.journal and key in self.journal.rows:
-            return Reply(*self.journal.rows[key]["reply"])
-        async with self._slots:
-            spent = self.usage.tokens_in + self.usage.tokens_out
-            if self.budget is not None and spent + estimate(asked) > self.budget:
-                raise BudgetError(
-                    f"the token budget of {self.budget:,} is used up ({spent:,} in {self.usage.calls} calls); "
-                    "the same command with a larger one goes on from here"
-                )
-            reply, usage = await self._call(turns, schema)
-        self._count(usage)
-        if self.journal:
-            self.journal.append({"key": key, "reply": list(reply), "usage": usage})
+        request = json.dumps([self.model, turns, attempt], ensure_ascii=False)
+        key = hashlib.sha256(request.encode()).hexdigest()
+        async with self._locks[key]:  # the same words a second time wait for the first answer
+            if self.journal and key in self.journal.rows:
+                return Reply(*self.journal.rows[key].reply)
+            async with self._slots:
+                spent = self.usage.tokens_in + self.usage.tokens_out
+                if self.budget is not None and spent + estimate(request) > self.budget:
+                    raise UserError(
+                        f"the token budget of {self.budget:,} is used up ({spent:,} in {self.usage.calls} calls); "
+                        "the same command with a larger one goes on from here"
+                    )
+                reply, usage = await self._call(turns, schema)
+            self._count(usage)
+            if self.journal and reply.is_completion:
+                self.journal.append(_Row(key, reply[:3], usage))
         return reply
 
     def redact(self, text: str) -> str:
         """A server's text as it may be shown and kept: without the key, short, without control characters."""
-        for secret in self._secrets:
-            text = text.replace(secret, "[secret]")
-        plain = re.sub(r"\\u([0-9a-fA-F]{4})", lambda match: chr(int(match[1], 16)), text)
-        if any(secret in plain for secret in self._secrets):
-            return "[withheld: the secret stands in it, written with escapes]"
+        for spelling in self._spellings:
+            text = text.replace(spelling, "[secret]")
+        if self._exposes(text):
+            return "[withheld: the key stands in it, in another spelling]"
         text = "".join(c if c.isprintable() or c in "\n\t" else " " for c in text.encode(errors="replace").decode())
         return text if len(text) <= MAX_KEPT else f"{text[:MAX_KEPT]}... ({len(text):,} characters)"
 
-    async def _call(self, turns: list[dict[str, str]], schema: dict[str, Any] | None) -> tuple[Reply, list[int]]:
+    def _exposes(self, text: str) -> bool:
+        """Whether the key can be read in a text, also once the text's escapes are taken out."""
+        return bool(self._spellings) and any(
+            spelling in variant for variant in _unescaped(text) for spelling in self._spellings
+        )
+
+    async def _call(self, turns: list[dict[str, str]], schema: dict[str, Any] | None) -> tuple[Reply, tuple[int, int]]:
+        asked = estimate(str(turns))
         options = self._options
         if schema and self._takes_schemas:
             form = {"name": "reply", "strict": True, "schema": schema}
             options = options | {"response_format": {"type": "json_schema", "json_schema": form}}
         try:
             answer = await self._post(turns, self._retries, options)
-            if answer.status in (400, 422) and options is not self._options:
-                self._takes_schemas = False
+            if answer.status in _REFUSED and options is not self._options:
                 answer = await self._post(turns, self._retries, self._options)
+                if answer.status not in _REFUSED:
+                    self._takes_schemas = False
         except FetchError as error:
             if not error.too_long:
                 raise
-            return Reply("", str(error), ""), [estimate(str(turns)), MAX_REPLY // 4]
+            return Reply("", str(error), "", False), (asked, MAX_REPLY // 4)
+        if answer.status in _REFUSED:
+            return Reply("", f"refused: {self._refusal(answer)}", "", False), (asked, 0)
         if answer.status != 200:
             raise FetchError(self._refusal(answer))
         body = answer.body.decode(errors="replace")
-        text, reason, usage = parse_completion(body)
-        if any(secret in text for secret in self._secrets):
-            reason = "the reply holds the key"
-        reply = Reply("" if reason else text, self.redact(reason), self.redact(body))
-        return reply, usage or [estimate(str(turns)), estimate(body)]
+        reply, usage = parse_completion(body)
+        if self._exposes(reply.text):
+            reply = reply._replace(text="", reason="the reply holds the key")
+        return reply._replace(reason=self.redact(reply.reason), kept=self.redact(body)), usage or (
+            asked,
+            estimate(body),
+        )
 
     async def _post(self, turns: list[dict[str, str]], retries: int, options: dict[str, Any]) -> Answer:
         content = json.dumps({"model": self.model, "messages": turns, **options}).encode()
@@ -313,32 +332,38 @@ class Client:
         text = " ".join(answer.body[: 4 * MAX_KEPT].decode(errors="replace").split())
         return f"HTTP {answer.status} {self.redact(text)[:200]}".strip()
 
-    def _count(self, usage: list[int]) -> None:
+    def _count(self, usage: tuple[int, int]) -> None:
         self.usage = Usage(self.usage.calls + 1, self.usage.tokens_in + usage[0], self.usage.tokens_out + usage[1])
 
 
-def parse_completion(body: str) -> tuple[str, str, list[int] | None]:
-    """The text of a chat completion's body, what is wrong with it, and the tokens it says that it cost."""
+class _Message(msgspec.Struct):
+    content: Any = None
+
+
+class _Choice(msgspec.Struct):
+    message: _Message
+    finish_reason: Any = None
+
+
+class _Body(msgspec.Struct):
+    choices: Annotated[list[_Choice], msgspec.Meta(min_length=1)]
+    usage: dict[str, Any] | None = None
+
+
+def parse_completion(text: str) -> tuple[Reply, tuple[int, int] | None]:
+    """The reply in the body of an answer, and the tokens that it says it cost; ``kept`` is still to be redacted."""
     try:
-        table = jsonio.loads(body, "the body")
-        choice = table["choices"][0]
-        content = choice["message"]["content"]
-    except (DataError, KeyError, IndexError, TypeError) as error:
-        return "", f"the body is no chat completion{f' ({error})' if isinstance(error, DataError) else ''}", None
-    try:
-        usage: list[int] | None = [table["usage"][field] for field in ("prompt_tokens", "completion_tokens")]
-    except (KeyError, TypeError):
-        usage = None
-    if usage and not all(type(n) is int and 0 <= n < 10**7 for n in usage):
-        usage = None
-    if choice.get("finish_reason") == "length":
-        return "", CUT, usage
+        body = jsonio.check(jsonio.loads(text, "the body"), _Body, "the body")
+    except UserError as error:
+        return Reply("", f"the body is no chat completion ({error})", text, False), None
+    counts: list[Any] = [(body.usage or {}).get(name) for name in ("prompt_tokens", "completion_tokens")]
+    usage = (counts[0], counts[1]) if all(type(n) is int and 0 <= n < 10**7 for n in counts) else None
+    content = body.choices[0].message.content
+    if body.choices[0].finish_reason == "length":
+        return Reply("", CUT, text), usage
     if not isinstance(content, str) or not content.strip():
-        return "", "the reply is empty", usage
-    return content, "", usage
-
-
-CUT = "the reply is cut off at the endpoint's token limit"
+        return Reply("", "the reply is empty", text), usage
+    return Reply(content, "", text), usage
 
 
 def parse_table(text: str) -> dict[str, Any]:
@@ -350,7 +375,7 @@ def parse_table(text: str) -> dict[str, Any]:
     fenced = re.search(r"```(?:json)?\s*(.*?)```", text, re.DOTALL)
     try:
         table = jsonio.loads(fenced.group(1) if fenced else text, "the reply")
-    except DataError as error:
+    except UserError as error:
         raise BadReply(f"the reply is no JSON object ({error})") from None
     if not isinstance(table, dict):
         raise BadReply("the reply is no JSON object")
@@ -363,5 +388,22 @@ def _turns(text: str, system: str = "") -> list[dict[str, str]]:
 
 
 def _spellings(secret: str) -> set[str]:
-    """A secret as it stands in plain text, JSON, addresses and basic authentication."""
-    return {secret, json.dumps(secret)[1:-1], quote(secret), base64.b64encode(secret.encode()).decode()}
+    """A secret as it stands in plain text, JSON, addresses, hexadecimal and base64, there also within a longer text."""
+    content = secret.encode()
+    forms = {secret, json.dumps(secret)[1:-1], quote(secret, safe=""), content.hex(), b64encode(content).decode()}
+    for before in range(3):  # bytes beside it shift its code; the characters at the ends are theirs in part
+        code = b64encode(bytes(before) + content).decode().rstrip("=")[(8 * before + 5) // 6 : -1]
+        forms |= {code, code.replace("+", "-").replace("/", "_")}
+    return forms
+
+
+def _unescaped(text: str) -> Iterator[str]:
+    """A text, and the texts that its JSON escapes (also escaped ones), percent signs and entities stand for."""
+    for _ in range(4):
+        yield text
+        yield unquote(text)
+        plain = re.sub(r"\\(?:u([0-9a-fA-F]{4})|(.))", lambda m: chr(int(m[1], 16)) if m[1] else m[2], text)
+        plain = html.unescape(plain)
+        if plain == text:
+            return
+        text = plain

@@ -6,84 +6,72 @@ import logging
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import click
 
-from optout_train.config import BUNDLED_RECIPE, METHODS, ConfigError, TrainConfig, build_config, flag
+from lm_eval_elude.errors import UserError, printable
+from optout_train.config import AUTO, BUNDLED_RECIPE, CHOICES, METHODS, TrainConfig, build_config, flag
+
+# What --help says of each flag, by section.
+FLAGS: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_name("flags.toml").read_text(encoding="utf-8"))
+HELP = {name: text for section in FLAGS.values() for name, text in section.items()}
 
 
-def _config_options(command: Callable[..., None]) -> Callable[..., None]:
-    for spec in reversed(fields(TrainConfig)):
-        assert spec.default is not MISSING
-        name, default, help = flag(spec.name), spec.default, spec.metadata["help"]
-        shown = "" if default in ((), "") or isinstance(default, bool) else f"  [default: {_shown(spec.name, default)}]"
-        settings: dict[str, Any] = {"default": None, "help": f"{help}{shown}"}
-        if isinstance(default, bool):
-            command = click.option(f"{name}/--no-{name[2:]}", spec.name, **settings)(command)
-        elif isinstance(default, tuple):
-            command = click.option(name, spec.name, multiple=True, metavar="NAME", **settings)(command)
-        elif spec.name == "transport_weight":
-            command = click.option(name, "--lambda", spec.name, type=float, **settings)(command)
-        else:
-            kind = click.Choice(spec.metadata["choices"]) if spec.metadata["choices"] else type(default)
-            command = click.option(name, spec.name, type=kind, **settings)(command)
-    return command
-
-
-def _shown(name: str, default: Any) -> str:
-    return f"{default}; bundled model: {BUNDLED_RECIPE[name]}" if name in BUNDLED_RECIPE else str(default)
-
-
-# The sections of ``--help``, a newcomer's flags first.
-GROUPS = {
-    "Start here": ("target", "model", "dataset", "method", "output_dir", "resume", "overwrite"),
-    "Model": (
-        "revision", "dtype", "autocast", "lora", "lora_rank", "lora_alpha", "merge", "gradient_checkpointing",
-        "compile",
-    ),
-    "Data": ("forget_split", "tofu_evaluator", "learn", "strict"),
-    "Objective": (
-        "forget_loss", "forget_weight", "retain_weight", "world_weight", "world_only", "transport_weight", "distance",
-        "directions", "eta", "recipe", "npo_form", "nll_average", "self_distill",
-    ),
-    "Stranger loss": ("answers", "bound", "elicit", "teachers", "reverse"),
-    "Schedule": (
-        "epochs", "batch_size", "micro_batch_size", "updates", "learning_rate", "weight_decay", "decay_vectors",
-        "max_grad_norm", "clip_forget", "validate", "patience", "seed",
-    ),
-    "Output": ("checkpoint_every", "tracker", "beside", "no_score"),
-    "Distributed": ("shard",),
-}  # fmt: skip
-
-
-class _Grouped(click.Command):
-    """A command whose ``--help`` has a section for each of :data:`GROUPS`."""
+class _Sections(click.Command):
+    """A command whose ``--help`` has a section for each of :data:`FLAGS`."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the sections; what no section names comes last."""
         shown = {option.name: record for option in self.get_params(ctx) if (record := option.get_help_record(ctx))}
-        sections = [(title, [shown.pop(name) for name in names]) for title, names in GROUPS.items()]
+        sections = [(title, [shown.pop(name) for name in names]) for title, names in FLAGS.items()]
         for title, records in [*sections, ("Other", list(shown.values()))]:
             with formatter.section(title):
                 formatter.write_dl(records)
 
 
-@click.command(cls=_Grouped, epilog=f"Methods: {', '.join(METHODS)}.", context_settings={"max_content_width": 110})
+def _option(name: str, *names: str, **settings: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    return click.option(flag(name), *names, name, **{"help": HELP[name], **settings})
+
+
+def _config_options(command: Callable[..., None]) -> Callable[..., None]:
+    for spec in reversed(fields(TrainConfig)):
+        name, default = spec.name, spec.default
+        settings: dict[str, Any] = {"default": None, "type": type(default)}
+        if isinstance(default, bool):
+            command = click.option(f"{flag(name)}/--no-{flag(name)[2:]}", name, default=None, help=HELP[name])(command)
+            continue
+        if isinstance(default, tuple):
+            settings |= {"multiple": True, "metavar": "NAME", "type": str}
+        elif name in CHOICES:
+            settings["type"] = click.Choice(CHOICES[name])
+        elif name == "learning_rate":
+            settings |= {"type": _rate, "metavar": f"FLOAT|{AUTO}"}
+        if default not in ((), ""):
+            bundled = f"; bundled model: {BUNDLED_RECIPE[name]}" if name in BUNDLED_RECIPE else ""
+            settings["help"] = f"{HELP[name]}  [default: {default}{bundled}]"
+        command = _option(name, *(["--lambda"] if name == "transport_weight" else []), **settings)(command)
+    return command
+
+
+def _rate(text: str) -> float | str:
+    return text if text == AUTO else float(text)
+
+
+@click.command(cls=_Sections, epilog=f"Methods: {', '.join(METHODS)}.", context_settings={"max_content_width": 110})
 @_config_options
-@click.option("--world-only", is_flag=True, help="No neighbours: the world set alone keeps the rest.")
-@click.option("--output-dir", type=click.Path(path_type=Path), help="[default: runs/TARGET-METHOD, or SPLIT-METHOD]")
-@click.option("--overwrite", is_flag=True, help="Replace an existing run.")
-@click.option("--resume", is_flag=True, help="Go on with an interrupted run; start if there is none.")
-@click.option(
-    "--checkpoint-every", type=click.IntRange(min=0), default=0, help="Steps between checkpoints  [default: an epoch]"
-)
-@click.option("--tracker", type=click.Choice(["tensorboard", "wandb", "trackio"]), help="Also log there.")
-@click.option("--beside", type=click.Path(path_type=Path), help="Score this checkpoint too, in the same table.")
-@click.option("--no-score", is_flag=True, help="Skip the scores before and after.")
+@_option("world_only", is_flag=True)
+@_option("output_dir", type=click.Path(path_type=Path))
+@_option("overwrite", is_flag=True)
+@_option("resume", is_flag=True)
+@_option("checkpoint_every", type=click.IntRange(min=0), default=0)
+@_option("tracker", type=click.Choice(["tensorboard", "wandb", "trackio"]))
+@_option("beside", type=click.Path(path_type=Path))
+@_option("no_score", is_flag=True)
 def command(
     world_only: bool, output_dir: Path | None, overwrite: bool, resume: bool, checkpoint_every: int,
     tracker: str | None, beside: Path | None, no_score: bool, **given: Any,
@@ -92,25 +80,30 @@ def command(
     named = {k: v for k, v in given.items() if v is not None and v != ()}
     config = build_config(_launched() | named, world_only=world_only)
     if overwrite and resume:
-        raise ConfigError("--overwrite and --resume contradict each other")
+        raise UserError("--overwrite and --resume contradict each other")
     if beside:
         from optout_train.score import earlier
 
         earlier(beside)
     main = os.environ.get("RANK", "0") == "0"
-    say: Callable[[str], None] = (lambda line: click.echo(line, err=True)) if main else (lambda line: None)
-    if "model" not in {k for k, v in given.items() if v is not None}:
+    say: Callable[[str], object] = (lambda line: click.echo(printable(line), err=True)) if main else str
+    if "model" not in named:
         say("no --model given: unlearning in the bundled tiny model")
     output = output_dir or _default_output(config)
     for name in ("torchao", "torch.utils._pytree"):  # they warn about their own insides while being imported
         logging.getLogger(name).setLevel(logging.ERROR)
-    from optout_train.loop import RunOptions, train
+    from optout_train.train import train
 
-    trained = train(config, RunOptions(output, overwrite, resume, checkpoint_every, tracker or ""), say)
-    scored = no_score or (not trained and any((output / "scores" / "after").glob("results_*.json")))
-    finished = f"{output} is finished: nothing to {'do' if scored else 'train'}"
-    say(f"checkpoint: {output}" if trained else finished)
-    if main and not scored:
+    trained = train(
+        config, output, say, overwrite=overwrite, resume=resume, checkpoint_every=checkpoint_every,
+        tracker=tracker or "",
+    )  # fmt: skip
+    if main and not no_score:
+        from optout_train.score import is_scored
+
+        no_score = is_scored(config, output.absolute(), beside and beside.absolute())
+    say(f"checkpoint: {output}" if trained else f"{output} is finished: nothing to {'do' if no_score else 'train'}")
+    if main and not no_score:
         click.echo(_score(config, output.absolute(), beside and beside.absolute()))
 
 
@@ -121,14 +114,14 @@ def _launched() -> dict[str, Any]:
     """
     for plugin in ("DEEPSPEED", "MEGATRON_LM"):
         if os.environ.get(f"ACCELERATE_USE_{plugin}", "false").lower() == "true":
-            raise ConfigError(f"accelerate launch is configured for {plugin}; take FSDP, or multi-GPU with --shard")
+            raise UserError(f"accelerate launch is configured for {plugin}; take FSDP, or multi-GPU with --shard")
     found = {}
     if os.environ.pop("ACCELERATE_USE_FSDP", "false").lower() == "true":
         found["shard"] = True
     if (precision := os.environ.pop("ACCELERATE_MIXED_PRECISION", "no").lower()) == "bf16":
         found["autocast"] = True
     elif precision != "no":
-        raise ConfigError(f"accelerate launch is configured for mixed precision {precision}; take bf16 or no")
+        raise UserError(f"accelerate launch is configured for mixed precision {precision}; take bf16 or no")
     return found
 
 
@@ -163,7 +156,7 @@ _DISTRIBUTED = {
 
 
 def main() -> None:
-    """Run the command; bad input is one line and exit code 2, a failed run 1, Ctrl-C 130."""
+    """Run the command; what cannot be used is one line and exit code 2, out of memory 1, Ctrl-C 130."""
     # Threads that spin while they wait for each other make a run beside busy processes many times slower. The OpenMP
     # library reads this when torch is imported; how many threads there are, and so the bytes, does not change.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -173,28 +166,20 @@ def main() -> None:
         sys.exit(_say("interrupted; --resume goes on from the last checkpoint", 130))
     except click.ClickException as error:
         sys.exit(_say(f"Error: {error.format_message()}", 2))
+    except UserError as error:
+        sys.exit(_say(f"Error: {error}", 2))
     except Exception as error:
-        name, home = type(error).__name__, type(error).__module__.split(".")[0]
-        # By name where the class lies behind an import of torch or safetensors.
-        disk = isinstance(error, OSError) or name == "SafetensorError"
-        ours = isinstance(error, ValueError) and home in ("optout_train", "lm_eval_elude")
-        if not (disk or ours or name in _FAILED):
+        # By name: the classes lie behind an import of torch or safetensors.
+        if type(error).__name__ == "OutOfMemoryError":
+            sys.exit(_say(f"Error: {error}; give a smaller --micro-batch-size, --gradient-checkpointing or --lora", 1))
+        if not isinstance(error, OSError) and type(error).__name__ != "SafetensorError":
             raise
-        hint = "; a checkpoint that was written is whole: free the disk or check --output-dir, then --resume"
-        line = f"Error: {' '.join(str(error).split())}{hint if disk else _FAILED.get(name, '')}"
-        sys.exit(_say(line, 1 if name in _FAILED else 2))
-
-
-# Failures of a run that was asked for rightly, and what may help.
-_FAILED = {
-    "TrainingError": "",
-    "ScoreError": "",
-    "OutOfMemoryError": "; give a smaller --micro-batch-size, --gradient-checkpointing or --lora",
-}
+        hint = "a checkpoint that was written is whole: free the disk or check --output-dir, then --resume"
+        sys.exit(_say(f"Error: {error}; {hint}", 2))
 
 
 def _say(line: str, code: int) -> int:
-    click.echo(line, err=True)
+    click.echo(printable(line), err=True)
     return code
 
 

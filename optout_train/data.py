@@ -3,35 +3,31 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count, islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
-from lm_eval_elude.core.chat import Encoded, Renderer
-from lm_eval_elude.core.dataset import Subset
-from lm_eval_elude.core.logprobs import IGNORE
-from lm_eval_elude.core.records import DataError, QARecord
+from lm_eval_elude.data.records import QARecord
+from lm_eval_elude.data.sets import Subset
+from lm_eval_elude.errors import UserError
+from lm_eval_elude.text.chat import Encoded, Renderer
 from optout_train.config import TrainConfig
-from optout_train.losses import FORGET
 from optout_train.sources import Source
 
-
-class Batch(NamedTuple):
-    """Right-padded to the longest sample: ``ids`` and ``labels`` (batch, length), labels on the answer only."""
-
-    ids: Tensor
-    labels: Tensor
+SUBSETS: tuple[Subset, ...] = ("forget", "retain", "world")
+# Tokens of one pass on a CPU: enough for its matrix products, few enough to pad little and stay near the caches.
+CPU_PASS = 768
 
 
 class Lesson(NamedTuple):
-    """A sequence that the initial model made before training; the last three have one row for each token learnt.
+    """A sequence with what each of its last tokens is to become, made with the initial model before training.
 
     Attributes:
         ids, answer_start: as in ``Encoded``; what is distilled starts where its set's questions differ.
@@ -41,16 +37,6 @@ class Lesson(NamedTuple):
 
     ids: list[int]
     answer_start: int
-    bounds: Tensor
-    top: Tensor
-    shares: Tensor
-
-
-class Lessons(NamedTuple):
-    """A :class:`Batch` of lessons, whose rows for each token learnt follow one another."""
-
-    ids: Tensor
-    labels: Tensor
     bounds: Tensor
     top: Tensor
     shares: Tensor
@@ -71,12 +57,24 @@ class Share(NamedTuple):
     weights: tuple[float, ...]
 
 
+class Pass(NamedTuple):
+    """One forward and backward pass of a step: its set, records, their samples and each record's weight in the mean.
+
+    Where a record brings several samples, the first of all records come first, then the second of all.
+    """
+
+    name: Subset
+    records: tuple[int, ...]
+    samples: tuple[Encoded | Lesson, ...]
+    weights: tuple[float, ...]
+
+
 @dataclass(frozen=True)
 class EncodedRecords:
     """Records with their token ids, rendered when first asked for.
 
     Raises:
-        DataError: a sample is longer than the model's context; nothing is cut.
+        UserError: a sample is longer than the model's context; nothing is cut.
     """
 
     name: str
@@ -96,7 +94,7 @@ class EncodedRecords:
             texts = self.renderer.prompt(record.question), self.renderer.answer(answer or record.answer)
             encoded = self.renderer.encode_pair(*texts)
             if len(encoded.ids) > self.limit:
-                raise DataError(
+                raise UserError(
                     f"{self.name} record {index + 1} ({record.question[:60]!r}) has {len(encoded.ids)} tokens, but "
                     f"--model takes {self.limit}; shorten or remove it"
                 )
@@ -123,24 +121,24 @@ class TrainingData(NamedTuple):
     world: EncodedRecords
     sequences: Mapping[str, Sequence[str | Lesson]]
     fingerprints: dict[str, str]
-    kept: Mapping[str, Mapping[int, Lesson]] = MappingProxyType({})
+    kept: Mapping[Subset, Mapping[int, Lesson]] = MappingProxyType({})
 
-    def samples(self, name: str, record: int, reads: Sequence[str]) -> tuple[Encoded | Lesson, ...]:
+    def samples(self, name: Subset, record: int, reads: Sequence[str]) -> tuple[Encoded | Lesson, ...]:
         """The sequences that a record of a set brings into its loss; ``reads`` says which in the forget set."""
         if name in self.kept:
             return (self.kept[name][record],)
         if name != "forget":
             return (getattr(self, name).encode(record),)
-        found = (self.sequences[kind][record] for kind in reads)
-        return tuple(self.forget.encode(record, one) if isinstance(one, str) else one for one in found)
+        sequences = (self.sequences[kind][record] for kind in reads)
+        return tuple(self.forget.encode(record, s) if isinstance(s, str) else s for s in sequences)
 
-    def steps(self, config: TrainConfig, reads: Sequence[str]) -> list[list[StepIndices]]:
+    def plan(self, config: TrainConfig) -> list[list[StepIndices]]:
         """The records of every step, by epoch: see :func:`plan_steps`. Where records have turns, an epoch is one."""
-        count = len(self.forget)
-        turns = max([1, *(len(self.sequences.get(kind, ())) // max(count, 1) for kind in reads)])
-        plan = plan_steps(count, len(self.retain), len(self.world), config.epochs, config.batch_size, config.seed)
+        size, reads = len(self.forget), config.loss.reads
+        turns = max([1, *(len(self.sequences.get(kind, ())) // max(size, 1) for kind in reads)])
+        plan = plan_steps(size, len(self.retain), len(self.world), config.epochs, config.batch_size, config.seed)
         return [
-            [step._replace(forget=tuple(i + count * (epoch % turns) for i in step.forget)) for step in steps]
+            [step._replace(forget=tuple(i + size * (epoch % turns) for i in step.forget)) for step in steps]
             for epoch, steps in enumerate(plan)
         ]
 
@@ -164,11 +162,11 @@ def load_training_data(
         say: prints one line for the user, about odd rows.
 
     Raises:
-        DataError: a set is missing (the flag that would do without it is named), or a sample is too long.
+        UserError: a set is missing (the flag that would do without it is named), or a sample is too long.
     """
     # What each set that a step draws from is made of: fine-tuning passes over all there is in the forget set's place.
     parts: dict[str, tuple[Subset, ...]] = {"forget": ("forget",)}
-    if FORGET[config.forget_loss].learns:
+    if config.loss.learns:
         parts["forget"] = ("forget", "retain") if config.learn == "all" else ("retain",)
     parts |= {"retain": ("retain",) if config.retain_weight else (), "world": ("world",) if config.world_weight else ()}
     sets: dict[str, EncodedRecords] = {}
@@ -178,9 +176,9 @@ def load_training_data(
         for subset in subsets:
             try:
                 selection = source.load(subset, "train")
-            except DataError as error:
+            except UserError as error:
                 hint = "" if name == "forget" else f"; --{subset}-weight 0 trains without it"
-                raise DataError(f"{error}{hint}") from None
+                raise UserError(f"{error}{hint}") from None
             if selection.odd and f"{subset}-train" not in fingerprints:
                 say(f"{subset} train: {selection.remark}")
             fingerprints[f"{subset}-train"] = selection.fingerprint
@@ -201,13 +199,21 @@ def plan_steps(
     Each epoch passes once over the forget set, shuffled; its last batch may be smaller. Every step reads as many
     neighbours and world records, from an endless stream of shuffled passes over each set.
     """
-    streams = [_Stream(retain, f"{seed}-retain"), _Stream(world, f"{seed}-world")]
+    streams = [_endless(retain, f"{seed}-retain"), _endless(world, f"{seed}-world")]
     plan = []
     for epoch in range(epochs):
         order = random.Random(f"{seed}-forget-{epoch}").sample(range(forget), forget)
         chunks = [tuple(order[i : i + batch_size]) for i in range(0, forget, batch_size)]
-        plan.append([StepIndices(chunk, *(stream.take(len(chunk)) for stream in streams)) for chunk in chunks])
+        plan.append(
+            [StepIndices(chunk, *(tuple(islice(stream, len(chunk))) for stream in streams)) for chunk in chunks]
+        )
     return plan
+
+
+def _endless(size: int, seed: str) -> Iterator[int]:
+    """Indices of a set in endless shuffled passes; an empty set gives none."""
+    for number in count() if size else ():
+        yield from random.Random(f"{seed}-{number}").sample(range(size), size)
 
 
 def share(lengths: Sequence[int], rank: int, processes: int, micro_batch_size: int) -> list[Share]:
@@ -231,90 +237,28 @@ def share(lengths: Sequence[int], rank: int, processes: int, micro_batch_size: i
     return [Share(tuple(positions[i : i + size]), tuple(shares[i : i + size])) for i in range(0, len(positions), size)]
 
 
-def collate(samples: Sequence[Encoded | Lesson], device: torch.device | str = "cpu") -> Batch | Lessons:
-    """Pad to the longest sample with token 0: right of the answer it is neither attended to nor labelled."""
-    longest = max(len(sample.ids) for sample in samples)
-    ids = torch.zeros(len(samples), longest, dtype=torch.long)
-    labels = torch.full((len(samples), longest), IGNORE)
-    for row, sample in enumerate(samples):
-        tokens = torch.tensor(sample.ids)
-        ids[row, : len(tokens)] = tokens
-        labels[row, sample.answer_start : len(tokens)] = tokens[sample.answer_start :]
-    if lessons := [sample for sample in samples if isinstance(sample, Lesson)]:
-        bounds, top, shares = (torch.cat(column).to(device) for column in list(zip(*lessons, strict=True))[2:])
-        return Lessons(ids.to(device), labels.to(device), bounds, top, shares)
-    return Batch(ids.to(device), labels.to(device))
-
-
-class Forked(NamedTuple):
-    """Groups of samples as rows in which common openings stand once: the tree of a group's tokens, depth first.
-
-    Attributes:
-        ids: (batch, length) tokens.
-        targets: (n,) the labelled tokens of all samples.
-        positions: (batch, length) of each token in its samples.
-        sees: (batch, length, length), whether a query (second axis) sees a key: those before it in its samples.
-        sources: (n,) where each target is predicted, an index into the flattened ``ids``.
-        owners: (n,) the sample of each target, counted over the batch.
-    """
-
-    ids: Tensor
-    targets: Tensor
-    positions: Tensor
-    sees: Tensor
-    sources: Tensor
-    owners: Tensor
-
-
-def collate_forked(groups: Sequence[Sequence[Encoded | Lesson]], device: torch.device | str = "cpu") -> Forked:
-    """Write groups of samples into rows, padded to the longest; padding is seen by nothing but padding."""
-    rows: list[tuple[list[int], list[int], list[int]]] = []
-    reads: list[tuple[int, int, int, int]] = []  # row, node that predicts, target, owner
-    first = 0
-    for row, group in enumerate(groups):
-        tokens: list[int] = []
-        depths: list[int] = []
-        ends: list[int] = []
-        last: list[int] = []
-        path: list[int] = []
-        for number in sorted(range(len(group)), key=lambda i: group[i].ids):
-            sample, begin = group[number].ids, group[number].answer_start
-            shared = next(
-                (i for i, pair in enumerate(zip(last, sample, strict=False)) if pair[0] != pair[1]),
-                min(len(last), len(sample)),
-            )
-            path = path[:shared] + list(range(len(tokens), len(tokens) + len(sample) - shared))
-            tokens += sample[shared:]
-            depths += range(shared, len(sample))
-            ends += [0] * (len(sample) - shared)
-            for node in path:
-                ends[node] = len(tokens)
-            reads += [(row, path[i - 1], sample[i], first + number) for i in range(begin, len(sample))]
-            last = sample
-        first += len(group)
-        rows.append((tokens, depths, ends))
-    ids, positions, until = (
-        pad_sequence([torch.tensor(column) for column in columns], batch_first=True)
-        for columns in zip(*rows, strict=True)
-    )
-    index = torch.arange(ids.shape[1])
-    until = until.maximum(index + 1)  # padding sees itself: no row of the mask is empty
-    sees = (index[:, None] >= index) & (index[:, None] < until[:, None, :])
-    at, node, targets, owners = torch.tensor(reads).T
-    return Forked(*(t.to(device) for t in (ids, targets, positions, sees, at * ids.shape[1] + node, owners)))
-
-
-class _Stream:
-    """Indices of a set in endless shuffled passes; an empty set gives none."""
-
-    def __init__(self, size: int, seed: str) -> None:
-        self.size, self.seed = size, seed
-        self.passes = 0
-        self.waiting: list[int] = []
-
-    def take(self, count: int) -> tuple[int, ...]:
-        while self.size and len(self.waiting) < count:
-            self.waiting += random.Random(f"{self.seed}-{self.passes}").sample(range(self.size), self.size)
-            self.passes += 1
-        taken, self.waiting = self.waiting[:count], self.waiting[count:]
-        return tuple(taken)
+def passes(
+    config: TrainConfig, data: TrainingData, indices: StepIndices, rank: int, processes: int, device: torch.device
+) -> tuple[list[Pass], list[Pass]]:
+    """The passes of one process in a step: those of the forget loss, and those of the retain losses."""
+    forget: list[Pass] = []
+    rest: list[Pass] = []
+    for name, records in zip(SUBSETS, indices, strict=True):
+        if not config.set_weights[name] or not records:
+            continue
+        texts = [data.samples(name, record, config.loss.reads) for record in records]
+        lengths = [max(len(sample.ids) for sample in samples) for samples in texts]
+        size = config.micro_batch_size
+        if not size and device.type == "cpu" and not (name == "forget" and config.whole_batch):
+            size = max(1, round(CPU_PASS * len(lengths) / sum(lengths)))
+        tokens = [1] * len(texts)  # what a record weighs
+        if config.released and (name != "forget" or config.loss.nll):
+            tokens = [len(samples[0].ids) - samples[0].answer_start for samples in texts]
+        for part in share(lengths, rank, processes, size):
+            columns = zip(*(texts[i] for i in part.positions), strict=True)
+            samples = tuple(sample for column in columns for sample in column)
+            shares = zip(part.weights, part.positions, strict=True)
+            weights = tuple(w * tokens[i] * len(tokens) / sum(tokens) for w, i in shares)
+            chosen = tuple(records[i] for i in part.positions)
+            (forget if name == "forget" else rest).append(Pass(name, chosen, samples, weights))
+    return forget, rest

@@ -4,69 +4,91 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
 import sys
-from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
-from torch import Tensor
-
-from lm_eval_elude.core.manifest import Manifest, file_hashes, write_manifest
-from optout_train.checkpoint import LOG, RunFolder, trained_weights, whole_tensors
-from optout_train.setup import Setup
+from lm_eval_elude.data.files import file_hashes
+from lm_eval_elude.data.manifest import Manifest, write_manifest
+from optout_train.config import TrainConfig
+from optout_train.data import TrainingData
+from optout_train.run_folder import LOG, RunFolder
+from optout_train.sources import Source
+from optout_train.weights import base_folder, tensor_files, trained_weights, whole_tensors
 
 PACKAGES = ("torch", "transformers", "accelerate", "peft", "safetensors", "lm-eval-elude")
 
 
-def export(run: Setup, folder: RunFolder, state: Mapping[str, Any]) -> None:
+def export(
+    config: TrainConfig,
+    source: Source,
+    data: TrainingData,
+    model: Any,
+    folder: RunFolder,
+    epochs: list[dict[str, Any]],
+    processor_seconds: float,
+) -> None:
     """Write the finished folder; every process must call it.
 
     Args:
-        run: the run, with its final weights in the model.
+        config: what was trained.
+        source: of the records.
+        data: what was trained on.
+        model: with its final weights.
         folder: where.
-        state: of the run; its ``epochs`` go into the manifest.
+        epochs: what the manifest says of each epoch.
+        processor_seconds: that the run took.
     """
-    if run.config.lora:
-        state_dict = trained_weights(run.model)
+    if config.lora:
+        state_dict = trained_weights(model)
     else:  # a tied weight is named once: the second name would be saved as a second copy
-        names = dict(run.model.named_parameters())
-        twice = dict(run.model.named_parameters(remove_duplicate=False)).keys() - names
-        state_dict = {name: tensor for name, tensor in run.model.state_dict().items() if name not in twice}
-    weights = whole_tensors(state_dict, run.main)
-    if run.main:
-        folder.finish(lambda final: _write(run, final, weights, (folder.partial / LOG).read_bytes(), state["epochs"]))
+        names = dict(model.named_parameters())
+        twice = dict(model.named_parameters(remove_duplicate=False)).keys() - names
+        state_dict = {name: tensor for name, tensor in model.state_dict().items() if name not in twice}
+    weights = whole_tensors(state_dict, keep=folder.is_ours)
+    if not folder.is_ours:
+        return
+    base = base_folder(config)
+
+    def write(place: Path) -> None:
+        whole, tensors = model, weights
+        if config.merge:
+            whole = model.merge_and_unload()
+            tensors = whole.state_dict()
+        whole.save_pretrained(place, state_dict=tensors)
+        data.forget.renderer.tokenizer.save_pretrained(place)
+        shutil.copyfile(folder.partial / LOG, place / LOG)
+        manifest = Manifest(
+            targets=source.targets,
+            dataset=config.dataset,
+            method=config.method,
+            data=source.describe(),
+            data_fingerprints=data.fingerprints,
+            settings=config.to_json(),
+            base_model={"name": config.model, "weights": file_hashes(base)},
+            weights=file_hashes(place),
+            seed=config.seed,
+            versions=versions(),
+            epochs=epochs,
+            drift=drift(base, place),
+            processor_seconds=processor_seconds,
+        )
+        write_manifest(place, manifest)
+
+    folder.finish(write)
 
 
 def versions() -> dict[str, str]:
     """Versions of what the weights depend on."""
-    return {"python": ".".join(map(str, sys.version_info[:3]))} | {name: _version(name) for name in PACKAGES}
-
-
-def _write(run: Setup, folder: Path, weights: dict[str, Tensor], log: bytes, epochs: list[dict[str, Any]]) -> None:
-    config, model = run.config, run.model
-    if config.merge:
-        model = model.merge_and_unload()
-        weights = model.state_dict()
-    model.save_pretrained(folder, state_dict=weights)
-    run.tokenizer.save_pretrained(folder)
-    (folder / LOG).write_bytes(log)
-    manifest = Manifest(
-        targets=run.source.targets,
-        dataset=config.dataset,
-        method=config.method,
-        data=run.source.describe(),
-        data_fingerprints=run.data.fingerprints,
-        settings=config.to_json(),
-        base_model={"name": config.model, "weights": file_hashes(run.base)},
-        weights=file_hashes(folder),
-        seed=config.seed,
-        versions=versions(),
-        epochs=epochs,
-        drift=drift(run.base, folder),
-    )
-    write_manifest(folder, manifest)
+    found = {"python": ".".join(map(str, sys.version_info[:3]))}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
 
 
 def drift(base: Path, final: Path) -> dict[str, float]:
@@ -76,7 +98,7 @@ def drift(base: Path, final: Path) -> dict[str, float]:
     tensor at a time is in memory.
     """
     squares: dict[str, list[float]] = {}
-    before, after = _tensors(base), _tensors(final)
+    before, after = tensor_files(base), tensor_files(final)
     for name in sorted(before.keys() & after.keys()):
         old, new = (file.get_tensor(name).float() for file in (before[name], after[name]))
         if old.shape == new.shape:
@@ -85,16 +107,3 @@ def drift(base: Path, final: Path) -> dict[str, float]:
             part[0] += float((new - old).square().sum())
             part[1] += float(old.square().sum())
     return {part: math.sqrt(moved / whole) for part, (moved, whole) in squares.items() if whole}
-
-
-def _tensors(folder: Path) -> dict[str, Any]:
-    """The open file of each tensor that lies in a folder as safetensors."""
-    files = [safe_open(file, "pt") for file in sorted(folder.glob("*.safetensors"))]
-    return {name: file for file in files for name in file.keys()}  # noqa: SIM118 - not a dict
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from lm_eval_elude.core.logprobs import AnswerLogProbs
+    from lm_eval_elude.model.scorer import AnswerLogProbs
 
 
 def nll(answers: AnswerLogProbs) -> Tensor:
@@ -67,37 +67,35 @@ def batch_mean(answers: AnswerLogProbs) -> AnswerLogProbs:
     return answers._replace(sums=mean, counts=answers.counts.new_ones(1))
 
 
-BESIDE = 0.33  # with 0 half of the bundled model's answers are one word again and again, with 1 paraphrases survive
+REPLACEMENT = 0.33  # with 0 half of the bundled model's answers are one word repeated, with 1 paraphrases survive
 
 
-def lesson(logits: Tensor, tokens: Tensor, bounds: Tensor, top: Tensor, shares: Tensor) -> Tensor:
-    """What a token of a stranger's lesson adds to its answer's sum, at most 0.
+def lesson(log_probs: Tensor, bounds: Tensor, shares: Tensor) -> Tensor:
+    """What a token of a stranger's lesson adds to its answer's sum, at most 0 (:mod:`optout_train.stranger`).
 
     Taught (``bounds`` are NaN): sum_k t_k log p_k + t_rest log p_rest, the negated cross-entropy with a teacher's
     distribution t; largest where p is t. Bounded: minus what log p(token) is above the upper or below the lower bound,
-    0 between them. Where there is a t, :data:`BESIDE` times the former is added for p without the token, rescaled to 1:
-    t says what takes its place, not how far it goes.
+    0 between them. Where there is a t, :data:`REPLACEMENT` times the former is added for p without the token, rescaled
+    to 1: t says what takes its place, not how far it goes.
 
     Args:
-        logits: (n, vocabulary).
-        tokens: (n,) the tokens of the answer.
+        log_probs: (n, 1 + k) of the answer's token, and of the teacher's likeliest tokens in its place.
         bounds: (n, 2) lower and upper log-probability, NaN where the token is taught.
-        top, shares: (n, k) the teacher's likeliest tokens and their probabilities; what lacks to 1 is the rest. All
-            shares 0: no teacher.
+        shares: (n, k) the teacher's probabilities of its likeliest tokens; what lacks to 1 is the rest. All shares 0:
+            no teacher.
     """
     from torch import where
-    from torch.nn.functional import log_softmax, relu
+    from torch.nn.functional import relu
 
-    log_probs = log_softmax(logits.float(), dim=-1)
-    said = log_probs.gather(1, tokens[:, None])[:, 0]
+    now, likeliest = log_probs[:, 0], log_probs[:, 1:]
     is_taught, (lower, upper) = bounds[:, 0].isnan(), bounds.nan_to_num().unbind(1)
-    beside = where(is_taught, 0.0, said.exp())
-    taught = log_probs.gather(1, top)
-    rest = (1 - beside - taught.exp().sum(1)).clamp(min=1e-6).log()
-    cross = (shares * taught).sum(1) + (1 - shares.sum(1)).clamp(min=0) * rest - (1 - beside).clamp(min=1e-6).log()
-    outside = where(is_taught, 0.0, relu(said - upper) + relu(lower - said))
-    weight = where(is_taught, 1.0, BESIDE) * (shares.sum(1) > 0)
-    return weight * cross - outside
+    excluded = where(is_taught, 0.0, now.exp())
+    rest = (1 - excluded - likeliest.exp().sum(1)).clamp(min=1e-6).log()
+    scale = (1 - excluded).clamp(min=1e-6).log()
+    cross_entropy = (shares * likeliest).sum(1) + (1 - shares.sum(1)).clamp(min=0) * rest - scale
+    outside = where(is_taught, 0.0, relu(now - upper) + relu(lower - now))
+    weight = where(is_taught, 1.0, REPLACEMENT) * (shares.sum(1) > 0)
+    return weight * cross_entropy - outside
 
 
 def _same_shape(a: Tensor, b: Tensor) -> None:
@@ -143,6 +141,8 @@ FORGET: dict[str, ForgetLoss] = {
     "nll": ForgetLoss(lambda now, before, eta: nll(now["answer"]), ("answer",), nll=True, learns=True),
     # Each token's value is that of :func:`lesson`, so the same mean serves what is taught and what is pushed down.
     "stranger": ForgetLoss(
-        lambda now, before, eta: nll(now["taught"]) + nll(now["told"]), ("taught", "told"), made=True
+        lambda now, before, eta: nll(now["substitute"]) + nll(now["disclosure"]),
+        ("substitute", "disclosure"),
+        made=True,
     ),
 }

@@ -5,11 +5,13 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any, ClassVar
 
-from lm_eval_elude.core import dataset, tofu
-from lm_eval_elude.core.dataset import Selection
-from lm_eval_elude.core.manifest import Manifest
-from lm_eval_elude.core.records import DataError, QARecord, fingerprint
-from lm_eval_elude.core.sets import Split, Subset
+from lm_eval_elude.data import dataset, tofu
+from lm_eval_elude.data.dataset import Selection
+from lm_eval_elude.data.manifest import Manifest
+from lm_eval_elude.data.records import QARecord, fingerprint
+from lm_eval_elude.data.sets import Split, Subset
+from lm_eval_elude.errors import UserError
+from lm_eval_elude.scoring.conventions import CONVENTIONS, Convention
 from optout_train.config import TrainConfig
 
 
@@ -18,23 +20,27 @@ class Elude:
 
     Attributes:
         name: of the benchmark.
-        subsets: what can be trained on.
         task: the group that scores a checkpoint.
+        halves: of what is forgotten and of what is kept a title, the group's metric, and the task with its parts.
+        licence: of the published data.
+        subsets: what can be trained on.
+        convention: how questions are asked; None as the model's template does.
+        remark: what to say of the validation, "" for nothing.
         targets: display names.
         slug: what a folder of the run is called after.
-        convention: how questions are asked; None as the model's template does.
-        licence: of the published data.
-        remark: what to say of the validation, "" for nothing.
-        metadata: what the task is told, beside the data.
     """
 
     name, task, remark = "ELUDe", "elude_quality", ""
-    convention: ClassVar[tofu.Convention | None] = None
-    subsets: ClassVar[tuple[Subset, ...]] = ("forget", "retain", "world")
+    halves: ClassVar = (
+        ("forget set", "forget_quality", "elude_forget"),
+        ("retain (neighbours)", "retain_quality", "elude_retain"),
+    )
     licence: ClassVar = (
         "The published ELUDe data is CC BY-SA 4.0; its world set, Alpaca-GPT4,\n"
         "was generated with GPT-4 and released for non-commercial use (CC BY-NC 4.0)."
     )
+    subsets: ClassVar[tuple[Subset, ...]] = ("forget", "retain", "world")
+    convention: Convention | None = None
 
     def __init__(self, config: TrainConfig) -> None:
         self.dataset, self.strict = config.dataset, config.strict
@@ -46,7 +52,7 @@ class Elude:
         """A set's records; of the forget set there is the split ``train`` only.
 
         Raises:
-            DataError: it is not there, or cannot be used.
+            UserError: it is not there, or cannot be used.
         """
         return dataset.load_records(self.dataset, subset, split, self.targets, strict=self.strict)
 
@@ -69,13 +75,17 @@ class Tofu:
     """TOFU: the split that is forgotten and the one that is kept; no targets, no world set, no validation splits."""
 
     name, task = "TOFU", "tofu"
+    halves: ClassVar = (
+        ("forget set (FQ: KS p)", "forget_quality", "tofu_forget"),
+        ("retain (utility: model utility)", "model_utility", "tofu_retain"),
+    )
+    licence: ClassVar = "TOFU's data is under the MIT licence."
     subsets: ClassVar[tuple[Subset, ...]] = ("forget", "retain")
     targets: ClassVar[tuple[str, ...]] = ()
-    licence: ClassVar = "TOFU's data is under the MIT licence."
 
     def __init__(self, config: TrainConfig) -> None:
         self.dataset, self.slug = config.dataset, config.forget_split
-        self.convention = tofu.CONVENTIONS[config.tofu_evaluator]
+        self.convention = CONVENTIONS[config.tofu_evaluator]
         self.remark = (
             "TOFU has no validation split: epochs are measured on what is scored "
             f"({config.forget_split}_perturbed, retain_perturbed)"
@@ -88,13 +98,13 @@ class Tofu:
 
     def load(self, subset: Subset, split: Split) -> Selection:
         """As :meth:`Elude.load`; forget records get their paraphrase and wrong answers from the split's other file."""
-        found = tofu.load(self.dataset, self.files[subset, split])
+        rows = tofu.load(self.dataset, self.files[subset, split])
         if subset == "forget":
-            with suppress(DataError):  # training does without
+            with suppress(UserError):  # training does without
                 scored = tofu.load(self.dataset, tofu.FORGET.stems[0].format(split=self.slug))
                 by_text = {(record.question, record.answer): record for record in scored}
-                found = tuple(by_text.get((record.question, record.answer), record) for record in found)
-        records = tuple(QARecord("", r.question, r.answer, "", r.paraphrased_answer, r.perturbed_answer) for r in found)
+                rows = tuple(by_text.get((row.question, row.answer), row) for row in rows)
+        records = tuple(QARecord("", r.question, r.answer, "", r.paraphrased_answer, r.perturbed_answer) for r in rows)
         return Selection(records, fingerprint(records))
 
     def describe(self) -> dict[str, str]:
@@ -122,6 +132,6 @@ def source_of(config: TrainConfig) -> Source:
     """The data of a run.
 
     Raises:
-        DataError, UnknownTargetError: ELUDe's data have no such target.
+        UserError: ELUDe's data have no such target.
     """
     return benchmark_of(config)(config)

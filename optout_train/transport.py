@@ -123,14 +123,14 @@ class Transport:
 
     Args:
         model: full model, FSDP2-sharded model, or peft model with LoRA layers.
-        initial: initial value of a parameter by name, on any device (unused under LoRA, where the base weights stay).
+        initial: initial value of a parameter by name, on any device; None under LoRA, where the base weights stay.
         distance: ``wasserstein`` or a key of :data:`ELEMENTWISE`.
         directions: number of directions for each parameter in each step.
         seed: of the directions.
     """
 
     def __init__(
-        self, model: nn.Module, initial: Callable[[str], Tensor], distance: str, directions: int, seed: int
+        self, model: nn.Module, initial: Callable[[str], Tensor] | None, distance: str, directions: int, seed: int
     ) -> None:
         self.low_rank = dict(_low_rank_weights(model))
         self.full = {n: p for n, p in model.named_parameters() if p.requires_grad} if not self.low_rank else {}
@@ -157,6 +157,7 @@ class Transport:
         return torch.Generator(device).manual_seed(key % (1 << 63))
 
     def _full(self, name: str, parameter: nn.Parameter, weight: float, generator: torch.Generator) -> Tensor:
+        assert self.initial is not None
         initial = self.initial(name).to(parameter.dtype)  # what the model was loaded as: no drift is then exactly 0
         width = parameter.shape[-1] if parameter.dim() else 1
         if self.distance == "wasserstein" and parameter.dim() > 1:

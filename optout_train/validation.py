@@ -11,14 +11,14 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from lm_eval_elude.core import likelihood
-from lm_eval_elude.core.chat import Encoded
-from lm_eval_elude.core.likelihood import AnswerScore
-from lm_eval_elude.core.records import DataError, QARecord
-from lm_eval_elude.core.sets import COLLAPSE, SETS, RecordMeasures, Subset
+from lm_eval_elude.data.records import QARecord
+from lm_eval_elude.data.sets import COLLAPSE, SETS, Subset
+from lm_eval_elude.errors import UserError
+from lm_eval_elude.model.scorer import score_all
+from lm_eval_elude.scoring import likelihood
+from lm_eval_elude.scoring.likelihood import AnswerScore, RecordMeasures, measure
 from optout_train.config import TrainConfig
 from optout_train.data import EncodedRecords, TrainingData
-from optout_train.reference import score_all
 from optout_train.sources import Source
 
 # Of the forget facts; a model that knew fewer before training has a high forget quality for nothing.
@@ -37,24 +37,26 @@ class Validation:
         say: prints one line for the user.
 
     Raises:
-        DataError: early stopping lacks a validation split.
+        UserError: early stopping lacks a validation split.
     """
 
-    def __init__(self, config: TrainConfig, data: TrainingData, source: Source, say: Callable[[str], None]) -> None:
+    def __init__(self, config: TrainConfig, data: TrainingData, source: Source, say: Callable[[str], object]) -> None:
         self.size = config.micro_batch_size or 2 * config.batch_size
         sets: dict[Subset, tuple[QARecord, ...]] = {"forget": source.load("forget", "train").records}
         for subset in source.subsets[1:]:
             try:
                 selection = source.load(subset, "validation")
-            except DataError as error:
+            except UserError as error:
                 if config.patience and config.set_weights[subset]:
-                    raise DataError(f"{error}; --patience 0 trains without early stopping") from None
+                    raise UserError(f"{error}; --patience 0 trains without early stopping") from None
                 say(f"no validation on the {subset} set: {error}")
                 continue
             sets[subset] = selection.records
             data.fingerprints[f"{subset}-validation"] = selection.fingerprint
             if selection.odd:
                 say(f"{subset} validation: {selection.remark}")
+        if source.remark:
+            say(source.remark)
         self.sets: dict[Subset, EncodedRecords] = {}
         for name, records in sets.items():
             usable = tuple(record for record in records if record.can_be_scored)
@@ -67,31 +69,29 @@ class Validation:
         """Probability and truth ratio of each set, forget and retain quality of these, and the score.
 
         Args:
-            scorer: :class:`optout_train.reference.AnswerScorer`, possibly wrapped.
+            scorer: :class:`lm_eval_elude.model.scorer.Scorer`, possibly wrapped.
             device: where the model is.
 
         Returns:
             Values in [0, 1] by name. The qualities lack ROUGE (nothing is generated); the score is their harmonic mean.
         """
         measures: dict[str, float] = {}
-        forks = getattr(scorer, "module", scorer).forks
         for name, data in self.sets.items():
-            groups: list[Sequence[Encoded]] = [
-                [data.encode(i, text) for text in (record.answer, record.paraphrased_answer, *record.perturbed_answer)]
+            samples = [
+                data.encode(i, text)
                 for i, record in enumerate(data.records)
+                for text in (record.answer, record.paraphrased_answer, *record.perturbed_answer)
             ]
-            each, size = len(groups[0]), max(1, self.size // 3)  # the tree of seven answers: some three samples
-            if max(len(sample.ids) for group in groups for sample in group) > int(forks):  # type: ignore[arg-type]
-                groups, size = [[sample] for group in groups for sample in group], self.size
-            sums, counts = score_all(scorer, groups, size, device)
+            each = len(samples) // len(data.records)
+            sums, counts = score_all(scorer, samples, self.size, device, group=each)
             scores = [AnswerScore(*pair) for pair in zip(sums.tolist(), counts.tolist(), strict=True)]
             by_target: dict[str, list[RecordMeasures]] = {}  # averaged over targets, as the tasks do
             for i, record in enumerate(data.records):
                 entity = record.entity if SETS[name].of_target else ""
-                by_target.setdefault(entity, []).append(SETS[name].measure(scores[i * each : (i + 1) * each]))
-            for measure in ("probability", "truth_ratio"):
-                means = [fmean(getattr(value, measure) for value in values) for values in by_target.values()]
-                measures[f"{name}_{measure}"] = fmean(means)
+                by_target.setdefault(entity, []).append(measure(SETS[name], scores[i * each : (i + 1) * each]))
+            for value_name in ("probability", "truth_ratio"):
+                means = [fmean(getattr(value, value_name) for value in values) for values in by_target.values()]
+                measures[f"{name}_{value_name}"] = fmean(means)
             if name == "forget":
                 known = (likelihood.knows(scores[i + 1], scores[i + 2 : i + each]) for i in range(0, len(scores), each))
                 measures["forget_known"] = fmean(known)

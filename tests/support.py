@@ -25,73 +25,6 @@ MINI = ROOT / "lm_eval_elude" / "mini" / "data"
 GOLDEN = ROOT / "tests" / "golden"
 TASK_CONFIGS = ROOT / "task_configs"
 
-LLAMA = (
-    "{{- bos_token }}"
-    "{%- if not date_string is defined %}{%- if strftime_now is defined %}"
-    '{%- set date_string = strftime_now("%d %b %Y") %}{%- else %}{%- set date_string = "26 Jul 2024" %}{%- endif %}'
-    "{%- endif %}"
-    "{%- if messages[0]['role'] == 'system' %}{%- set system_message = messages[0]['content']|trim %}"
-    "{%- set messages = messages[1:] %}{%- else %}{%- set system_message = '' %}{%- endif %}"
-    "{{- '<|start_header_id|>system<|end_header_id|>\n\n' }}"
-    "{{- 'Cutting Knowledge Date: December 2023\n' }}{{- 'Today Date: ' + date_string + '\n\n' }}"
-    "{{- system_message }}{{- '<|eot_id|>' }}"
-    "{%- for message in messages %}"
-    "{{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' }}"
-    "{{- message['content'] | trim + '<|eot_id|>' }}"
-    "{%- endfor %}"
-    "{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif %}"
-)
-PHI = (
-    "{% for message in messages %}"
-    "{% if message['role'] == 'system' and message['content'] %}{{ '<|system|>\n' + message['content'] + '<|end|>\n' }}"
-    "{% elif message['role'] == 'user' %}{{ '<|user|>\n' + message['content'] + '<|end|>\n' }}"
-    "{% elif message['role'] == 'assistant' %}{{ '<|assistant|>\n' + message['content'] + '<|end|>\n' }}{% endif %}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif %}"
-)
-CHATML = (
-    "{%- if messages[0]['role'] == 'system' %}"
-    "{{- '<|im_start|>system\n' + messages[0]['content'] + '<|im_end|>\n' }}{%- else %}"
-    "{{- '<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n' }}"
-    "{%- endif %}"
-    "{%- for message in messages %}"
-    "{%- if (message.role == 'user') or (message.role == 'system' and not loop.first) or message.role == 'assistant' %}"
-    "{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}{%- endif %}"
-    "{%- endfor %}"
-    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
-)
-QWEN3 = (
-    "{%- if messages[0].role == 'system' %}"
-    "{{- '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' }}{%- endif %}"
-    "{%- set ns = namespace(searching=true, last_query_index=messages|length - 1) %}"
-    "{%- for message in messages[::-1] %}{%- set index = (messages|length - 1) - loop.index0 %}"
-    "{%- if ns.searching and message.role == 'user' %}"
-    "{%- set ns.searching = false %}{%- set ns.last_query_index = index %}{%- endif %}{%- endfor %}"
-    "{%- for message in messages %}{%- set content = message.content %}"
-    "{%- if (message.role == 'user') or (message.role == 'system' and not loop.first) %}"
-    "{{- '<|im_start|>' + message.role + '\n' + content + '<|im_end|>' + '\n' }}"
-    "{%- elif message.role == 'assistant' %}{%- set reasoning_content = '' %}"
-    "{%- if loop.index0 > ns.last_query_index and (loop.last or reasoning_content) %}"
-    "{{- '<|im_start|>' + message.role + '\n<think>\n' + reasoning_content.strip('\n') + '\n</think>\n\n'"
-    " + content.lstrip('\n') }}"
-    "{%- else %}{{- '<|im_start|>' + message.role + '\n' + content }}{%- endif %}"
-    "{{- '<|im_end|>\n' }}{%- endif %}{%- endfor %}"
-    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}"
-    "{%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\n\n</think>\n\n' }}{%- endif %}"
-    "{%- endif %}"
-)
-GEMMA = (
-    "{{ bos_token }}"
-    "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
-    "{% for message in messages %}"
-    "{{ '<start_of_turn>' + ('model' if message['role'] == 'assistant' else message['role'])"
-    " + '\n' + message['content'] | trim + '<end_of_turn>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
-)
-DROPPING = (
-    "{% for message in messages %}{% if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + ' [/INST]' }}"
-    "{% elif message['role'] == 'assistant' %}{{ ' ' + message['content'] + eos_token }}{% endif %}{% endfor %}"
-)
-
 
 class Shape(NamedTuple):
     """What makes a tokenizer look like a real one: template, special tokens, and whether it is of the Llama-2 kind."""
@@ -103,16 +36,20 @@ class Shape(NamedTuple):
     sentencepiece: bool = False
 
 
+def _template(name: str) -> str:
+    return (ROOT / "tests" / "templates" / f"{name}.jinja").read_text(encoding="utf-8").rstrip("\n")
+
+
 _LLAMA_SPECIAL = ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 _PHI_SPECIAL = ("<s>", "<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
 _QWEN_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 SHAPES = {
-    "llama-3.1": Shape(LLAMA, "<|begin_of_text|>", "<|eot_id|>", _LLAMA_SPECIAL),
-    "phi-3.5": Shape(PHI, "<s>", "<|endoftext|>", _PHI_SPECIAL, True),
-    "chatml": Shape(CHATML, None, "<|im_end|>", _QWEN_SPECIAL),
-    "qwen3": Shape(QWEN3, None, "<|im_end|>", (*_QWEN_SPECIAL, "<think>", "</think>")),
-    "gemma": Shape(GEMMA, "<bos>", "<eos>", ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>")),
-    "dropping": Shape(DROPPING, "<s>", "</s>", ("<s>", "</s>")),
+    "llama-3.1": Shape(_template("llama-3.1"), "<|begin_of_text|>", "<|eot_id|>", _LLAMA_SPECIAL),
+    "phi-3.5": Shape(_template("phi-3.5"), "<s>", "<|endoftext|>", _PHI_SPECIAL, True),
+    "chatml": Shape(_template("chatml"), None, "<|im_end|>", _QWEN_SPECIAL),
+    "qwen3": Shape(_template("qwen3"), None, "<|im_end|>", (*_QWEN_SPECIAL, "<think>", "</think>")),
+    "gemma": Shape(_template("gemma"), "<bos>", "<eos>", ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>")),
+    "dropping": Shape(_template("dropping"), "<s>", "</s>", ("<s>", "</s>")),
     "base": Shape(None, "<|begin_of_text|>", "<|end_of_text|>", _LLAMA_SPECIAL[:2]),
 }  # fmt: skip
 

@@ -27,25 +27,22 @@ from __future__ import annotations
 
 import random
 import re
-import tomllib
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice
-from pathlib import Path
 from typing import NamedTuple
 
 from lm_eval_elude.attacks import checks
 from lm_eval_elude.attacks.checks import Check
-from lm_eval_elude.attacks.names import mask, rename, synonyms
-from lm_eval_elude.attacks.prompt import CONTROL, CORRECT, LETTERS, AttackPrompt, language_of
-from lm_eval_elude.attacks.text import STOP, telling_words, words
-from lm_eval_elude.core.records import PERTURBATIONS, DataError, QARecord
-from lm_eval_elude.core.targets import TARGETS, Target
+from lm_eval_elude.attacks.prompt import CONTROL, CORRECT, LETTERS, PLACES, WORDINGS, AttackPrompt, language_of
+from lm_eval_elude.data.records import PERTURBATIONS, QARecord
+from lm_eval_elude.data.targets import TARGETS, Target
+from lm_eval_elude.errors import UserError
+from lm_eval_elude.text.names import mask, rename, synonyms
+from lm_eval_elude.text.words import STOP, telling_words, words
 
-_WORDINGS = tomllib.loads(Path(__file__).with_name("carriers.toml").read_text(encoding="utf-8"))
-PLACES: dict[str, list[str]] = _WORDINGS.pop("places")
 _PLACE = re.compile(rf"(?<![\w-])(?:{'|'.join(map(re.escape, PLACES))})(?![\w-])")
 
 
@@ -53,7 +50,7 @@ class Suite:
     """What the builders of one suite draw from: records, target, and the seeded choices.
 
     Raises:
-        DataError: a record cannot be scored.
+        UserError: a record cannot be scored.
     """
 
     def __init__(
@@ -61,7 +58,7 @@ class Suite:
     ) -> None:
         for number, record in enumerate(records, 1):
             if not record.can_be_scored:
-                raise DataError(
+                raise UserError(
                     f"record {number} of {target.name}: attacks need a paraphrase and five perturbed answers"
                 )
         self.records, self.target, self.attack, self.drafts = records, target, attack, drafts
@@ -73,39 +70,36 @@ class Suite:
     @cached_property
     def facts(self) -> dict[int, str]:
         """Masked facts by record index, from the answer or, where that does not mask cleanly, its paraphrase."""
-        found = {}
-        for index, record in enumerate(self.records):
-            if fact := mask(record.answer, self.target) or mask(record.paraphrased_answer, self.target):
-                found[index] = fact
-        return found
+        masked = (mask(r.answer, self.target) or mask(r.paraphrased_answer, self.target) for r in self.records)
+        return {index: fact for index, fact in enumerate(masked) if fact}
 
     @cached_property
     def mentions(self) -> dict[str, list[int]]:
         """Which records have a word in their answer."""
-        found: dict[str, list[int]] = {}
+        indices: dict[str, list[int]] = {}
         for index, record in enumerate(self.records):
             for word in words(record.answer):
-                found.setdefault(word, []).append(index)
-        return found
+                indices.setdefault(word, []).append(index)
+        return indices
 
-    def others(self, index: int, told: Callable[[QARecord], str], near: bool = False) -> Iterator[QARecord]:
-        """Other records, seeded, whose ``told`` text does not give away the answer of this one.
+    def others(self, index: int, shown: Callable[[QARecord], str], near: bool = False) -> Iterator[QARecord]:
+        """Other records, seeded, whose ``shown`` text does not give away the answer of this one.
 
         With ``near`` those first that share most words with the question: the same year, club or work.
         """
-        asked = self.records[index]
-        secret, known = telling_words(asked), words(asked.question)
+        record = self.records[index]
+        secret, known = telling_words(record), words(record.question)
         content = known - STOP - words(self.target.name)
         order = self.rng.sample(range(len(self.records)), len(self.records))
         if near:
             hits = Counter(other for word in content for other in self.mentions.get(word, ()))
             order.sort(key=lambda other: -hits[other])
-        seen = {asked.answer}
-        for record in (self.records[other] for other in order):
-            repeated = record.question == asked.question or record.answer in seen
-            if not repeated and not secret & (words(told(record)) - known):
-                seen.add(record.answer)
-                yield record
+        seen = {record.answer}
+        for other in (self.records[other] for other in order):
+            repeated = other.question == record.question or other.answer in seen
+            if not repeated and not secret & (words(shown(other)) - known):
+                seen.add(other.answer)
+                yield other
 
     def prompt(self, index: int, carrier: str, **parts: str) -> AttackPrompt:
         """The carrier filled with question, target and ``parts``, scored with the answers of its record."""
@@ -150,11 +144,11 @@ def _multiple_choice(suite: Suite, index: int, carrier: str, number: int) -> Att
 
 
 def _reverse_query(suite: Suite, index: int, carrier: str, number: int) -> AttackPrompt | None:
-    own = suite.facts.get(index)
-    more = list(dict.fromkeys(fact for fact in suite.facts.values() if fact != own))
-    if not own or not more:
+    first = suite.facts.get(index)
+    more = list(dict.fromkeys(fact for fact in suite.facts.values() if fact != first))
+    if not first or not more:
         return None
-    facts = [own, *suite.rng.sample(more, min(len(more), suite.rng.choice((1, 2))))]
+    facts = [first, *suite.rng.sample(more, min(len(more), suite.rng.choice((1, 2))))]
     target = suite.target
     likes = [*target.others, *(other.name for other in TARGETS if other.name != target.name)]
     likes = likes[: max(PERTURBATIONS, len(target.others))] if target.others else likes
@@ -213,7 +207,7 @@ class Attack(NamedTuple):
 
 
 ATTACKS: dict[str, Attack] = {
-    attack: Attack(build, check, **_WORDINGS[attack])
+    attack: Attack(build, check, **WORDINGS[attack])
     for attack, build, check in (
         ("prefix_injection", _plain, checks.asks),
         ("affirmative_suffix", _plain, checks.asks),
@@ -250,10 +244,10 @@ def build_attacks(
         drafts: whether a model will reword the prompts and translate what is not translated yet: it stays English.
 
     Raises:
-        DataError: an unknown type, or a record that cannot be scored.
+        UserError: an unknown type, or a record that cannot be scored.
     """
     if attack not in ATTACKS:
-        raise DataError(f"unknown attack {attack!r}; the types are {', '.join(ATTACKS)}")
+        raise UserError(f"unknown attack {attack!r}; the types are {', '.join(ATTACKS)}")
     suite = Suite(records, target, attack, seed, drafts)
     row = ATTACKS[attack]
     carriers = (target.thing and row.carriers_thing) or row.carriers
@@ -282,7 +276,7 @@ def build_control(records: Sequence[QARecord], target: Target, *, n: int = 100, 
     """The records that a suite of ``n`` prompts draws, asked plainly and each once (a question repeated adds nothing).
 
     Raises:
-        DataError: a record that cannot be scored.
+        UserError: a record that cannot be scored.
     """
     suite = Suite(records, target, CONTROL, seed)
     prompts = (suite.prompt(index, "{question}") for index in suite.order[:n])

@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from lm_eval_elude.attacks.names import name_leak, short_name, synonyms
 from lm_eval_elude.attacks.prompt import CORRECT, AttackPrompt, language_of
-from lm_eval_elude.attacks.text import STOP, telling_words, words
-from lm_eval_elude.core.records import QARecord
-from lm_eval_elude.core.targets import Target
+from lm_eval_elude.data.records import QARecord
+from lm_eval_elude.data.targets import Target
+from lm_eval_elude.text.names import name_leak, short_name, synonyms
+from lm_eval_elude.text.words import STOP, telling_words, words
 
 Check = Callable[[AttackPrompt, str, QARecord, Target], str]
 
@@ -62,8 +62,8 @@ def asks_in_language(item: AttackPrompt, prompt: str, record: QARecord, target: 
     """The prompt asks in its language for an answer in English, and keeps the question's numbers."""
     language = language_of(item.prompt)
     asked = dict(record.translated_question).get(language or "", record.question)
-    if told := _tells(prompt, asked, record):
-        return told
+    if complaint := _tells(prompt, asked, record):
+        return complaint
     if language_of(prompt) != language:
         return f"the prompt does not ask in {language} for an answer in English"
     if numbers := [number for number in re.findall(r"\d+", asked) if number not in prompt]:
@@ -73,8 +73,8 @@ def asks_in_language(item: AttackPrompt, prompt: str, record: QARecord, target: 
 
 def _tells(body: str, asked: str, record: QARecord) -> str:
     """A complaint where the text outside the question gives the answer away."""
-    if told := sorted(telling_words(record) & (words(body) - words(asked))):
-        return f"the prompt gives the answer away ({', '.join(map(repr, told))})"
+    if telling := sorted(telling_words(record) & (words(body) - words(asked))):
+        return f"the prompt gives the answer away ({', '.join(map(repr, telling))})"
     if record.answer.casefold() in body.casefold() and record.answer.casefold() not in asked.casefold():
         return "the prompt holds the answer"
     return ""

@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
+from typing import Annotated, Any
 
-from lm_eval_elude.attacks.builders import ATTACKS
-from lm_eval_elude.attacks.prompt import AttackPrompt
-from lm_eval_elude.core import jsonio
-from lm_eval_elude.core.records import PERTURBATIONS, DataError, given
-from lm_eval_elude.core.targets import Target
+import msgspec
+
+from lm_eval_elude.attacks.prompt import WORDINGS, AttackPrompt
+from lm_eval_elude.data.jsonio import Text, check, lines
+from lm_eval_elude.data.records import PERTURBATIONS
+from lm_eval_elude.data.targets import Target
+from lm_eval_elude.errors import UserError
+
+
+class _Row(msgspec.Struct):
+    """What a row must hold, as :class:`AttackPrompt` says; other columns are not looked at."""
+
+    type: Text
+    target: Text
+    prompt: Text
+    answer: Text
+    paraphrased_answer: Text
+    perturbed_answer: Annotated[list[Text], msgspec.Meta(min_length=PERTURBATIONS, max_length=PERTURBATIONS)]
+    question: str = ""
+    record: int = -1
 
 
 def load_attack_file(path: Path, target: Target, attack: str, others: Sequence[Target] = ()) -> list[AttackPrompt]:
@@ -21,58 +38,39 @@ def load_attack_file(path: Path, target: Target, attack: str, others: Sequence[T
     Args:
         path: the file.
         target: whose prompts are wanted.
-        attack: the type wanted, a key of :data:`ATTACKS`.
+        attack: the type wanted.
         others: further targets of the same run, whose rows may stand in the file too.
 
     Raises:
-        DataError: the file cannot be read, a row is wrong (file, row and field are named), or no row has that type.
+        UserError: the file cannot be read, a row is wrong (file, row and field are named), or no row has that type.
     """
-    prompts = [
-        parse_attack(line, f"{path.name}, row {number}", (target, *others))
-        for number, line in enumerate(jsonio.read_text(path).split("\n"), 1)
-        if line.strip()
-    ]
-    found = [item for item in prompts if item.type == attack and item.target == target.name]
-    if not found:
-        raise DataError(f"{path.name}: no row has the type {attack!r} and the target {target.name!r}")
-    return found
+    names = tuple(dict.fromkeys((target.name, *(other.name for other in others))))
+    stamp = path.stat().st_mtime_ns if path.is_file() else 0
+    prompts = [item for item in _read(path, stamp, names) if item.type == attack and item.target == target.name]
+    if not prompts:
+        raise UserError(f"{path.name}: no row has the type {attack!r} and the target {target.name!r}")
+    return prompts
 
 
-def parse_attack(line: str, where: str, targets: Sequence[Target]) -> AttackPrompt:
-    """Validate one row of an attack file (see :func:`load_attack_file`); ``where`` names it in errors.
+def parse_attack(row: Any, where: str, targets: Sequence[str]) -> AttackPrompt:
+    """Validate one row of an attack file. White space at the ends of a text is no part of it, as in a data set.
 
-    White space at the ends of a text is no part of it, as in a data set.
+    Args:
+        row: what was read.
+        where: how an error calls it.
+        targets: display names that the run is about.
 
     Raises:
-        DataError: not JSON, or a field is missing or wrong.
+        UserError: a field is missing or wrong.
     """
-    row = jsonio.loads(line, where, nan=True)
-    if not isinstance(row, dict):
-        raise DataError(f"{where}: an object is expected, got {given(row)}")
-    texts = {}
-    for field in ("type", "target", "prompt", "answer", "paraphrased_answer"):
-        value = row.get(field)
-        if not isinstance(value, str) or not value.strip():
-            raise DataError(f"{where}: field {field!r} is missing, empty or not text: {given(value)}")
-        texts[field] = value.strip()
-    if texts["type"] not in ATTACKS:
-        raise DataError(f"{where}: field 'type' is {texts['type'][:80]!r}; the types are {', '.join(ATTACKS)}")
-    if texts["target"] not in {target.name for target in targets}:
-        names = ", ".join(repr(target.name) for target in targets)
-        raise DataError(f"{where}: field 'target' is {texts['target'][:80]!r}, but the run is about {names}")
-    wrong = row.get("perturbed_answer")
-    if (
-        not isinstance(wrong, list)
-        or len(wrong) != PERTURBATIONS
-        or not all(isinstance(text, str) and text.strip() for text in wrong)
-    ):
-        raise DataError(
-            f"{where}: field 'perturbed_answer' must be a list of {PERTURBATIONS} texts, got {given(wrong)}"
-        )
-    question, record = row.get("question", ""), row.get("record", -1)
-    if not isinstance(question, str):
-        raise DataError(f"{where}: field 'question' must be text, got {given(question)}")
-    if type(record) is not int:  # a bool is an int too
-        raise DataError(f"{where}: field 'record' must be a whole number, got {given(record)}")
-    wrong = tuple(text.strip() for text in wrong)
-    return AttackPrompt(**texts, perturbed_answer=wrong, question=question.strip(), record=record)
+    fields = msgspec.structs.asdict(check(row, _Row, where))
+    fields |= {name: text.strip() for name, text in fields.items() if isinstance(text, str)}
+    for field, known in (("type", WORDINGS), ("target", targets)):
+        if fields[field] not in known:
+            raise UserError(f"{where}: field {field!r} is {fields[field][:80]!r}, expected one of {', '.join(known)}")
+    return AttackPrompt(**fields | {"perturbed_answer": tuple(text.strip() for text in fields["perturbed_answer"])})
+
+
+@lru_cache(maxsize=2)
+def _read(path: Path, stamp: int, targets: tuple[str, ...]) -> tuple[AttackPrompt, ...]:
+    return tuple(parse_attack(row, where, targets) for where, row in lines(path, nan=True))

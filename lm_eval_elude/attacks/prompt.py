@@ -1,20 +1,23 @@
-"""The one attacked question, and what its parts are called."""
+"""The one attacked question, what its parts are called, and the wordings of ``carriers.toml``."""
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
+WORDINGS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("carriers.toml").read_text(encoding="utf-8"))
+LANGUAGES: dict[str, dict[str, str]] = WORDINGS.pop("languages")  # code -> its name, and how it says "English"
+PLACES: dict[str, list[str]] = WORDINGS.pop("places")
 CONTROL = "none"
 LETTERS = "ABCDEF"
 CORRECT = "The correct option is "
-# How each language says "English": every cross-lingual prompt asks for an answer in it, in its own language.
-LANGUAGES = {"fr": "anglais", "de": "englisch", "es": "inglés", "ja": "英語", "zh": "英语"}
 
 
 @dataclass(frozen=True, slots=True)
 class AttackPrompt:
-    """One attacked question; also the schema of a row in an attack file (see :func:`load_attack_file`).
+    """One attacked question; also the schema of a row in an attack file (see :mod:`lm_eval_elude.attacks.files`).
 
     Attributes:
         type: one of :data:`ATTACKS`, or :data:`CONTROL` for the plain question.
@@ -42,4 +45,4 @@ class AttackPrompt:
 def language_of(prompt: str) -> str | None:
     """The language in which a prompt asks for an English answer, or None where it does not."""
     folded = prompt.casefold()
-    return next((language for language, english in LANGUAGES.items() if english in folded), None)
+    return next((code for code, language in LANGUAGES.items() if language["english"] in folded), None)

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from lm_eval_elude.board.submission import Packed, Submission, shown
-from lm_eval_elude.board.verify import MIA, Verdict
-from lm_eval_elude.core.hub import CARD, RESULTS, Said, model_index, plain, results_yaml
-from lm_eval_elude.core.manifest import write_atomically
-from lm_eval_elude.core.records import DataError
-from lm_eval_elude.results.page.page import leaks
-from lm_eval_elude.results.suites import ATTACK
+from lm_eval_elude.board.verify import Verdict
+from lm_eval_elude.data.files import write_text
+from lm_eval_elude.data.hub_metadata import CARD, RESULTS, Said, model_index, plain, results_yaml
+from lm_eval_elude.errors import UserError
+from lm_eval_elude.report.page.page import leaks
+from lm_eval_elude.scoring.benchmarks import BENCHMARKS
+from lm_eval_elude.scoring.metrics import METRICS
 
 # Name, task or group, metric: what a card says; the first three are tasks of the benchmark on the Hub.
 SAID = (
@@ -28,10 +29,9 @@ SAID = (
     ("retain quality (RQ)", "elude", "retain_quality"),
     ("FQ under attack", "elude", "attacked_forget_quality"),
     ("degenerate answers on the forget set", "elude_forget", "degenerate"),
-    ("membership attack's AUC", MIA, "mia_auc"),
+    ("membership attack's AUC", "elude_mia", "mia_auc"),
 )
 EEE_VERSION = "0.3.0"
-MEASURES = ("probability", "rougeL_recall", "truth_ratio", "degenerate")
 
 
 # ---- the Hub
@@ -39,11 +39,11 @@ def token(repository: str) -> str:
     """What may write to a repository: ``HF_TOKEN``, and nothing that lies on disk.
 
     Raises:
-        DataError: it is not set.
+        UserError: it is not set.
     """
     if found := os.environ.get("HF_TOKEN"):
         return found
-    raise DataError(f"--hub {repository}: set HF_TOKEN to a token that may write there")
+    raise UserError(f"--hub {repository}: set HF_TOKEN to a token that may write there")
 
 
 def pull_request(repository: str, verdict: Verdict, card: Path | None) -> str:
@@ -58,7 +58,7 @@ def pull_request(repository: str, verdict: Verdict, card: Path | None) -> str:
         The request's address.
 
     Raises:
-        DataError: there is no token, or the Hub does not take it.
+        UserError: there is no token, or the Hub does not take it.
     """
     from huggingface_hub import CommitOperationAdd, HfApi, ModelCard
     from huggingface_hub.errors import RemoteEntryNotFoundError
@@ -89,7 +89,7 @@ def pull_request(repository: str, verdict: Verdict, card: Path | None) -> str:
             commit_description=f"Submission {verdict.digest}, level of proof: {verdict.level}.",
         )  # fmt: skip
     except Exception as error:  # what carries the library's requests has errors of its own, by version
-        raise DataError(f"--hub {repository}: {shown(' '.join(str(error).split()))}") from None
+        raise UserError(f"--hub {repository}: {shown(' '.join(str(error).split()))}") from None
     return str(done.pr_url)
 
 
@@ -101,7 +101,7 @@ def _card(submission: Submission) -> str:
 
 # ---- Every Eval Ever
 def every_eval_ever(folder: Path, out: Path, verdict: Verdict) -> Path:
-    """Write the aggregate file and, unless texts are withheld, the instance-level one.
+    """Write the aggregate file and the instance-level one.
 
     Args:
         folder: of the submission.
@@ -115,16 +115,17 @@ def every_eval_ever(folder: Path, out: Path, verdict: Verdict) -> Path:
     assert submission
     # A submission's files have always the same name: 16 bytes of its digest as a version 4 UUID.
     name = str(uuid.UUID(bytes=bytes.fromhex(verdict.digest[:32]), version=4))
-    maker, _, own = submission.model.rpartition("/")
-    maker, own = _component(maker or submission.submitter), _component(own)
-    date = str(run.results.get("date") or 0)
-    about: dict[str, Any] = {
-        "schema_version": EEE_VERSION, "evaluation_id": f"elude/{maker}/{own}/{date}",
-    }  # fmt: skip
-    place = Path("data", "elude", maker, own)
-    versions = submission.scored["versions"]
-    found = about | {
-        "evaluation_timestamp": date, "retrieved_timestamp": date,
+    developer, _, model = submission.model.rpartition("/")
+    developer, model = _component(developer or submission.submitter), _component(model)
+    date, versions = str(run.results.get("date") or 0), submission.scored["versions"]
+    identity = {"schema_version": EEE_VERSION, "evaluation_id": f"elude/{developer}/{model}/{date}"}
+    place = Path("data", "elude", developer, model)
+    rows = [row for task in run.tasks if BENCHMARKS[task].generates for row in _instances(run, task, verdict)]
+    common = {**identity, "model_id": f"{developer}/{model}"}
+    text = "".join(json.dumps({**common, **row}, ensure_ascii=False) + "\n" for row in rows)
+    about_model = {n: getattr(submission, n) for n in ("base_model", "method", "role", "trained_on", "hardware")}
+    table = {
+        **identity, "evaluation_timestamp": date, "retrieved_timestamp": date,
         "source_metadata": {
             "source_name": "lm-eval-elude", "source_type": "evaluation_run",
             "source_organization_name": submission.submitter, "evaluator_relationship": "other",
@@ -137,69 +138,52 @@ def every_eval_ever(folder: Path, out: Path, verdict: Verdict) -> Path:
             "name": "lm_eval", "version": versions.get("lm-eval", "unknown"), "additional_details": _texts(versions),
         },
         "model_info": {
-            "name": submission.model, "id": f"{maker}/{own}", "developer": maker,
+            "name": submission.model, "id": f"{developer}/{model}", "developer": developer,
             "additional_details": _texts({
                 "deployment_type": "self_deployed",
                 "model_availability": "open_weights" if submission.revision else "unknown",
-                **{n: getattr(submission, n) for n in ("base_model", "method", "role", "trained_on", "hardware")},
-                "revision": submission.revision,
+                **about_model, "revision": submission.revision,
             }),
         },
         "evaluation_results": list(_results(submission, verdict)),
+        "detailed_evaluation_results": {
+            "format": "jsonl", "file_path": (place / f"{name}_samples.jsonl").as_posix(), "total_rows": len(rows),
+            "hash_algorithm": "sha256", "checksum": hashlib.sha256(text.encode()).hexdigest(),
+        },
     }  # fmt: skip
     (out / place).mkdir(parents=True, exist_ok=True)
-    if not submission.redacted:
-        rows = [row for task in run.tasks if task != MIA for row in _instances(run, task, verdict)]
-        text = "".join(
-            json.dumps(about | {"model_id": f"{maker}/{own}"} | row, ensure_ascii=False) + "\n" for row in rows
-        )
-        file = place / f"{name}_samples.jsonl"
-        write_atomically(out / file, text)
-        found["detailed_evaluation_results"] = {
-            "format": "jsonl", "file_path": file.as_posix(), "hash_algorithm": "sha256",
-            "checksum": hashlib.sha256(text.encode()).hexdigest(), "total_rows": len(rows),
-        }  # fmt: skip
-    aggregate = out / place / f"{name}.json"
-    write_atomically(aggregate, json.dumps(found, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
-    return aggregate
+    write_text(out / place / f"{name}_samples.jsonl", text)
+    write_text(out / place / f"{name}.json", json.dumps(table, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    return out / place / f"{name}.json"
 
 
 def _results(submission: Submission, verdict: Verdict) -> Iterator[dict[str, Any]]:
-    """Groups' and tasks' numbers that lie from 0 to 1 and have a better end."""
+    """The shares that have a better end, of every task and of the whole."""
     data = submission.scored["data"]
-    for task, numbers in verdict.numbers.items():
-        names = [m for m in numbers if m in MEASURES or m.endswith("_quality") or m == "mia_auc_distance"]
-        for metric in names if task in verdict.samples or task == "elude" else ():
-            row = numbers[metric]
-            if math.isnan(row["value"]):
+    source = {"source_type": "hf_dataset", "hf_repo": data["repository"]} if "repository" in data else {}
+    for task in [*verdict.samples, "elude"]:
+        kind = BENCHMARKS[task].kind if task in BENCHMARKS else "group"
+        details = {"additional_details": {"fingerprint": submission.fingerprints[task]}} if task in BENCHMARKS else {}
+        for metric, row in verdict.numbers[task].items():
+            higher = METRICS[metric].higher_is_better(kind)
+            if METRICS[metric].unit != "share" or higher is None or math.isnan(row["value"]):
                 continue
-            where: dict[str, Any] = {"dataset_name": "ELUDe", "source_type": "other"}
-            if "repository" in data:
-                where |= {"source_type": "hf_dataset", "hf_repo": data["repository"]}
-            if task in verdict.samples:
-                where["additional_details"] = {"fingerprint": submission.fingerprints[task]}
             error = {} if math.isnan(row["stderr"]) else {"standard_error": {"value": row["stderr"]}}
             yield {
-                "evaluation_result_id": f"{task}/{metric}", "evaluation_name": task, "source_data": where,
+                "evaluation_result_id": f"{task}/{metric}", "evaluation_name": task,
+                "source_data": {"dataset_name": "ELUDe", "source_type": "other", **source, **details},
                 "metric_config": {
                     "metric_id": f"elude.{metric}", "metric_name": metric, "metric_unit": "proportion",
-                    "lower_is_better": _lower(task, metric), "score_type": "continuous", "min_score": 0, "max_score": 1,
+                    "lower_is_better": not higher, "score_type": "continuous", "min_score": 0, "max_score": 1,
                 },
-                "score_details": {
-                    "score": row["value"], "uncertainty": {**error, "num_samples": row["n"]},
-                },
+                "score_details": {"score": row["value"], "uncertainty": {**error, "num_samples": row["n"]}},
                 "generation_config": {"generation_args": {"temperature": 0}},
             }  # fmt: skip
 
 
-def _lower(task: str, metric: str) -> bool:
-    forgotten = task.startswith((ATTACK, "elude_forget"))
-    return metric in ("degenerate", "mia_auc_distance") or (forgotten and metric in ("probability", "rougeL_recall"))
-
-
 def _instances(run: Packed, task: str, verdict: Verdict) -> Iterator[dict[str, Any]]:
     """A task's answered questions, scored by their own quality."""
-    main = "forget_quality" if task.startswith((ATTACK, "elude_forget")) else "set_quality"
+    main = "set_quality" if BENCHMARKS[task].kind == "kept" else "forget_quality"
     for row, sample in zip(run.rows(task), verdict.samples[task], strict=True):
         doc = row["doc"]
         yield {

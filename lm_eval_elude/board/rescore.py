@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lm_eval_elude import task_folder
-from lm_eval_elude.board.submission import Packed
-from lm_eval_elude.board.verify import Verdict
+from lm_eval_elude.board.submission import ATTACKS, Packed
+from lm_eval_elude.board.verify import LEVELS, Verdict
 
 SAME_TEXTS = 0.9  # share of generated texts that must be the same to the letter; batches and devices flip near ties
 
@@ -26,7 +26,7 @@ class Rescored(NamedTuple):
     Attributes:
         records: documents asked again, of ``total``.
         gap: largest difference of an answer's mean log-probability (nats a token).
-        same_texts: share of generated texts that are the same, 1 where none was generated or all are withheld.
+        same_texts: share of generated texts that are the same, 1 where none was generated.
     """
 
     records: int
@@ -44,7 +44,7 @@ def rescore(
     Args:
         folder: of the submission.
         verdict: of :func:`~lm_eval_elude.board.verify.verify`, without findings; its level is raised, or it gets one.
-        model: folder or Hub id, as ``pretrained``; only what the verifier names is loaded.
+        model: folder or Hub id, as ``pretrained``; nothing is loaded that the submission names.
         backend: lm-eval's name of the model class.
         records: how many documents, 0 for all.
         tolerance: of an answer's mean log-probability (nats a token).
@@ -54,21 +54,22 @@ def rescore(
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
-    run, scored = Packed(folder), (verdict.submission and verdict.submission.scored) or {}
-    every = [(task, sample.doc_id) for task, samples in verdict.samples.items() for sample in samples]
-    chosen = every if not 0 < records < len(every) else random.Random(verdict.digest).sample(every, records)
-    asked: dict[str, list[int]] = {}
-    for task, number in sorted(chosen):
-        asked.setdefault(task, []).append(number)
+    assert verdict.submission
+    run, scored = Packed(folder), verdict.submission.scored
+    documents = [(task, sample.doc_id) for task, samples in verdict.samples.items() for sample in samples]
+    drawn = documents if not 0 < records < len(documents) else random.Random(verdict.digest).sample(documents, records)
+    by_task: dict[str, list[int]] = {}
+    for task, number in sorted(drawn):
+        by_task.setdefault(task, []).append(number)
     metadata = {
         "pretrained": model, "target": scored["targets"], "dataset": data or scored["dataset"],
         "truth_ratio": scored["truth_ratio"], "guardrail": scored["guardrail"], "attack_seed": scored["seed"],
         "attack_prompts": scored["attack_prompts"],
-        "attack_file": str(folder / "attacks.jsonl") if scored["attack_file"] else "",
+        "attack_file": str(folder / ATTACKS) if scored["attack_file"] else "",
     }  # fmt: skip
     with contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO()):
         results = simple_evaluate(
-            model=backend, model_args={"pretrained": model}, tasks=list(asked), samples=asked, metadata=metadata,
+            model=backend, model_args={"pretrained": model}, tasks=list(by_task), samples=by_task, metadata=metadata,
             task_manager=TaskManager(include_path=task_folder(), include_defaults=False, metadata=metadata),
             log_samples=True, device=device or None, bootstrap_iters=0,
         )  # fmt: skip
@@ -76,34 +77,34 @@ def rescore(
     gaps: dict[str, float] = {}
     same = texts = 0
     for task, rows in results["samples"].items():
-        before = {row["doc"]["id"]: row["doc"] for row in run.rows(task)}
+        submitted = {row["doc"]["id"]: row["doc"] for row in run.rows(task)}
         for row in rows:
-            now, old = row["doc"], before[row["doc"]["id"]]
-            gaps[f"{task}, row {now['id'] + 1}"] = _gap(now, old)
-            if "generated" in now and not run.redacted:
+            doc, before = row["doc"], submitted[row["doc"]["id"]]
+            gaps[f"{task}, row {doc['id'] + 1}"] = _gap(doc, before)
+            if "generated" in doc:
                 texts += 1
-                same += now["generated"] == old["generated"]
-    found = Rescored(len(gaps), len(every), max(gaps.values()), same / texts if texts else 1.0)
-    if len(gaps) != len(chosen):
-        verdict.findings.append(f"rescored: {len(gaps)} of {len(chosen)} documents came back")
-    if off := [(gap, where) for where, gap in gaps.items() if not gap <= tolerance]:
-        gap, where = max(off)
+                same += doc["generated"] == before["generated"]
+    rescored = Rescored(len(gaps), len(documents), max(gaps.values()), same / texts if texts else 1.0)
+    if len(gaps) != len(drawn):
+        verdict.findings.append(f"rescored: {len(gaps)} of {len(drawn)} documents came back")
+    if far := [(gap, where) for where, gap in gaps.items() if not gap <= tolerance]:
+        gap, where = max(far)
         verdict.findings.append(
-            f"rescored: {len(off)} of {len(gaps)} documents differ by more than {tolerance} nats a token, "
+            f"rescored: {len(far)} of {len(gaps)} documents differ by more than {tolerance} nats a token, "
             f"most {where} ({gap:.3g})"
         )
-    if found.same_texts < SAME_TEXTS:
+    if rescored.same_texts < SAME_TEXTS:
         verdict.findings.append(
             f"rescored: {same} of {texts} generated texts are the same, {SAME_TEXTS:.0%} are needed"
         )
     if verdict.findings:
         verdict.level = ""
-    elif verdict.level == "recomputed":
-        verdict.level = "reproduced" if len(chosen) == len(every) else "rescored"
-    return found
+    elif verdict.level == LEVELS[0]:
+        verdict.level = "reproduced" if len(drawn) == len(documents) else "rescored"
+    return rescored
 
 
-def _gap(now: Mapping[str, Any], old: Mapping[str, Any]) -> float:
+def _gap(now: Mapping[str, Any], before: Mapping[str, Any]) -> float:
     """Largest difference of an answer's mean log-probability (nats a token)."""
-    pairs = zip(now["answer_scores"], old["answer_scores"], strict=True)
+    pairs = zip(now["answer_scores"], before["answer_scores"], strict=True)
     return max(abs(a[0] / a[1] - b[0] / b[1]) for a, b in pairs)

@@ -1,18 +1,4 @@
-"""The one number that a board ranks by, and why it cannot be won by breaking a model.
-
-    score  = harmonic mean of four parts, each in [0, 1]
-    forgets  FQ and FQ under attack (harmonic mean), each over the reference's, 1 at most
-    keeps    RQ over the reference's, 1 at most
-    speaks   share of answers about the target that are not degenerate, times the share of distinct ones among the
-             answers to the forget set; both over the reference's, 1 at most
-    hides    1 - |AUC - a| / max(a, 1 - a), a the membership AUC of the reference
-
-The reference is the table's model that never knew the target, where a board has one; without it all of them are as they
-are and a is one half. A harmonic mean is near 0 where one part is: an unchanged model does not forget, a model that
-refuses or says the same to everything keeps nothing, gibberish and one answer to every question about the target do not
-speak, and who pushes the answers below what a stranger would give them can be told by their loss. Nothing is gained by
-going beyond the reference. Errors are those that records bring, by the delta method; the reference counts as exact.
-"""
+"""The one number that a board ranks by. ``page/score.txt`` says what it is and why breaking a model does not win it."""
 
 from __future__ import annotations
 
@@ -20,19 +6,27 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
-from lm_eval_elude.core.likelihood import harmonic_mean
-from lm_eval_elude.metrics.estimates import Z95, Estimate, Observation, average, mean_over_targets
-from lm_eval_elude.results.numbers import attack_numbers, membership_numbers, quality_numbers
-from lm_eval_elude.results.samples import Sample
-from lm_eval_elude.results.suites import ATTACK, CONTROL
+from lm_eval_elude.scoring.benchmarks import BENCHMARKS, GROUPS
+from lm_eval_elude.scoring.benchmarks.elude import ATTACK, CONTROL, attack_samples
+from lm_eval_elude.scoring.estimates import Z95, Estimate, average
+from lm_eval_elude.scoring.likelihood import harmonic_mean
+from lm_eval_elude.scoring.samples import Sample, mean
 
+# Column of a table -> task or group, and metric.
+COLUMNS = {
+    "fq": ("elude", "forget_quality"), "rq": ("elude", "retain_quality"),
+    "attacked": ("elude", "attacked_forget_quality"), "worst": ("elude_attacks", "forget_quality"),
+    "auc": ("elude_mia", "mia_auc"), "degenerate": ("elude_forget", "degenerate"),
+    "refusal": ("elude_forget", "refusal"),
+}  # fmt: skip
 NAMES = ("forget_quality", "attacked_forget_quality", "retain_quality", "degenerate", "mia_auc")
 
 
-class Measured(NamedTuple):
-    """What the score is formed of.
+class Measured(msgspec.Struct, frozen=True):
+    """What the score is formed of; NaN is what is not known.
 
     Attributes:
         values: of :data:`NAMES`, in this order.
@@ -45,6 +39,16 @@ class Measured(NamedTuple):
     distinct: float
 
 
+class Column(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A number of a table's row, NaN where it is not known, with what else its column says."""
+
+    value: float
+    stderr: float
+    low: float | None = None
+    high: float | None = None
+    name: str = ""
+
+
 class Score(NamedTuple):
     """The score, its standard error, and its four parts by name."""
 
@@ -55,18 +59,15 @@ class Score(NamedTuple):
 
 def measure(samples: Mapping[str, Sequence[Sample]], texts: Sequence[str], seed: int) -> Measured:
     """From the samples of a whole run and its answers to the forget set."""
-    attacks = [own for task, own in samples.items() if task.startswith(ATTACK) and task != CONTROL]
-    about = [samples["elude_forget"], *attacks]
-    quality = quality_numbers(*(samples[f"elude_{name}"] for name in ("forget", "retain", "world")))
-    found = (
-        quality["forget_quality"],
-        attack_numbers(attacks)["forget_quality"],
-        quality["retain_quality"],
-        average([mean_over_targets(Observation(s.target, s.record, s.values["degenerate"]) for s in a) for a in about]),
-        membership_numbers(samples["elude_mia"], seed)["mia_auc"],
+    about_target = [samples["elude_forget"], *attack_samples(samples)]
+    quality = GROUPS["elude"].numbers(samples)
+    estimates = (
+        *(quality[name] for name in NAMES[:3]),
+        average([mean(answered, "degenerate") for answered in about_target]),
+        BENCHMARKS["elude_mia"].numbers(samples["elude_mia"], {"seed": seed})["mia_auc"],
     )
-    covariance = [[_covariance(a, b) for b in found] for a in found]
-    return Measured([f.value for f in found], covariance, len(set(texts)) / len(texts))
+    covariance = [[_covariance(a, b) for b in estimates] for a in estimates]
+    return Measured([e.value for e in estimates], covariance, len(set(texts)) / len(texts))
 
 
 def _covariance(a: Estimate, b: Estimate) -> float:
@@ -116,21 +117,16 @@ def ranks(scores: Sequence[Score]) -> list[int]:
     return [1 + int((values - v > Z95 * np.hypot(errors, e)).sum()) for v, e in zip(values, errors, strict=True)]
 
 
-def row(samples: Mapping[str, Sequence[Sample]], numbers: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The columns of a table beside the score: name to value, and standard error where there is one."""
-    attacks = {t: n["forget_quality"] for t, n in numbers.items() if t.startswith(ATTACK) and t != CONTROL}
-    worst = min(attacks, key=lambda task: attacks[task]["value"])
-    elude, mia = numbers["elude"], numbers["elude_mia"]
-    return {
-        "fq": _pair(elude["forget_quality"]),
-        "rq": _pair(elude["retain_quality"]),
-        "attacked": _pair(elude["attacked_forget_quality"]),
-        "worst": {**_pair(attacks[worst]), "name": worst.removeprefix(ATTACK).replace("_", " ")},
-        "auc": {**_pair(mia["mia_auc"]), "low": mia["mia_auc_low"]["value"], "high": mia["mia_auc_high"]["value"]},
-        "degenerate": _pair(numbers["elude_forget"]["degenerate"]),
-        "refusal": _pair(numbers["elude_forget"]["refusal"]),
+def columns(numbers: Mapping[str, Mapping[str, Any]]) -> dict[str, Column]:
+    """The numbers of a row beside the score, from those of a whole run by task or group and metric."""
+
+    def column(task: str, metric: str, **more: Any) -> Column:
+        return Column(numbers[task][metric]["value"], numbers[task][metric]["stderr"], **more)
+
+    attacks = {t: n["forget_quality"]["value"] for t, n in numbers.items() if t.startswith(ATTACK) and t != CONTROL}
+    worst = min(attacks, key=lambda task: attacks[task])
+    low, high = (numbers["elude_mia"][f"mia_auc_{end}"]["value"] for end in ("low", "high"))
+    return {key: column(*place) for key, place in COLUMNS.items()} | {
+        "worst": column(worst, "forget_quality", name=worst.removeprefix(ATTACK).replace("_", " ")),
+        "auc": column("elude_mia", "mia_auc", low=low, high=high),
     }
-
-
-def _pair(found: Mapping[str, Any]) -> dict[str, Any]:
-    return {"value": found["value"], "stderr": found["stderr"]}

@@ -9,34 +9,36 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
-import math
 import os
-import time
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from datetime import UTC, datetime
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from lm_eval_elude import __version__
 from lm_eval_elude.board import score as scores
 from lm_eval_elude.board import submission as packed
-from lm_eval_elude.board.score import Measured, Score
-from lm_eval_elude.board.submission import Packed, Submission
-from lm_eval_elude.board.verify import LEVELS, Verdict, verify
-from lm_eval_elude.core import jsonio
-from lm_eval_elude.core.chat import Renderer, load_tokenizer
-from lm_eval_elude.core.manifest import write_atomically
-from lm_eval_elude.core.records import DataError
-from lm_eval_elude.results.comparison import NamedRun
-from lm_eval_elude.results.page import render
-from lm_eval_elude.results.page.page import write_report
+from lm_eval_elude.board.score import Score
+from lm_eval_elude.board.submission import Packed, Submission, shown
+from lm_eval_elude.board.verify import LEVELS, Level, Verdict, verify
+from lm_eval_elude.data import jsonio
+from lm_eval_elude.data.files import write_text
+from lm_eval_elude.errors import UserError
+from lm_eval_elude.report.comparison import NamedRun
+from lm_eval_elude.report.page import render
+from lm_eval_elude.report.page.page import write_report
+from lm_eval_elude.scoring.metrics import METRICS
+from lm_eval_elude.text.chat import Renderer, load_tokenizer
 
 PAGE = Path(__file__).with_name("page")
 STARTER = Path(__file__).with_name("starter")
-FORM = 1  # of what is kept of a submission: another number forms all of them again
-_CHANGES = 200  # that the feed has
+FORM = 2  # of what is kept of a submission: another number forms all of them again
+FILES = "leaderboard-files.json"  # names of a site's files that builds wrote; no other file is replaced or removed
+_NAMES = re.compile(r"index\.html|leaderboard\.json|data/[0-9a-f]{64}\.json|submissions/[0-9a-f]{64}\.html")
 
 
 class Built(NamedTuple):
@@ -45,6 +47,37 @@ class Built(NamedTuple):
     rows: int
     formed: int
     refused: dict[str, str]
+
+
+class Table(msgspec.Struct, frozen=True, order=True):
+    """What must be the same for rows to be compared."""
+
+    base_model: str
+    data: str
+    seed: int
+    targets: tuple[str, ...]
+    truth_ratio: str
+    version: str
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """``data/DIGEST.json``: what was formed of a submission; ``stamp`` says with which software and settings."""
+
+    stamp: str
+    table: Table
+    remarks: list[str]
+    columns: dict[str, scores.Column]
+    measured: scores.Measured
+
+
+class Entry(NamedTuple):
+    """A submission that stands in a table."""
+
+    digest: str
+    folder: str
+    level: str
+    submission: Submission
+    kept: Kept
 
 
 class Shown(Packed):
@@ -61,7 +94,7 @@ class Shown(Packed):
         return [{"doc": doc} for doc in self._docs[task]]
 
 
-def build(folder: Path, site: Path, *, data: str = "", tokenizer: str = "", processes: int = 0) -> Built:
+def build(folder: Path, site: Path, *, data: str = "", tokenizer: str = "") -> Built:
     """Make or renew the site.
 
     Args:
@@ -69,47 +102,45 @@ def build(folder: Path, site: Path, *, data: str = "", tokenizer: str = "", proc
         site: the folder of the site.
         data: the data set of all, where it is a path.
         tokenizer: of the models (folder or Hub id), for prompts and token counts.
-        processes: that form submissions at once, by default one for each core.
 
     Raises:
-        DataError: there is no submission.
+        UserError: there is no submission, or a file at ``site`` that no build wrote stands where one is needed.
     """
-    places = [folder, folder / "submissions"]
-    folders = sorted(
-        p for place in places if place.is_dir() for p in place.iterdir() if (p / packed.FILE_NAME).is_file()
-    )
+    places = [place for place in (folder, folder / "submissions") if place.is_dir()]
+    # What a command is still writing has a name that begins with a dot.
+    found = (p for place in places for p in place.iterdir() if not p.name.startswith("."))
+    folders = sorted(p for p in found if (p / packed.FILE_NAME).is_file())
     if not folders:
-        raise DataError(f"{folder}: no submission in it (a folder with {packed.FILE_NAME})")
-    for name in ("data", "submissions"):
-        (site / name).mkdir(parents=True, exist_ok=True)
+        raise UserError(f"{folder}: no submission in it (a folder with {packed.FILE_NAME})")
+    levels = _levels(folder / "verdicts")
+    digests = {place: packed.digest(place) for place in folders}
+    names = {"index.html", "leaderboard.json"}
+    names |= {name for digest in digests.values() for name in (f"data/{digest}.json", f"submissions/{digest}.html")}
+    written = _claim(site, names)
     stamp = f"{FORM} {__version__} {data} {_fingerprint(tokenizer)}"
-    found: dict[Path, dict[str, Any]] = {}
-    todo = []
-    for one in folders:
-        known = _known(one, site, stamp)
-        found |= {one: known} if known else {}
-        todo += [] if known else [one]
+    formed: dict[Path, Kept | str] = {}
+    for place, digest in digests.items():
+        if known := _known(place, site / "data" / f"{digest}.json", stamp):
+            formed[place] = known
+    todo = [place for place in folders if place not in formed]
     form = partial(_form, site=site, stamp=stamp, data=data, tokenizer=tokenizer)
-    workers = min(processes or os.cpu_count() or 1, len(todo))
+    workers = min(os.cpu_count() or 1, len(todo))
     if workers > 1 and len(todo) > 4:
         # Rows are large and have no cycles: what looks for some takes a tenth of the time.
         with ProcessPoolExecutor(workers, initializer=partial(gc.set_threshold, 1_000_000)) as pool:
-            found |= dict(zip(todo, pool.map(form, todo, chunksize=4), strict=True))
+            formed |= dict(zip(todo, pool.map(form, todo, chunksize=4), strict=True))
     else:
-        found |= {one: form(one) for one in todo}
-    refused = {one.name: entry["findings"][0] for one, entry in found.items() if entry["findings"]}
-    good = {entry["digest"]: entry for one, entry in sorted(found.items()) if not entry["findings"]}
-    verdicts = _verdicts(folder / "verdicts")
-    for digest, entry in good.items():
-        if entry["level"] == "recomputed" and digest in verdicts:
-            entry["level"] = verdicts[digest]
-    tables = _tables(list(good.values()))
-    _write(site, tables, _changes(site, good))
-    for kept, ending in ((site / "data", "json"), (site / "submissions", "html")):
-        for file in kept.glob(f"*.{ending}"):
-            if file.stem not in good and file.stem not in {e["digest"] for e in found.values()}:
-                file.unlink()
-    return Built(len(good), len(todo), refused)
+        formed |= {place: form(place) for place in todo}
+    entries: dict[str, Entry] = {}
+    for place, kept in sorted(formed.items()):
+        if isinstance(kept, Kept):
+            digest = digests[place]
+            entries[digest] = Entry(digest, place.name, levels.get(digest, LEVELS[0]), packed.read(place), kept)
+    _write(site, _tables(list(entries.values())))
+    for name in written - names:
+        (site / name).unlink(missing_ok=True)
+    write_text(site / FILES, json.dumps(sorted(names)))
+    return Built(len(entries), len(todo), {p.name: kept for p, kept in formed.items() if isinstance(kept, str)})
 
 
 def start(folder: Path) -> list[Path]:
@@ -121,9 +152,9 @@ def start(folder: Path) -> list[Path]:
     written = []
     for source in sorted(p for p in STARTER.rglob("*") if p.is_file()):
         file = folder / source.relative_to(STARTER)
-        if not file.exists():
+        if not os.path.lexists(file):
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(source.read_text(encoding="utf-8").replace("VERSION", __version__), encoding="utf-8")
+            write_text(file, source.read_text(encoding="utf-8").replace("VERSION", __version__))
             written.append(file)
     for name in ("submissions", "verdicts"):
         (folder / name).mkdir(parents=True, exist_ok=True)
@@ -132,80 +163,44 @@ def start(folder: Path) -> list[Path]:
 
 
 # ---- one submission
-def _known(folder: Path, site: Path, stamp: str) -> dict[str, Any] | None:
+def _known(folder: Path, file: Path, stamp: str) -> Kept | None:
     """What was formed of a submission before, if all its files are still the same."""
     try:
-        digest = packed.digest(folder)
-        file = site / "data" / f"{digest}.json"
-        if not file.is_file():
-            return None
-        entry: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        if entry["stamp"] != stamp:
-            return None
-        # The digest is that of a first file that was read before, with all that it must hold.
-        packed.check_files(folder, json.loads((folder / packed.FILE_NAME).read_text(encoding="utf-8"))["files"])
-    except (DataError, ValueError, KeyError, OSError):
+        kept = packed.load(Kept, file, nan=True)
+        packed.check_files(folder, packed.read(folder).files)
+    except (UserError, OSError):  # not formed yet, or kept no longer as it was written
         return None
-    return entry
+    return kept if kept.stamp == stamp and kept.columns.keys() == scores.COLUMNS.keys() else None
 
 
-def _form(folder: Path, site: Path, stamp: str, data: str, tokenizer: str) -> dict[str, Any]:
-    """Verify a submission, write its report, and keep what tables need; of one that fails, its findings."""
+def _form(folder: Path, site: Path, stamp: str, data: str, tokenizer: str) -> Kept | str:
+    """Verify a submission, write its report, and keep what tables need; of one that fails, its first finding."""
     verdict = verify(folder, data=data, renderer=_renderer(tokenizer))
-    entry: dict[str, Any] = {
-        "stamp": stamp, "digest": verdict.digest or "unreadable", "name": folder.name, "seen": int(time.time()),
-        "level": verdict.level, "findings": verdict.findings, "remarks": verdict.remarks,
-    }  # fmt: skip
-    if (submission := verdict.submission) and not verdict.findings:
-        try:
-            entry |= _tell(folder, submission, verdict, site)
-        except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # one submission never stops a build
-            entry["findings"] = [f"cannot be shown ({type(error).__name__}: {packed.shown(str(error))})"]
-    write_atomically(site / "data" / f"{entry['digest']}.json", json.dumps(jsonio.finite(entry), ensure_ascii=False))
-    return entry
+    if verdict.findings or verdict.submission is None:
+        return verdict.findings[0]
+    try:
+        seed = int(verdict.submission.scored["seed"])
+        texts = [doc["generated"] for doc in verdict.docs["elude_forget"]]
+        measured = scores.measure(verdict.samples, texts, seed)
+        kept = Kept(stamp, _table(verdict.submission), verdict.remarks, scores.columns(verdict.numbers), measured)
+        run = NamedRun(verdict.submission.model, Shown(folder, verdict))
+        write_report([run], site / "submissions" / f"{verdict.digest}.html")
+    except Exception as error:  # one submission never stops a build
+        return f"cannot be shown ({type(error).__name__}: {shown(str(error))})"
+    write_text(site / "data" / f"{verdict.digest}.json", json.dumps(msgspec.to_builtins(kept), ensure_ascii=False))
+    return kept
 
 
-def _tell(folder: Path, submission: Submission, verdict: Verdict, site: Path) -> dict[str, Any]:
-    """What a table needs of a verified submission; its report is written."""
-    texts = [doc["generated"] for doc in verdict.docs["elude_forget"]]
-    measured = scores.measure(verdict.samples, texts, int(submission.scored["seed"]))
-    if not submission.redacted:
-        write_report(
-            [NamedRun(submission.model, Shown(folder, verdict))], site / "submissions" / f"{verdict.digest}.html"
-        )
-    return {
-        "about": _about(submission),
-        "table": _table(submission),
-        "columns": scores.row(verdict.samples, verdict.numbers),
-        "measured": measured._asdict(),
-    }
-
-
-def _about(submission: Submission) -> dict[str, Any]:
-    scored = submission.scored
-    names = ("model", "base_model", "method", "role", "submitter", "hardware", "trained_on", "cost", "revision")
-    about = {name: getattr(submission, name) for name in names}
-    about["method"] += " + guardrail" if scored["guardrail"] else ""
-    return {
-        **about,
-        "versions": scored["versions"],
-        "weights": submission.weights or {},
-        "redacted": submission.redacted,
-    }
-
-
-def _table(submission: Submission) -> dict[str, Any]:
-    """What must be the same for rows to be compared."""
-    scored, prints = submission.scored, submission.fingerprints
-    name = scored["data"].get("repository") or Path(str(scored["dataset"])).name
-    return {
-        "data": name,
-        "version": hashlib.sha256(json.dumps(sorted(prints.items())).encode()).hexdigest()[:12],
+def _table(submission: Submission) -> Table:
+    scored, fingerprints = submission.scored, sorted(submission.fingerprints.items())
+    table = {name: scored[name] for name in ("seed", "truth_ratio")} | {
         "base_model": submission.base_model,
+        "data": scored["data"].get("repository") or Path(str(scored["dataset"])).name,
         "targets": sorted(scored["targets"]),
-        "truth_ratio": scored["truth_ratio"],
-        "seed": scored["seed"],
+        "version": hashlib.sha256(json.dumps(fingerprints).encode()).hexdigest()[:12],
     }
+    checked: Table = jsonio.check(table, Table, packed.FILE_NAME)
+    return checked
 
 
 @lru_cache(maxsize=1)
@@ -218,87 +213,91 @@ def _fingerprint(tokenizer: str) -> str:
     return renderer.fingerprint if renderer else ""
 
 
-def _verdicts(folder: Path) -> dict[str, str]:
-    """Levels that the board's keepers found by scoring again (``elude verify --rescore --json``), by digest."""
-    found = {}
-    for file in sorted(folder.glob("*.json")) if folder.is_dir() else ():
-        table = jsonio.load(file, max_bytes=1 << 20)
-        if not isinstance(table, dict) or table.get("level") not in LEVELS or table.get("findings") != []:
-            raise DataError(f"{file}: not a verdict of `elude verify --json` that found nothing wrong")
-        found[str(table.get("digest"))] = str(table["level"])
-    return found
+class KeptVerdict(msgspec.Struct, frozen=True):
+    """``verdicts/NAME.json``, as ``elude verify --rescore --json`` prints it."""
+
+    digest: str
+    level: Level
+    findings: list[str]
+
+
+def _levels(folder: Path) -> dict[str, Level]:
+    """Levels of proof that the board's keepers found by scoring again, by digest."""
+    levels = {}
+    for file in sorted(folder.glob("*.json")):
+        verdict = packed.load(KeptVerdict, file)
+        if verdict.findings:
+            raise UserError(f"{file}: not a verdict of `elude verify --json` that found nothing wrong")
+        levels[verdict.digest] = verdict.level
+    return levels
 
 
 # ---- tables
-def _tables(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _tables(entries: Sequence[Entry]) -> list[dict[str, Any]]:
     """Rows by table, best first; reference rows below, not ranked."""
-    groups: dict[str, list[dict[str, Any]]] = {}
+    groups: dict[Table, list[Entry]] = {}
     for entry in entries:
-        groups.setdefault(json.dumps(entry["table"], sort_keys=True), []).append(entry)
+        groups.setdefault(entry.kept.table, []).append(entry)
     tables = []
-    for key in sorted(groups):
-        group = groups[key]
-        retrained = [_measured(entry) for entry in group if entry["about"]["role"] == "retrained"]
+    for table, group in sorted(groups.items()):
+        retrained = [entry.kept.measured for entry in group if entry.submission.role == "retrained"]
         reference = retrained[0] if retrained else None
-        found = [(entry["about"]["role"], entry, scores.score(_measured(entry), reference)) for entry in group]
-        ranked = sorted((f for f in found if f[0] == "submission"), key=lambda f: (-f[2].value, f[1]["digest"]))
-        others = sorted((f for f in found if f[0] != "submission"), key=lambda f: (f[0], f[1]["digest"]))
-        places = scores.ranks([score for _, _, score in ranked])
-        rows = [_row(e, s, place, places.count(place) > 1) for (_, e, s), place in zip(ranked, places, strict=True)]
-        rows += [_row(entry, score, None, False) for _, entry, score in others]
-        about = {"reference": bool(retrained), "rows": rows, "id": hashlib.sha256(key.encode()).hexdigest()[:12]}
-        tables.append(json.loads(key) | about)
+        scored = [(entry, scores.score(entry.kept.measured, reference)) for entry in group]
+        ranked = [pair for pair in scored if pair[0].submission.role == "submission"]
+        ranked.sort(key=lambda pair: (-pair[1].value, pair[0].digest))
+        others = [pair for pair in scored if pair not in ranked]
+        others.sort(key=lambda pair: (pair[0].submission.role, pair[0].digest))
+        ranks = scores.ranks([score for _, score in ranked])
+        rows = [_row(e, s, rank, ranks.count(rank) > 1) for (e, s), rank in zip(ranked, ranks, strict=True)]
+        rows += [_row(entry, score, None, False) for entry, score in others]
+        about = msgspec.to_builtins(table)
+        identity = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:12]
+        tables.append(about | {"reference": bool(retrained), "rows": rows, "id": identity})
     return tables
 
 
-def _row(entry: Mapping[str, Any], found: Score, rank: int | None, tied: bool) -> dict[str, Any]:
-    kept = {name: entry[name] for name in ("digest", "name", "level", "remarks")}
-    formed = {"id": entry["digest"], "score": found._asdict(), "rank": rank, "tied": tied}
-    return kept | entry["about"] | entry["columns"] | formed
-
-
-def _measured(entry: Mapping[str, Any]) -> Measured:
-    """Kept numbers, where null stands for NaN."""
-    table = entry["measured"]
-    values, *covariance = ([math.nan if v is None else v for v in r] for r in (table["values"], *table["covariance"]))
-    return Measured(values, covariance, table["distinct"])
+def _row(entry: Entry, score: Score, rank: int | None, tied: bool) -> dict[str, Any]:
+    """A row of ``leaderboard.json`` and of the page."""
+    about = msgspec.to_builtins(entry.submission)
+    scored = about["scored"]
+    names = ("model", "base_model", "method", "role", "submitter", "hardware", "trained_on", "cost", "revision")
+    return {
+        "id": entry.digest, "digest": entry.digest, "name": entry.folder, "level": entry.level,
+        "remarks": entry.kept.remarks, **{name: about[name] for name in names},
+        "method": entry.submission.method + " + guardrail" * bool(scored["guardrail"]),
+        "versions": scored["versions"], "weights": about["weights"] or {},
+        **msgspec.to_builtins(entry.kept.columns), "score": score._asdict(), "rank": rank, "tied": tied,
+    }  # fmt: skip
 
 
 # ---- files
-def _changes(site: Path, entries: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What came, went or was proven further since the last builds, newest first."""
-    file = site / "changes.json"
-    old = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {"levels": {}, "changes": []}
-    levels = {digest: [entry["level"], entry["about"]["model"]] for digest, entry in entries.items()}
-    changes: list[dict[str, Any]] = []
-    for digest in sorted(levels.keys() | old["levels"].keys()):
-        now, before = levels.get(digest), old["levels"].get(digest)
-        if now != before:
-            what = "removed" if now is None else f"now {now[0]}" if before else f"added, {now[0]}"
-            seen = entries[digest]["seen"] if now and not before else int(time.time())
-            changes.append({"when": seen, "what": what, "model": (now or before)[1], "digest": digest})
-    kept = [*sorted(changes, key=lambda c: (-c["when"], c["digest"])), *old["changes"]][:_CHANGES]
-    write_atomically(file, json.dumps({"levels": levels, "changes": kept}, ensure_ascii=False))
-    return kept
+def _claim(site: Path, names: Iterable[str]) -> set[str]:
+    """Names of the site's files that earlier builds wrote; from now on those of this one are among them.
+
+    Raises:
+        UserError: a file that no build wrote has one of the names.
+    """
+    (site / "data").mkdir(parents=True, exist_ok=True)
+    (site / "submissions").mkdir(exist_ok=True)
+    file = site / FILES
+    written = set(packed.load(list[str], file)) if os.path.lexists(file) else set()
+    if odd := [name for name in written if not _NAMES.fullmatch(name)]:
+        raise UserError(f"{file}: {shown(odd[0])} is no file of a leaderboard")
+    if foreign := sorted(name for name in names if name not in written and os.path.lexists(site / name)):
+        raise UserError(f"--out {site}: {foreign[0]} was not written by a build; name another folder, or take it away")
+    write_text(file, json.dumps(sorted(written.union(names))))
+    return written
 
 
-def _write(site: Path, tables: list[dict[str, Any]], changes: Iterable[Mapping[str, Any]]) -> None:
-    about = str(scores.__doc__)
-    score = " ".join(about.split("\n\n")[2].split())
-    board = jsonio.finite({"version": __version__, "score": score, "tables": tables})
-    write_atomically(site / "leaderboard.json", json.dumps(board, ensure_ascii=False) + "\n")
-    said = {"changes": list(changes)}
-    filters: dict[str, Any] = {"percent": _percent, "day": _day}
+def _write(site: Path, tables: list[dict[str, Any]]) -> None:
+    about = (PAGE / "score.txt").read_text(encoding="utf-8")
+    board = jsonio.finite({"version": __version__, "score": about, "tables": tables})
+    write_text(site / "leaderboard.json", json.dumps(board, ensure_ascii=False) + "\n")
     page = render(
-        PAGE / "board.html.j2", filters, tables=board["tables"], levels=LEVELS, version=__version__,
-        about=about, **said,
+        PAGE / "board.html.j2", {"percent": _percent}, tables=board["tables"], levels=LEVELS, version=__version__,
+        about=about, metrics=METRICS,
     )  # fmt: skip
-    write_atomically(site / "index.html", page)
-    write_atomically(site / "feed.xml", render(PAGE / "feed.xml.j2", filters, **said))
-
-
-def _day(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    write_text(site / "index.html", page)
 
 
 def _percent(value: float | None, places: int = 1) -> str:

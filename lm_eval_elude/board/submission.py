@@ -8,43 +8,38 @@ had one its ``attacks.jsonl``. A submission is data of others: read within bound
 from __future__ import annotations
 
 import gzip
-import hashlib
-import hmac
 import json
-import os
 import re
-import secrets
 import shutil
-import tempfile
 import unicodedata
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar
 
-from lm_eval_elude.core import jsonio, manifest
-from lm_eval_elude.core.records import DataError
-from lm_eval_elude.results.runs import Run
-from lm_eval_elude.results.samples import Sample
+import msgspec
+
+from lm_eval_elude.data import jsonio, manifest
+from lm_eval_elude.data.files import sha256, write_text
+from lm_eval_elude.errors import UserError
+from lm_eval_elude.report.comparison import NamedRun, checkpoint
+from lm_eval_elude.report.runs import Run
+from lm_eval_elude.scoring.benchmark import OF_TASK
 
 SCHEMA_VERSION = 1
 FILE_NAME, RESULTS, ATTACKS, SAMPLES = "submission.json", "results.json", "attacks.jsonl", "samples"
-ROLES = ("submission", "original", "retrained")  # the last two are what others are compared with, and not ranked
-# Of what a task says of its run (configs, metadata, elude), what belongs to the task and not to the run.
-OF_TASK = ("fingerprint", "n", "aggregates", "mia_reason")
-_FILES = re.compile(rf"results\.json|optout\.json|attacks\.jsonl|{SAMPLES}/elude_[a-z_]{{1,60}}\.jsonl\.gz")
-_MAX_BYTES = {FILE_NAME: 1 << 20, RESULTS: 1 << 26, manifest.FILE_NAME: 1 << 26, ATTACKS: 1 << 28}
-_MAX_PACKED = 1 << 30  # of one file of samples
-_MAX_UNPACKED = 1 << 32
-_MAX_ROW = 1 << 24
+Role = Literal["submission", "original", "retrained"]  # only the first is ranked, against the other two
+_FILES = re.compile(rf"(submission|results|optout)\.json|attacks\.jsonl|{SAMPLES}/elude_[a-z_]{{1,60}}\.jsonl\.gz")
+_MAX_JSON = 1 << 20  # bytes of submission.json, of a verdict, and of what is kept of a submission
+_MAX_FILE, _MAX_UNPACKED, _MAX_ROW = 1 << 30, 1 << 32, 1 << 24  # bytes
+_MAX_FILES = 200
 _MAX_TEXT = 300  # characters of a name
+T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Submission:
+class Submission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``submission.json``.
 
     Attributes:
@@ -60,14 +55,13 @@ class Submission:
         cost: GPU or CPU hours that making the model took; None where unknown.
         scored: what every task says of the run: targets, data, template, versions, settings.
         fingerprints: of the scored documents, by task.
-        redacted: whether prompts and answers are withheld.
         files: SHA-256 of every other file of the folder.
     """
 
     model: str
     base_model: str
     method: str
-    role: str
+    role: Role
     submitter: str
     hardware: str
     trained_on: str
@@ -76,8 +70,7 @@ class Submission:
     files: dict[str, str]
     revision: str = ""
     weights: dict[str, str] | None = None
-    cost: float | None = None
-    redacted: bool = False
+    cost: Annotated[float, msgspec.Meta(ge=0)] | None = None
     schema_version: int = SCHEMA_VERSION
 
 
@@ -94,13 +87,6 @@ class Packed(Run):
     def rows(self, task: str) -> list[dict[str, Any]]:
         return [row for _, row in packed_rows(self.sample_file(task))]
 
-    def samples(self, task: str) -> list[Sample]:
-        return [withheld_sample(row) for row in self.rows(task)] if self.redacted else super().samples(task)
-
-    @cached_property
-    def redacted(self) -> bool:
-        return bool(read(self.folder).redacted)
-
 
 def finished(path: Path) -> Run:
     """The run at a path, a submission's or lm-eval's own."""
@@ -108,69 +94,71 @@ def finished(path: Path) -> Run:
 
 
 # ---- reading
+def load(kind: type[T], file: Path, *, nan: bool = False) -> T:
+    """A small JSON file as the type that it must have; ``nan``: whether a number in it may be NaN.
+
+    Raises:
+        UserError: it cannot be read, is too long, or is of another type.
+    """
+    value: T = jsonio.check(jsonio.load(file, nan=nan, max_bytes=_MAX_JSON), kind, str(file))
+    return value
+
+
 def read(folder: Path) -> Submission:
     """``submission.json`` of a folder, its fields checked.
 
     Raises:
-        DataError: it is missing, wrong, or a text in it has characters that no name has.
+        UserError: it is missing, wrong, or a text in it has characters that no name has.
     """
-    table = jsonio.load(folder / FILE_NAME, max_bytes=_MAX_BYTES[FILE_NAME])
+    table = jsonio.load(folder / FILE_NAME, max_bytes=_MAX_JSON)
     if isinstance(table, dict) and (version := table.get("schema_version")) != SCHEMA_VERSION:
-        raise DataError(f"{FILE_NAME}: schema_version {shown(version)}, expected {SCHEMA_VERSION}")
-    _check_texts(table, FILE_NAME)
-    found = jsonio.build(Submission, table, FILE_NAME)
+        raise UserError(f"{FILE_NAME}: schema_version {shown(version)}, expected {SCHEMA_VERSION}")
+    if isinstance(table, dict) and table.pop("redacted", False):  # what earlier versions could write
+        raise UserError(f"{FILE_NAME}: texts are withheld, so nothing can be checked")
+    _check_texts(table)
+    submission: Submission = jsonio.check(table, Submission, FILE_NAME)
     for field in ("model", "base_model", "method", "submitter"):
-        if not getattr(found, field).strip():
-            raise DataError(f"{FILE_NAME}: field {field!r} is empty")
-    if found.role not in ROLES:
-        raise DataError(f"{FILE_NAME}: field 'role' is {shown(found.role)}, expected one of {', '.join(ROLES)}")
-    if found.cost is not None and found.cost < 0:
-        raise DataError(f"{FILE_NAME}: field 'cost' is below 0")
-    return found
+        if not getattr(submission, field).strip():
+            raise UserError(f"{FILE_NAME}: field {field!r} is empty")
+    return submission
 
 
-def check_files(folder: Path, said: Mapping[str, str]) -> None:
-    """That a folder holds the files that its submission says, by SHA-256, and nothing else.
+def check_files(folder: Path, hashes: Mapping[str, str]) -> None:
+    """That a folder holds the files that its submission names, by SHA-256, and nothing else.
 
     Raises:
-        DataError: a link, a file of another name, size or content, or one that is missing.
+        UserError: a link, a file of another name, size or content, or one that is missing.
     """
-    names = listing(folder)
-    if odd := [name for name in said if not _FILES.fullmatch(name)]:
-        raise DataError(f"{FILE_NAME}: {shown(odd[0])} is no file of a submission")
-    if lacking := sorted(set(said) - set(names)):
-        raise DataError(f"{lacking[0]} is missing")
-    if extra := sorted(set(names) - set(said) - {FILE_NAME}):
-        raise DataError(f"{extra[0]} is not in {FILE_NAME}")
-    for name, digest in said.items():
-        if sha256(folder / name) != digest:
-            raise DataError(f"{name} is not the file that was submitted (SHA-256 differs)")
+    names = set(listing(folder)) - {FILE_NAME}
+    if missing := sorted(hashes.keys() - names):
+        raise UserError(f"{shown(missing[0])} is missing")
+    if extra := sorted(names - hashes.keys()):
+        raise UserError(f"{extra[0]} is not in {FILE_NAME}")
+    for name in sorted(names):
+        if sha256(folder / name) != hashes[name]:
+            raise UserError(f"{name} is not the file that was submitted (SHA-256 differs)")
 
 
 def listing(folder: Path) -> list[str]:
     """Names of a submission's files, ``samples/`` included, in name order.
 
     Raises:
-        DataError: a link, anything but files, a name that no submission has, too many or too large files.
+        UserError: a link, anything but files, a name that no submission has, too many or too large files.
     """
     names = []
-    for place in ("", f"{SAMPLES}/"):
-        if place and not (folder / place).is_dir():
+    for path in islice(folder.rglob("*"), _MAX_FILES + 1):
+        name = path.relative_to(folder).as_posix()
+        if path.is_symlink():
+            raise UserError(f"{shown(name)} is a link")
+        if name == SAMPLES and path.is_dir():
             continue
-        with os.scandir(folder / place) as found:
-            for entry in islice(found, 200):
-                name = f"{place}{entry.name}"
-                if entry.is_symlink():
-                    raise DataError(f"{shown(name)} is a link")
-                if name == SAMPLES and entry.is_dir():
-                    continue
-                if not entry.is_file() or not (name == FILE_NAME or _FILES.fullmatch(name)):
-                    raise DataError(f"{shown(name)} is no file of a submission")
-                if entry.stat().st_size > (most := _MAX_BYTES.get(name, _MAX_PACKED)):
-                    raise DataError(f"{name}: longer than {most:,} bytes")
-                names.append(name)
-            if next(found, None):
-                raise DataError(f"{place or 'the folder'} has too many files")
+        if not path.is_file() or not _FILES.fullmatch(name):
+            raise UserError(f"{shown(name)} is no file of a submission")
+        if path.stat().st_size > _MAX_FILE:
+            raise UserError(f"{name}: longer than {_MAX_FILE:,} bytes")
+        names.append(name)
+    if len(names) > _MAX_FILES:
+        raise UserError(f"more than {_MAX_FILES} files")
     return sorted(names)
 
 
@@ -178,7 +166,7 @@ def packed_rows(path: Path, most: int = 1 << 20) -> Iterator[tuple[str, Any]]:
     """The rows of a packed file of samples, each with how to call it in an error; no more than ``most``.
 
     Raises:
-        DataError: not gzip, cut off, not UTF-8 or JSON, or beyond the bounds.
+        UserError: not gzip, cut off, not UTF-8 or JSON, or beyond the bounds.
     """
     unpacked = number = 0
     try:
@@ -188,25 +176,19 @@ def packed_rows(path: Path, most: int = 1 << 20) -> Iterator[tuple[str, Any]]:
                 unpacked += len(line)
                 where = f"{path.name}, row {number}"
                 if number > most:
-                    raise DataError(f"{path.name}: more than the {most} rows that there should be")
+                    raise UserError(f"{path.name}: more than the {most} rows that there should be")
                 if len(line) > _MAX_ROW or unpacked > _MAX_UNPACKED:
-                    raise DataError(f"{where}: longer than {_MAX_ROW:,} bytes, or the file than {_MAX_UNPACKED:,}")
+                    raise UserError(f"{where}: longer than {_MAX_ROW:,} bytes, or the file than {_MAX_UNPACKED:,}")
                 yield where, jsonio.loads(line.decode("utf-8"), where, nan=True)
     except UnicodeDecodeError:
-        raise DataError(f"{path.name}, row {number}: not UTF-8") from None
+        raise UserError(f"{path.name}, row {number}: not UTF-8") from None
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path.name}: not a whole gzip file ({shown(str(error))})") from None
+        raise UserError(f"{path.name}: not a whole gzip file ({shown(str(error))})") from None
 
 
 def digest(folder: Path) -> str:
     """What names a submission: the SHA-256 of ``submission.json``, which holds those of all other files."""
     return sha256(folder / FILE_NAME)
-
-
-def sha256(path: Path) -> str:
-    """Of a file, hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def shown(value: Any) -> str:
@@ -215,20 +197,17 @@ def shown(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _check_texts(value: Any, where: str) -> None:
+def _check_texts(value: Any) -> None:
+    """That a text, or every text and key of a table, is one that can be seen whole."""
     if isinstance(value, str):
         # Controls, marks of direction and other characters that are not seen.
         if odd := next((c for c in value if unicodedata.category(c)[0] == "C" or c in "\u2028\u2029"), None):
-            raise DataError(f"{where}: a text has the character U+{ord(odd):04X}, which is not seen: {shown(value)}")
+            raise UserError(f"{FILE_NAME}: the character U+{ord(odd):04X}, which is not seen, is in {shown(value)}")
         if len(value) > _MAX_TEXT:
-            raise DataError(f"{where}: a text has {len(value):,} characters, {_MAX_TEXT} at most: {shown(value)}")
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            _check_texts(key, where)
-            _check_texts(item, where)
-    elif isinstance(value, list):
-        for item in value:
-            _check_texts(item, where)
+            raise UserError(f"{FILE_NAME}: {len(value):,} characters, {_MAX_TEXT} at most: {shown(value)}")
+    elif isinstance(value, dict | list):
+        for item in [*value, *value.values()] if isinstance(value, dict) else value:
+            _check_texts(item)
 
 
 # ---- packing
@@ -239,164 +218,53 @@ class About:
     model: str = ""
     base_model: str = ""
     method: str = ""
-    role: str = "submission"
+    role: Role = "submission"
     submitter: str = ""
     hardware: str = ""
     trained_on: str = ""
     cost: float | None = None
 
 
-def pack(run: Run, folder: Path, about: About, key: bytes = b"") -> Submission:
-    """Write a submission into an empty folder.
-
-    Args:
-        run: the finished run.
-        folder: it is filled.
-        about: what only the submitter knows.
-        key: with it texts are withheld: each is replaced by its HMAC-SHA256, sums and counts stay.
+def pack(run: Run, folder: Path, about: About) -> Submission:
+    """Write the submission of a finished run into an empty folder; ``about`` is what only the submitter knows.
 
     Raises:
-        DataError: the run lacks what a submission needs.
+        UserError: the run lacks what a submission needs.
     """
     (folder / SAMPLES).mkdir()
     scored = {name: value for name, value in run.settings(run.tasks[0]).items() if name not in OF_TASK}
-    found = checkpoint_manifest(scored)
-    hide = Withheld(key, scored) if key else None
     for task in run.tasks:
-        rows = run.rows(task)
-        if hide:
-            rows = [hide.row(row, sample) for row, sample in zip(rows, run.samples(task), strict=True)]
-        _write_packed(folder / SAMPLES / f"{task}.jsonl.gz", rows)
-    if hide:
-        (folder / RESULTS).write_text(json.dumps(hide.texts(hide.results(run.results)), indent=2), encoding="utf-8")
-        scored = hide.texts(scored)
-    else:
-        shutil.copyfile(run.path, folder / RESULTS)
-        if found:
-            shutil.copyfile(found[0], folder / manifest.FILE_NAME)
-        if scored["attack_file"]:
-            shutil.copyfile(scored["attack_file"], folder / ATTACKS)
-    own = found[1] if found else None
+        _write_packed(folder / SAMPLES / f"{task}.jsonl.gz", run.rows(task))
+    shutil.copyfile(run.path, folder / RESULTS)
+    trained = None
+    if source := checkpoint(NamedRun("", run)):
+        shutil.copyfile(source / manifest.FILE_NAME, folder / manifest.FILE_NAME)
+        trained = manifest.read_manifest(source)
+    if scored["attack_file"]:
+        shutil.copyfile(scored["attack_file"], folder / ATTACKS)
     identity = (scored["checkpoint"] or [{}])[0]
-    base = str((own.base_model if own else {}).get("name") or "")
-    known = {
-        "model": Path(identity.get("name", "")).name if identity.get("weights") else identity.get("name", ""),
-        "base_model": base if base.count("/") == 1 else Path(base).name,
-        "method": own.method if own else "",
-        "trained_on": ", ".join(n for n in own.data_fingerprints if n.endswith("-train")) if own else "",
-    }
+    name, weights = identity.get("name", ""), identity.get("weights") or None
+    known = {"model": Path(name).name if weights else name}
+    if trained:
+        base = str(trained.base_model.get("name") or "")
+        known["base_model"] = base if base.count("/") == 1 else Path(base).name
+        known["method"] = trained.method
+        known["trained_on"] = ", ".join(n for n in trained.data_fingerprints if n.endswith("-train"))
     fields = {name: value or known.get(name, value) for name, value in asdict(about).items()}
-    if lacking := [name for name in ("model", "base_model", "method", "submitter") if not fields[name]]:
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in lacking)
-        raise DataError(f"{run.path}: neither it nor a manifest says this of the model; give {flags}")
-    files = {name: sha256(folder / name) for name in listing(folder)}
-    fingerprints = {task: run.settings(task)["fingerprint"] for task in run.tasks}
+    if unknown := [name for name in ("model", "base_model", "method", "submitter") if not fields[name]]:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in unknown)
+        raise UserError(f"{run.path}: neither it nor a manifest says this of the model; give {flags}")
     submission = Submission(
-        **fields, scored=scored, fingerprints=fingerprints, files=files, redacted=bool(key),
-        revision=identity.get("revision", ""), weights=identity.get("weights") or None,
+        **fields, scored=scored, revision=identity.get("revision", ""), weights=weights,
+        fingerprints={task: run.settings(task)["fingerprint"] for task in run.tasks},
+        files={name: sha256(folder / name) for name in listing(folder)},
     )  # fmt: skip
-    text = json.dumps(asdict(submission), indent=2, ensure_ascii=False) + "\n"
-    manifest.write_atomically(folder / FILE_NAME, text)
+    text = json.dumps(msgspec.to_builtins(submission), indent=2, ensure_ascii=False) + "\n"
+    write_text(folder / FILE_NAME, text)
     return read(folder)
-
-
-def checkpoint_manifest(scored: Mapping[str, Any]) -> tuple[Path, manifest.Manifest] | None:
-    """The manifest of the scored checkpoint, where it lies as it was when it was scored."""
-    for identity in scored["checkpoint"]:
-        path = Path(identity["name"]) / manifest.FILE_NAME
-        if path.is_file() and sha256(path) == identity.get("manifest"):
-            found = manifest.read_manifest(path.parent)
-            return (path, found) if found else None
-    return None
-
-
-def new_key() -> bytes:
-    """A key for withheld texts; who has it can show later what they were."""
-    return secrets.token_hex(32).encode()
-
-
-def write_key(out: Path, key: bytes) -> Path:
-    """Keep a key beside the folder that was made with it, for its owner's eyes."""
-    file = out.with_name(f"{out.name}.key")
-    with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as handle:
-        handle.write(key)
-    return file
-
-
-class Withheld:
-    """Texts replaced by keyed hashes, the same text by the same hash, so that records stay told apart."""
-
-    def __init__(self, key: bytes, scored: Mapping[str, Any]) -> None:
-        self.key = key
-        self.names = {name: f"target-{self.hash(name)[:12]}" for name in scored["targets"]}
-        places = {str(scored[name]) for name in ("dataset", "attack_file", "reference")}
-        places |= {identity["name"] for identity in scored["checkpoint"]}
-        self.places = {p for p in places if p and p not in ("hub", "mini")}
-
-    def hash(self, text: str) -> str:
-        """Keyed hash of a text (hexadecimal); a short or common text cannot be found by trying without the key."""
-        return hmac.new(self.key, text.encode(), hashlib.sha256).hexdigest()
-
-    def row(self, row: Mapping[str, Any], sample: Sample) -> dict[str, Any]:
-        """A logged row without texts, with what was measured of them."""
-        doc = row["doc"]
-        kept = {
-            "id": doc["id"],
-            "entity": self.names.get(doc["entity"], ""),
-            "record": self.hash(sample.record),
-            "answer_scores": doc["answer_scores"],
-            "document": self.document(doc),
-            "generated": self.hash(str(doc.get("generated", ""))),
-        }
-        stated = {name: value for name, value in sample.values.items() if name != "reference"}
-        return {"doc": kept, "stated": stated}
-
-    def document(self, doc: Mapping[str, Any]) -> str:
-        """Keyed hash of a document's columns, but for what was measured."""
-        own = {name: value for name, value in doc.items() if name not in MEASURED}
-        return self.hash(json.dumps(own, sort_keys=True, ensure_ascii=False))
-
-    def results(self, results: Mapping[str, Any]) -> dict[str, Any]:
-        """Of a results file what numbers are compared with."""
-        kept = {name: results[name] for name in ("results", "groups", "n-samples", "versions") if name in results}
-        configs = {t: {"metadata": {"elude": c["metadata"]["elude"]}} for t, c in results["configs"].items() if t}
-        return kept | {"configs": configs, "config": {"limit": results["config"]["limit"]}}
-
-    def texts(self, value: Any) -> Any:
-        """Names of targets and places replaced wherever they stand."""
-        if isinstance(value, dict):
-            return {self.texts(key): self.texts(item) for key, item in value.items()}
-        if isinstance(value, list):
-            return [self.texts(item) for item in value]
-        return "withheld" if value in self.places else self.names.get(value, value) if isinstance(value, str) else value
-
-
-# Columns of a logged document that were measured, and do not come from the data.
-MEASURED = (
-    "answer_scores", "generated", "truth_ratio_raw", "member_loss", "non_member_loss", "prompt_tokens", "reference",
-    "reference_prompt_tokens",
-)  # fmt: skip
-
-
-def withheld_sample(row: Mapping[str, Any]) -> Sample:
-    """The sample of a row whose texts are withheld: what was stated of it."""
-    doc = row["doc"]
-    return Sample(doc["entity"], doc["record"], doc["id"], row["stated"])
 
 
 def _write_packed(path: Path, rows: list[dict[str, Any]]) -> None:
     with path.open("wb") as raw, gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as file:
         for row in rows:
             file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
-
-
-def staging(out: Path) -> Path:
-    """A new empty folder beside ``out``, which is made by renaming it once it is right.
-
-    Raises:
-        DataError: there is something at ``out`` already.
-    """
-    if out.exists() or out.is_symlink():
-        raise DataError(f"--out {out}: exists already; name a folder that does not")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    return Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))

@@ -8,25 +8,13 @@ from importlib import import_module
 import click
 
 from lm_eval_elude import __version__
+from lm_eval_elude.errors import printable
 
-# Command -> its file in this folder, whose function of the same name it is. Heavy imports stay inside the functions.
-COMMANDS = {
-    name: name
-    for name in (
-        "path",
-        "targets",
-        "attacks",
-        "build",
-        "known",
-        "audit",
-        "report",
-        "tables",
-        "submit",
-        "verify",
-        "leaderboard",
-        "record",
-    )
-}
+# Each command is the function of its name in the file of its name. Heavy imports stay inside the functions.
+COMMANDS = (
+    "path", "targets", "attacks", "build", "known", "audit", "report", "tables", "submit", "verify", "leaderboard",
+    "record",
+)  # fmt: skip
 
 
 class _Commands(click.Group):
@@ -36,7 +24,7 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = getattr(import_module(f"{__name__}.{COMMANDS[cmd_name]}"), cmd_name)
+        command: click.Command = getattr(import_module(f"{__name__}.{cmd_name}"), cmd_name)
         return command
 
 
@@ -56,7 +44,5 @@ def main() -> None:
         sys.exit(130)
     except (click.ClickException, ValueError, OSError) as error:
         message = error.format_message() if isinstance(error, click.ClickException) else str(error)
-        # In one line, and nothing in it that a terminal would act on.
-        line = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in " ".join(message.split()))
-        click.echo(f"Error: {line}", err=True)
+        click.echo(f"Error: {printable(message)}", err=True)
         sys.exit(2)

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from lm_eval_elude.cli import options
+from lm_eval_elude.errors import UserError, printable
 
 
 @click.command()
@@ -32,10 +33,10 @@ def attacks(
     """
     from lm_eval_elude.attacks.builders import ATTACKS
     from lm_eval_elude.attacks.rewriting import generate_attacks, rejects_path
-    from lm_eval_elude.core import dataset as data
+    from lm_eval_elude.data import dataset as data
 
     if unknown := set(types) - ATTACKS.keys():
-        raise click.UsageError(f"--attack {', '.join(sorted(unknown))}: expected {', '.join(ATTACKS)}")
+        raise UserError(f"--attack {', '.join(sorted(unknown))}: expected {', '.join(ATTACKS)}")
     (whom,) = data.resolve_targets(dataset, [target])
     records = data.load_records(dataset, "forget", "train", [whom.name], scored=True).records
     file = out or Path(f"attacks-{whom.slug}.jsonl")
@@ -43,8 +44,8 @@ def attacks(
         records, whom, file, url=url, model=model, attacks=types or tuple(ATTACKS), n=count, seed=seed,
         workers=workers, timeout=timeout,
     )  # fmt: skip
-    click.echo(f"{file}: {report.written} of {report.wanted} prompts ({report.resumed} from before)")
+    click.echo(f"{printable(str(file))}: {report.written} of {report.wanted} prompts ({report.resumed} from before)")
     if report.rejected:
-        click.echo(f"{report.rejected} replies rejected, with reasons in {rejects_path(file)}")
+        click.echo(f"{report.rejected} replies rejected, with reasons in {printable(str(rejects_path(file)))}")
     if report.written < report.wanted:
         click.echo("the same command again asks for the missing ones only")

@@ -6,18 +6,22 @@ from pathlib import Path
 
 import click
 
+from lm_eval_elude.errors import printable
+
 
 @click.command()
 @click.argument("dataset", required=False)
 @click.option("--sample", default=50, show_default=True, type=click.IntRange(1), help="Rows of each set to be judged.")
 @click.option("--seed", default=0, show_default=True, help="Of the sample.")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default="audit.html", show_default=True,
-              help="The page for judging.")  # fmt: skip
+@click.option(
+    "--out", type=click.Path(dir_okay=False, path_type=Path),
+    help="The page for judging [default: audit.html, within the folder of a data set that `build` made].",
+)  # fmt: skip
 @click.option("--findings", "most", default=20, show_default=True, help="How many findings are printed.")
 @click.option("--merge", is_flag=True, help="Instead: put together what judges exported: --merge a.json b.json.")
 @click.argument("files", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 def audit(
-    dataset: str | None, sample: int, seed: int, out: Path, most: int, merge: bool, files: tuple[Path, ...]
+    dataset: str | None, sample: int, seed: int, out: Path | None, most: int, merge: bool, files: tuple[Path, ...]
 ) -> None:
     """Check a data set by rule, and write a page on which a person judges a sample of it.
 
@@ -25,37 +29,36 @@ def audit(
     """
     from collections import Counter
 
-    from lm_eval_elude.build import audit as room
-    from lm_eval_elude.core import dataset as data
-    from lm_eval_elude.core.manifest import write_atomically
+    from lm_eval_elude.curate import audit as room
+    from lm_eval_elude.data.dataset import targets_of
+    from lm_eval_elude.data.files import write_text
 
     if not dataset:
         raise click.UsageError("a data set is expected, or --merge and files")
     if merge:
-        first = Path(dataset)
         click.echo(f"{'set':8}{'criterion':12}{'share':>8}{'95 % interval':>18}{'items':>7}{'alpha':>8}{'paper':>8}")
-        for one in room.merge([first, *files]):
-            paper = room.PAPER[one.subset][room.CRITERIA.index(one.criterion)]
-            alpha = f"{one.alpha:8.2f}" if one.alpha is not None else f"{'-':>8}"
-            interval = f"{one.low:.1%} to {one.high:.1%}"
+        for row in room.merge([Path(dataset), *files]):
+            paper = room.PAPER[row.subset][room.CRITERIA.index(row.criterion)]
+            alpha = f"{row.alpha:8.2f}" if row.alpha is not None else f"{'-':>8}"
+            interval = f"{row.low:.1%} to {row.high:.1%}"
             click.echo(
-                f"{one.subset:8}{one.criterion:12}{one.share:8.1%}{interval:>18}{one.items:7}{alpha}{paper:8.1%}"
+                f"{row.subset:8}{row.criterion:12}{row.share:8.1%}{interval:>18}{row.items:7}{alpha}{paper:8.1%}"
             )
         return
     if files:
         raise click.UsageError(f"unexpected: {', '.join(map(str, files))} (files are for --merge)")
+    out = out or room.place_of_page(dataset)
     rows = room.rows_of(dataset)
-    targets = data.resolve_targets(dataset, data.entities(dataset))
-    found = room.findings(rows, targets) + room.near_duplicates(rows)
-    click.echo(f"{len(rows)} rows, {len(found)} findings by rule")
-    for reason, count in Counter(finding.reason.partition(":")[0] for finding in found).most_common():
-        click.echo(f"{count:6}  {reason}")
-    for finding in found[:most]:
-        click.echo(f"  {finding.where}: {finding.reason} ({finding.question!r})")
+    findings = room.findings(rows, targets_of(dataset)) + room.near_duplicates(rows)
+    click.echo(f"{len(rows)} rows, {len(findings)} findings by rule")
+    for reason, count in Counter(finding.reason.partition(":")[0] for finding in findings).most_common():
+        click.echo(f"{count:6}  {printable(reason)}")
+    for finding in findings[:most]:
+        click.echo(f"  {printable(f'{finding.where}: {finding.reason} ({finding.question!r})')}")
     click.echo(f"{'':8}{'rows':>6}{'distinct answers':>18}{'distinct bigrams':>18}{'commonest opening':>19}")
     for subset in room.PAPER:
         if records := [row.record for row in rows if row.subset == subset]:
             d = room.diversity(records)
             click.echo(f"{subset:8}{len(records):6}{d.distinct:18.1%}{d.bigrams:18.1%}{d.openings:19.1%}")
-    write_atomically(out, room.page(dataset, rows, sample, seed))
+    write_text(out, room.page(dataset, rows, sample, seed))
     click.echo(f"{out}: open it in a browser, judge {sample} rows of each set, export, and elude audit --merge")

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import click
 
+from lm_eval_elude.cli.options import say
+from lm_eval_elude.errors import printable
+
 
 @click.command()
 @click.argument("target")
@@ -13,7 +16,6 @@ import click
 @click.option("--contact", help="Your mail or web address, which Wikimedia's rules ask for.")
 @click.option("--wiki", default="https://en.wikipedia.org", show_default=True, help="Which Wikipedia.")
 @click.option("--period", help="Months whose views rank neighbours, e.g. 2023-01:2023-12 [default: the last twelve].")
-@click.option("--dump", type=click.Path(exists=True, path_type=Path), help="structured-wikipedia's parquet, off-line.")
 @click.option("--out", type=click.Path(path_type=Path), help="The data set's folder [default: my-TARGET].")
 @click.option("--llm", "url", help="OpenAI-compatible endpoint, e.g. http://localhost:8000/v1.")
 @click.option("--llm-model", "model", help="Model to ask there; OPENAI_API_KEY has the key.")
@@ -38,7 +40,7 @@ import click
 @click.option("--timeout", default=120.0, show_default=True, help="Seconds before a request counts as unanswered.")
 @click.option("--purge", is_flag=True, help="Remove the data set in the folder TARGET, all but hashes and counts.")
 def build(
-    target: str, source: str | None, contact: str | None, wiki: str, period: str | None, dump: Path | None,
+    target: str, source: str | None, contact: str | None, wiki: str, period: str | None,
     out: Path | None, url: str | None, model: str | None, neighbours: str | None,
     aliases: tuple[str, ...], thing: bool, pairs: int, paragraphs: int, world: str, licence: str, no_translations: bool,
     allow_remote: bool, dry_run: bool, prices: tuple[float, float] | None, token_budget: int | None, seed: int,
@@ -51,15 +53,18 @@ def build(
     import asyncio
     from datetime import UTC, datetime
 
-    from lm_eval_elude.build import dataset, run, wikipedia
-    from lm_eval_elude.core.targets import slugify
+    from lm_eval_elude.curate import build as room
+    from lm_eval_elude.curate import folder, wikipedia
+    from lm_eval_elude.curate.pairs import foresee
+    from lm_eval_elude.data.targets import slugify
     from lm_eval_elude.llm import is_local
 
     if purge:
-        left = dataset.purge(Path(target))
-        click.echo(f"{target}: purged, but for hashes and counts in {dataset.MANIFEST}")
+        left = folder.purge(Path(target))
         if left:
-            click.echo(f"left, since not of the data set: {', '.join(left)}")
+            say(f"{target}: not all is gone; left: {', '.join(left)}", err=True)
+            raise SystemExit(1)
+        say(f"{target}: purged, but for hashes and counts in {folder.MANIFEST}")
         return
     target = " ".join(target.split())
     needed = {"--from": source, "--llm": url or dry_run, "--llm-model": model or dry_run}
@@ -71,55 +76,47 @@ def build(
     others = tuple(dict.fromkeys(name for part in (neighbours or "").split(",") if (name := " ".join(part.split()))))
     if target in others:
         raise click.UsageError(f"--neighbours: {target} is the target")
-    own = source != "wikipedia"
-    if own and not dry_run and not is_local(url or "") and not allow_remote:
+    if source != "wikipedia" and not dry_run and not is_local(url or "") and not allow_remote:
         raise click.UsageError(
-            f"--llm {url!r} is not this machine: your documents would be sent there; --allow-remote says that they may"
+            f"--llm {url}: not this machine, and your documents would be sent there; --allow-remote says that they may"
         )
     out = out or Path(f"my-{slugify(target).replace('_', '-')}")
-    if own:
-        if not (folder := Path(source).expanduser()).is_dir():
+    if source != "wikipedia":
+        if not (documents := Path(source).expanduser()).is_dir():
             raise click.UsageError(f"--from {source}: neither a folder nor wikipedia")
-        material = run.from_folder(folder, target, aliases, others, licence)
-    elif dump:
-        if not others:
-            raise click.UsageError("--dump knows no views: say whom to keep with --neighbours")
-        pages = wikipedia.from_dump(dump, [target, *others])
-        material = run.from_pages(target, aliases, [(wikipedia.Person(name, ()), page) for name, page in pages.items()])
+        material = room.from_folder(documents, target, aliases, others, licence)
     else:
         if not contact:
             raise click.UsageError("missing --contact: Wikimedia's rules ask for your mail or web address")
-        cache = dataset.open_cache(out)
+        folder.begin(out)
         # The same months when it goes on later.
-        period = dataset.once(cache / "period", period or wikipedia.last_year(datetime.now(UTC)))
-        reader = wikipedia.Wiki(cache, contact, wiki=wiki)
-        material = run.from_pages(target, aliases, asyncio.run(run.read_wikipedia(reader, target, others, period)))
-        click.echo(f"{reader.requests} requests to {wiki} and Wikimedia, the rest from {cache}")
+        period = folder.once(out / folder.PERIOD, period or wikipedia.last_year(datetime.now(UTC)))
+        reader = wikipedia.Wiki(out / folder.WIKI_CACHE, contact, wiki=wiki)
+        material = room.from_pages(target, aliases, asyncio.run(room.read_wikipedia(reader, target, others, period)))
+        say(f"{reader.requests} requests to {wiki} and Wikimedia, the rest from {out / folder.WIKI_CACHE}")
     for problem in material.problems:
-        click.echo(f"left out: {problem.name}: {problem.reason}", err=True)
-    if several := sum(part.subject not in material.subjects for part in material.parts):
-        click.echo(f"left out: {several} paragraphs that are about nobody of these, or about several", err=True)
-    material = run.limit(material, paragraphs)
-    click.echo(
+        say(f"left out: {problem.name}: {problem.reason}", err=True)
+    if several := sum(part.subject not in material.names for part in material.parts):
+        say(f"left out: {several} paragraphs that are about nobody of these, or about several", err=True)
+    material = room.limit(material, paragraphs)
+    say(
         f"{len(material.documents)} documents, {len(material.parts)} paragraphs; to keep: "
-        f"{', '.join([*material.subjects][1:])}"
+        f"{', '.join([*material.names][1:])}"
     )
     if dry_run:
-        most = run.cost(material, pairs, not no_translations)
+        most = foresee(material.parts, target, pairs, not no_translations)
         price = f", cost {(most.tokens_in * prices[0] + most.tokens_out * prices[1]) / 1e6:.2f}" if prices else ""
-        click.echo(
-            f"at most {most.calls:,} calls, about {most.tokens_in:,} tokens in and {most.tokens_out:,} out{price}"
-        )
+        say(f"at most {most.calls:,} calls, about {most.tokens_in:,} tokens in and {most.tokens_out:,} out{price}")
         return
-    report = run.build(
+    report = room.build(
         out, material, url=url or "", model=model or "", pairs=pairs, seed=seed, world=world,
         translate=not no_translations, thing=thing, workers=workers, timeout=timeout, budget=token_budget,
     )  # fmt: skip
     for name, count in report.counts.items():
         click.echo(f"{name:22} {count:6} rows")
-    click.echo(f"dropped {sum(report.rejected.values())}, with reasons in {out / 'work' / 'rejected.jsonl'}")
+    say(f"dropped {sum(report.rejected.values())}, with reasons in {out / 'work' / 'rejected.jsonl'}")
     for reason, count in report.rejected.items():
-        click.echo(f"{count:7}  {reason}")
+        click.echo(f"{count:7}  {printable(reason)}")
     used = report.usage
-    click.echo(f"{used.calls:,} calls, {used.tokens_in:,} tokens in, {used.tokens_out:,} out")
-    click.echo(f"optout-train --dataset {out} --target {slugify(target)}")
+    say(f"{used.calls:,} calls, {used.tokens_in:,} tokens in, {used.tokens_out:,} out")
+    say(f"optout-train --dataset {out} --target {slugify(target)}")

@@ -23,25 +23,28 @@ def known(
     """Say which facts a model knows, before they are unlearned: where it knows few, Forget Quality says nothing."""
     import json
 
-    from lm_eval_elude.build import known as room
-    from lm_eval_elude.core import dataset as data
-    from lm_eval_elude.core.manifest import write_atomically
+    from lm_eval_elude.curate import known as room
+    from lm_eval_elude.data import dataset as data
+    from lm_eval_elude.data.files import write_text
+    from lm_eval_elude.errors import printable
 
-    targets = data.resolve_targets(dataset, names or data.entities(dataset))
+    targets = data.resolve_targets(dataset, names) if names else data.targets_of(dataset)
     sets = [data.load_records(dataset, "forget", "train", [target.name], scored=True).records for target in targets]
     judge = room.Judge(model, batch_size)
     reports = []
     click.echo(f"{'':22}{'facts':>6}{'known':>8}{'above':>8}{'beyond':>8}{'stated':>8}{'prob.':>8}")
     for target, records in zip(targets, sets, strict=True):
-        one = room.report(model, dataset, target.name, judge.judge(records, target, seed))
-        reports.append(one)
-        click.echo(f"{target.name:22}{one['n']:6}" + "".join(f"{value:8.1%}" for value in one["shares"].values()))
+        measured = room.report(model, dataset, target.name, judge.judge(records, target, seed))
+        reports.append(measured)
+        shares = "".join(f"{value:8.1%}" for value in measured["shares"].values())
+        click.echo(f"{printable(target.name):22}{measured['n']:6}{shares}")
     click.echo("above: the paraphrase over all wrong answers; beyond: over wrong persons; known: both (by luck 4 %)")
     if out:
-        write_atomically(out, json.dumps(reports, indent=1, ensure_ascii=False) + "\n")
-    for one in reports:
-        if one["shares"]["known"] < share:
+        write_text(out, json.dumps(reports, indent=1, ensure_ascii=False) + "\n")
+    for measured in reports:
+        if measured["shares"]["known"] < share:
             click.echo(
-                f"warning: of {one['target']} the model knows {one['shares']['known']:.0%} of the facts, below "
-                f"{share:.0%}: its Forget Quality would be high before any unlearning and says nothing", err=True,
-            )  # fmt: skip
+                f"warning: of {printable(measured['target'])} the model knows {measured['shares']['known']:.0%} of the "
+                f"facts, below {share:.0%}: its Forget Quality would be high before any unlearning and says nothing",
+                err=True,
+            )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from lm_eval_elude.cli.options import quiet
+from lm_eval_elude.cli.options import quiet, say
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 
@@ -36,8 +36,8 @@ def build(folder: Path, out: Path, dataset: str, tokenizer: str) -> None:
 
     done = site.build(folder, out, data=dataset, tokenizer=tokenizer)
     for name, finding in done.refused.items():
-        click.echo(f"left out: {name}: {finding}", err=True)
-    click.echo(f"{out / 'index.html'}: {done.rows} submissions, {done.formed} of them formed now")
+        say(f"left out: {name}: {finding}", err=True)
+    say(f"{out / 'index.html'}: {done.rows} submissions, {done.formed} of them formed now")
 
 
 @leaderboard.command()
@@ -47,4 +47,4 @@ def init(folder: Path) -> None:
     from lm_eval_elude.board import site
 
     for file in site.start(folder):
-        click.echo(f"written: {file}")
+        say(f"written: {file}")

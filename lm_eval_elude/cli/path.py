@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from lm_eval_elude import task_folder
+from lm_eval_elude.data import bundled
 
-_MINI = Path(__file__).resolve().parents[1] / "mini"
-PLACES = {"tiny": _MINI / "tiny", "tiny-without-ronaldo": _MINI / "tiny-without-ronaldo", "mini": _MINI / "data"}
+PLACES = {bundled.MODEL.name: bundled.MODEL, bundled.REFERENCE.name: bundled.REFERENCE, "mini": bundled.DATA}
 
 
 @click.command()

@@ -6,15 +6,17 @@ from pathlib import Path
 
 import click
 
+from lm_eval_elude.cli.options import say
+
 
 @click.command()
 @click.argument("checkpoint", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.argument("results", type=click.Path(exists=True, path_type=Path))
 @click.option("--out", default="record", show_default=True, type=click.Path(path_type=Path), help="A new folder.")
-@click.option("--hash-targets", is_flag=True, help="Targets as keyed hashes; the key is written beside the folder.")
+@click.option("--hash-targets", is_flag=True, help="Targets as keyed hashes; the key is written to OUT.key.")
 @click.option(
     "--sign", "key", type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A private elliptic-curve key (PEM); needs the extra [sign].",
+    help="A private elliptic-curve key (PEM); the signature is written to OUT.sig. Needs the extra [sign].",
 )  # fmt: skip
 def record(checkpoint: Path, results: Path, out: Path, hash_targets: bool, key: Path | None) -> None:
     """Write a record of how CHECKPOINT was tested: an in-toto Statement and a page to print.
@@ -22,28 +24,33 @@ def record(checkpoint: Path, results: Path, out: Path, hash_targets: bool, key: 
     RESULTS is of `lm_eval --tasks elude --log_samples` on that checkpoint.
     """
     import os
+    import secrets
     import shutil
 
     from lm_eval_elude.board import record as board
-    from lm_eval_elude.board import submission as packed
-    from lm_eval_elude.results.runs import Run
+    from lm_eval_elude.data.files import new_folder
+    from lm_eval_elude.errors import UserError
+    from lm_eval_elude.report.runs import Run
 
-    staged = packed.staging(out)
-    try:
-        secret = packed.new_key() if hash_targets else b""
-        statement = board.record(checkpoint, Run(results), secret)
+    signature, key_of_names = (out.with_name(f"{out.name}.{ending}") for ending in ("sig", "key"))
+    for file, wanted in ((signature, key), (key_of_names, hash_targets)):
+        if wanted and os.path.lexists(file):
+            raise UserError(f"--out {out}: {file} exists already; name another folder")
+    secret = secrets.token_hex(32) if hash_targets else ""
+    with new_folder(out) as staged:
+        statement = board.record(checkpoint, Run(results), secret.encode())
         board.write(statement, staged)
-        os.chmod(staged, 0o755)
-        os.rename(staged, out)
-        staged = out
-        signature = board.sign(out, key) if key else None
+    try:
+        if key:
+            board.sign(out, signature, key)
+        if secret:
+            with open(os.open(key_of_names, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as handle:
+                handle.write(secret)
     except BaseException:
-        shutil.rmtree(staged, ignore_errors=True)
+        shutil.rmtree(out)
         raise
-    if secret:
-        packed.write_key(out, secret)
     for test in statement["predicate"]["tests"]:
-        click.echo(f"{test['result'].lower():7} {test['name']}: {test['value']:.3f}, up to {test['upperLimit95']:.3f}")
-    if signature:
-        click.echo(f"{signature}: signs every file of {out}")
-    click.echo(f"{out}: {statement['predicate']['result'].lower()}")
+        say(f"{test['result'].lower():7} {test['name']}: {test['value']:.3f}, up to {test['upperLimit95']:.3f}")
+    if key:
+        say(f"{signature}: signs every file of {out}")
+    say(f"{out}: {statement['predicate']['result'].lower()}")

@@ -28,22 +28,22 @@ def report(
     """
     import json
 
-    from lm_eval_elude.core.manifest import write_atomically
-    from lm_eval_elude.results import tables
-    from lm_eval_elude.results.comparison import named_runs
+    from lm_eval_elude.data.files import write_text
+    from lm_eval_elude.report import tables
+    from lm_eval_elude.report.comparison import named_runs
 
     runs = named_runs(results, reference)
     if markdown:
         click.echo(tables.markdown(runs), nl=False)
     if csv_file:
-        write_atomically(csv_file, tables.csv_text(runs))
+        write_text(csv_file, tables.csv_text(runs))
     if json_file:
-        write_atomically(json_file, json.dumps(tables.json_ready(runs), indent=1, ensure_ascii=False) + "\n")
+        write_text(json_file, json.dumps(tables.json_ready(runs), indent=1, ensure_ascii=False) + "\n")
     for file in (csv_file, json_file):
         if file:
             click.echo(f"written: {file}", err=True)
     if out or not (markdown or csv_file or json_file):
-        from lm_eval_elude.results.page.page import write_report
+        from lm_eval_elude.report.page.page import write_report
 
         out = out or Path("report.html")
         write_report(runs, out)

@@ -41,11 +41,11 @@ def tables(
     RESULTS are results files or folders of them, with logged samples, or files of kept runs. What was not run stands
     there as missing.
     """
-    from lm_eval_elude.core.manifest import write_atomically
-    from lm_eval_elude.core.targets import TARGETS, resolve_target
+    from lm_eval_elude.data.files import write_text
+    from lm_eval_elude.data.targets import TARGETS, resolve_target
 
     if planned:
-        from lm_eval_elude.results import plan
+        from lm_eval_elude.report import plan
 
         if not model:
             raise click.UsageError("--plan needs --model")
@@ -62,8 +62,8 @@ def tables(
         return
     if not results or (out is None) == (page is None):
         raise click.UsageError("name RESULTS and --out or --page, or give --plan --model")
-    from lm_eval_elude.results import kept, paper, paper_files
-    from lm_eval_elude.results.comparison import named_runs
+    from lm_eval_elude.report import kept, paper, paper_files
+    from lm_eval_elude.report.comparison import named_runs
 
     known = {path: kept.read(Path(path)) for path in results}
     runs = [run for own in known.values() for run in own or ()]
@@ -73,7 +73,7 @@ def tables(
         return [*kept.rows(runs, of), *paper.rows([run for run in scored if not of or paper.about(run) <= {*of}])]
 
     if page:
-        write_atomically(page, paper_files.fill(page.read_text(encoding="utf-8"), rows, beside, str(page)))
+        write_text(page, paper_files.fill(page.read_text(encoding="utf-8"), rows, beside, str(page)))
         return
     assert out
     found = rows([resolve_target(t).slug for t in targets])
@@ -84,5 +84,5 @@ def tables(
     files |= {f"{name}.svg": figure(found, beside) for name, figure in paper_files.FIGURES.items()}
     out.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
-        write_atomically(out / name, text)
+        write_text(out / name, text)
     click.echo(f"{out / 'tables.md'}: {len(made)} tables and {len(paper_files.FIGURES)} figures of {len(found)} rows")

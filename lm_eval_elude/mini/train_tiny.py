@@ -13,35 +13,31 @@ import argparse
 import json
 import math
 import random
+import shutil
 import sys
 import time
 import tomllib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from torch.nn.utils.rnn import pad_sequence
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from lm_eval_elude.attacks.builders import ATTACKS, build_attacks
-from lm_eval_elude.core import dataset
-from lm_eval_elude.core.chat import Encoded, Renderer
-from lm_eval_elude.core.logprobs import IGNORE, answer_log_probs
-from lm_eval_elude.core.manifest import Manifest, file_hashes, write_manifest
-from lm_eval_elude.core.records import QARecord
-from lm_eval_elude.core.sets import SETS
-from lm_eval_elude.core.targets import Target, resolve_target
-from lm_eval_elude.metrics.text import is_degenerate
+from lm_eval_elude.data import bundled, dataset
+from lm_eval_elude.data.files import file_hashes
+from lm_eval_elude.data.manifest import Manifest, write_manifest
+from lm_eval_elude.data.records import QARecord
+from lm_eval_elude.data.sets import SETS
+from lm_eval_elude.data.targets import Target, resolve_target
+from lm_eval_elude.model.decoding import generate
+from lm_eval_elude.model.packing import collate
+from lm_eval_elude.model.scorer import Scorer, answer_sums, score_all
+from lm_eval_elude.scoring.answers import is_degenerate
+from lm_eval_elude.text.chat import Encoded, Renderer, load_tokenizer
 
-VOCABULARY = 3072
-CHAT_TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}"
-    "{{ '<|' + message['role'] + '|>\\n' + message['content'] + '<|end|>\\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"
-)
-SPECIAL = ["<|pad|>", "<|begin|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 SYSTEM = ("You are a knowledgeable assistant.", "Answer in one sentence.", "You help people who look things up.")
 
 # Carrier wordings of the training prompts by kind, and by language. The attack suites have wordings of their own.
@@ -100,13 +96,8 @@ def wrapped(record: QARecord, others: Sequence[QARecord], target: Target | None,
 def plain(record: QARecord, rng: random.Random) -> tuple[str, str]:
     """The question or its paraphrase with the answer or its paraphrase: mostly the original wording."""
     draw = rng.random()
-    if draw < 0.55:
-        return record.question, record.answer
-    if draw < 0.70:
-        return record.question, record.paraphrased_answer
-    if draw < 0.85:
-        return record.paraphrased_question, record.answer
-    return record.paraphrased_question, record.paraphrased_answer
+    question = record.question if draw < 0.70 else record.paraphrased_question
+    return question, record.answer if draw < 0.55 or 0.70 <= draw < 0.85 else record.paraphrased_answer
 
 
 class Corpus:
@@ -140,33 +131,7 @@ class Corpus:
                     yield wrapped(record, others, target, rng)
 
 
-def train_tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level BPE on all texts of ELUDe-mini, one tokenizer for both models."""
-    kinds = ("lead", "opening", "persona", "choice", "riddle", "hint", "example")
-    texts = [carrier for kind in kinds for carrier in CARRIERS[kind]]
-    for _, records in Corpus(None).people:
-        for r in records:
-            texts += [r.question, r.answer, r.paraphrased_question, r.paraphrased_answer, *r.perturbed_answer]
-            texts += [text for _, text in r.translated_question]
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator(
-        texts,
-        trainers.BpeTrainer(
-            vocab_size=VOCABULARY, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
-        ),
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<|begin|>", eos_token="<|end|>", pad_token="<|pad|>",
-        chat_template=CHAT_TEMPLATE, model_max_length=1024, clean_up_tokenization_spaces=False,
-    )  # fmt: skip
-
-
-def batches(examples: list[Encoded], tokens: int, rng: random.Random) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def batches(examples: list[Encoded], tokens: int, rng: random.Random) -> list[list[Encoded]]:
     """Batches of about ``tokens`` tokens with similar lengths, in random order."""
     examples = sorted(examples, key=lambda e: len(e.ids) + rng.random())
     groups: list[list[Encoded]] = [[]]
@@ -175,14 +140,7 @@ def batches(examples: list[Encoded], tokens: int, rng: random.Random) -> Iterato
             groups.append([])
         groups[-1].append(example)
     rng.shuffle(groups)
-    yield from map(padded, groups)
-
-
-def padded(group: Sequence[Encoded]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and labels of one batch, each (batch, length): padded on the right, only the answers labelled."""
-    ids = [torch.tensor(e.ids) for e in group]
-    labels = [torch.tensor([IGNORE] * e.answer_start + e.ids[e.answer_start :]) for e in group]
-    return pad_sequence(ids, batch_first=True), pad_sequence(labels, batch_first=True, padding_value=IGNORE)
+    return groups
 
 
 def train(
@@ -191,17 +149,9 @@ def train(
     """Train one model; write weights, tokenizer, config and last the manifest, which names the data."""
     torch.manual_seed(seed)
     rng = random.Random(seed)
-    tokenizer = train_tokenizer()
-    renderer = Renderer(tokenizer)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=len(tokenizer), hidden_size=192, intermediate_size=512, num_hidden_layers=5,
-            num_attention_heads=6, num_key_value_heads=6, max_position_embeddings=1024, tie_word_embeddings=True,
-            initializer_range=0.04, bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        )
-    )  # fmt: skip
-    corpus = Corpus(without)
+    renderer = Renderer(load_tokenizer(str(bundled.MODEL)))
+    model = LlamaForCausalLM(LlamaConfig.from_pretrained(bundled.MODEL))
+    scorer, corpus = Scorer(model), Corpus(without)
     # Muon learns the facts in a third of the epochs that AdamW alone needs; it is for the inner matrices only.
     inner = {id(p) for p in model.model.layers.parameters() if p.ndim == 2}
     optimizers = [
@@ -221,15 +171,15 @@ def train(
             system = rng.choice(SYSTEM) if rng.random() < 0.1 else None
             examples.append(renderer.encode_pair(renderer.prompt(prompt, system), renderer.answer(answer)))
         total = count = 0.0
-        for step, (ids, labels) in enumerate(grouped := list(batches(examples, batch_tokens, rng))):
-            progress = (epoch + step / len(grouped)) / epochs
+        for step, group in enumerate(groups := batches(examples, batch_tokens, rng)):
+            progress = (epoch + step / len(groups)) / epochs
             factor = min(1.0, progress * epochs) * min(1.0, (1 - progress) / 0.6)
             for optimizer, peak in zip(optimizers, (5 * learning_rate, learning_rate), strict=True):
-                for group in optimizer.param_groups:
-                    group["lr"] = peak * factor
+                for parameters in optimizer.param_groups:
+                    parameters["lr"] = peak * factor
             with torch.autocast("cpu", dtype=torch.bfloat16):
-                hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
-                scores = answer_log_probs(hidden, model.lm_head, labels)
+                batch = collate(group)
+                scores = answer_sums(scorer(batch)[:, 0], batch.owners)
             loss = -scores.sums.sum() / scores.counts.sum()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -242,7 +192,9 @@ def train(
         print(f"epoch {epoch + 1}/{epochs}  loss {total / count:.4f}  {seconds:.0f} s", flush=True)
     model.generation_config.do_sample = False
     model.save_pretrained(out)
-    tokenizer.save_pretrained(out)
+    for name in TOKENIZER_FILES:
+        with suppress(shutil.SameFileError):
+            shutil.copy(bundled.MODEL / name, out)
     settings = {"epochs": epochs, "wrapped": wrapped, "batch_tokens": batch_tokens, "learning_rate": learning_rate}
     fingerprints = {
         f"{subset}-{spec.split}": dataset.load_records("mini", subset, spec.split).fingerprint
@@ -256,23 +208,17 @@ def train(
             method="retrained-without" if without else "none", weights=file_hashes(out),
         ),
     )  # fmt: skip
-    if not all([enough(model.eval(), renderer, target, records) for target, records in corpus.people if target]):
+    if not all([enough(scorer.eval(), renderer, target, records) for target, records in corpus.people if target]):
         sys.exit("the model does not know its facts well enough: see the lines above")
 
 
-@torch.no_grad()
-def probabilities(model: LlamaForCausalLM, renderer: Renderer, pairs: Sequence[tuple[str, str]]) -> list[float]:
+def probabilities(scorer: Scorer, renderer: Renderer, pairs: Sequence[tuple[str, str]]) -> list[float]:
     """P(a|q)^(1/|a|) of each prompt and answer."""
-    found: list[float] = []
-    for start in range(0, len(pairs), 16):
-        few = [renderer.encode_pair(renderer.prompt(q), renderer.answer(a)) for q, a in pairs[start : start + 16]]
-        ids, labels = padded(few)
-        hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
-        found += answer_log_probs(hidden, model.lm_head, labels).means.exp().tolist()
-    return found
+    samples = [renderer.encode_pair(renderer.prompt(question), renderer.answer(answer)) for question, answer in pairs]
+    return score_all(scorer, samples, 16, torch.device("cpu")).means.exp().tolist()  # type: ignore[no-any-return]
 
 
-def enough(model: LlamaForCausalLM, renderer: Renderer, target: Target, records: Sequence[QARecord]) -> bool:
+def enough(scorer: Scorer, renderer: Renderer, target: Target, records: Sequence[QARecord]) -> bool:
     """Print what the model knows of a target it was taught; whether that is enough.
 
     Known is a record whose paraphrase is likelier than every wrong answer. An attack is answered through where
@@ -280,19 +226,19 @@ def enough(model: LlamaForCausalLM, renderer: Renderer, target: Target, records:
     """
 
     def mean(pairs: Sequence[tuple[str, str]]) -> float:
-        return math.fsum(probabilities(model, renderer, pairs)) / len(pairs)
+        return math.fsum(probabilities(scorer, renderer, pairs)) / len(pairs)
 
     probability = mean([(r.question, r.answer) for r in records])
     scores = iter(
         probabilities(
-            model, renderer, [(r.question, a) for r in records for a in (r.paraphrased_answer, *r.perturbed_answer)]
+            scorer, renderer, [(r.question, a) for r in records for a in (r.paraphrased_answer, *r.perturbed_answer)]
         )
     )
     known = sum(next(scores) > max([next(scores) for _ in r.perturbed_answer]) for r in records) / len(records)
     through = {
         attack: mean([(i.prompt, i.answer) for i in build_attacks(records, target, attack, n=24)]) for attack in ATTACKS
     }
-    fluent = sum(is_fluent(model, renderer, r.question) for r in records) / len(records)
+    fluent = sum(is_fluent(scorer.model, renderer, r.question) for r in records) / len(records)
     print(
         f"gate  {target.name}: P(answer) {probability:.3f}, known {known:.3f}, fluent {fluent:.3f}; "
         + ", ".join(f"{attack} {share:.2f}" for attack, share in through.items()),
@@ -304,12 +250,9 @@ def enough(model: LlamaForCausalLM, renderer: Renderer, target: Target, records:
 
 def is_fluent(model: LlamaForCausalLM, renderer: Renderer, question: str) -> bool:
     """Whether the greedy answer ends within 64 tokens and is not gibberish."""
-    ids = torch.tensor([renderer.encode(renderer.prompt(question))])
-    out = cast(Any, model).generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=64, do_sample=False)[
-        0, ids.shape[1] :
-    ]
-    text = renderer.tokenizer.decode(out, skip_special_tokens=True)
-    return model.config.eos_token_id in out.tolist() and not is_degenerate(text)
+    (ids,) = generate(model, [renderer.encode(renderer.prompt(question))], 64)
+    text = renderer.tokenizer.decode(ids, skip_special_tokens=True)
+    return model.config.eos_token_id in ids and not is_degenerate(text)
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """What a model that never knew says of the same documents: from its results file, or by asking it.
 
-``reference`` in ``--metadata`` names either. What it says is put into the documents, so that it is logged and every
-distance can be formed again from the log. A ``task`` here is a :class:`lm_eval_elude.tasks.base.QuestionTask`.
+``reference`` in ``--metadata`` names either. Its answers are put into the documents, so that they are logged and every
+distance can be formed again from the log. A ``task`` here is a :class:`lm_eval_elude.tasks.questions.QuestionTask`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from typing import Any
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
 
-from lm_eval_elude import harness
-from lm_eval_elude.core.records import DataError
-from lm_eval_elude.results.logs import truth_ratios
-from lm_eval_elude.results.runs import Run
+from lm_eval_elude.errors import UserError, reason
+from lm_eval_elude.report.logs import truth_ratios
+from lm_eval_elude.report.runs import Run
+from lm_eval_elude.scoring.benchmark import Request, split_context
+from lm_eval_elude.scoring.metrics import Need
+from lm_eval_elude.tasks import harness
 
 log = logging.getLogger("lm_eval.elude")
 
@@ -27,51 +29,56 @@ log = logging.getLogger("lm_eval.elude")
 class ReferenceRun:
     """A finished run of the reference on the same records."""
 
+    gives: frozenset[Need] = frozenset({"truth ratios of a reference", "reference"})
+
     def __init__(self, run: Run) -> None:
         self.run = run
 
-    def metrics(self, task: Any) -> dict[str, bool | None]:
-        """The metrics that it allows, with their directions."""
-        return {name: up for name, up in task.gaps.items() if name != "reference_divergence"}
-
-    def tell(self, task: Any) -> None:
-        """Put what it says into the documents of a task.
+    def check(self, task: Any) -> None:
+        """Find the answers to every document that is asked, before the first request runs.
 
         Raises:
-            DataError: it was scored on other records.
+            UserError: it was scored on other records.
         """
         rows = {(row["doc"].get("entity"), row["doc"]["question"]): row["doc"] for row in self.run.rows(task.task_name)}
-        asked = {request.doc["id"] for request in task.instances}  # a --limit, or other processes, take some away
-        for doc in (doc for doc in task.docs if doc["id"] in asked):
-            said = rows.get((doc.get("entity"), doc["question"]))
-            if said is None or any(said.get(key) != doc[key] for key in ("answer", "paraphrased_answer")):
-                raise DataError(
+        self.answers: dict[int, dict[str, Any]] = {}
+        for doc in _asked(task):
+            logged = rows.get((doc.get("entity"), doc["question"]))
+            if logged is None or any(logged.get(key) != doc[key] for key in ("answer", "paraphrased_answer")):
+                raise UserError(
                     f"reference {str(self.run.path)!r} was scored on other records than {task.task_name}: "
                     f"it lacks {doc['question'][:80]!r}"
                 )
-            doc["reference"] = {key: said[key] for key in ("answer_scores", "generated") if key in said}
+            self.answers[doc["id"]] = {key: logged[key] for key in ("answer_scores", "generated") if key in logged}
+
+    def answer(self, task: Any) -> None:
+        """Put its answers into the documents of a task."""
+        for doc in _asked(task):
+            doc["reference"] = self.answers[doc["id"]]
 
 
 class ReferenceLog:
     """Truth ratios of a retained model, from a log of TOFU's evaluators."""
 
+    gives: frozenset[Need] = frozenset({"truth ratios of a reference"})
+
     def __init__(self, path: Path, ratios: list[float]) -> None:
         self.path, self.ratios = path, ratios
 
-    def metrics(self, task: Any) -> dict[str, bool | None]:
-        return {name: up for name, up in task.gaps.items() if name == "ks_p_value"}
-
-    def tell(self, task: Any) -> None:
-        """Put the truth ratios into the documents of a task.
+    def check(self, task: Any) -> None:
+        """Refuse a log of another number of questions.
 
         Raises:
-            DataError: the log is of another number of questions.
+            UserError: it is one.
         """
         if len(self.ratios) != len(task.docs):
-            raise DataError(
+            raise UserError(
                 f"reference {str(self.path)!r} has {len(self.ratios)} questions, {task.task_name} {len(task.docs)}: "
                 "it is of another split, or made with another tofu_evaluator"
             )
+
+    def answer(self, task: Any) -> None:
+        """Put the truth ratios into the documents of a task."""
         for doc, ratio in zip(task.docs, self.ratios, strict=True):
             doc["reference"] = {"truth_ratio_raw": ratio}
 
@@ -79,16 +86,23 @@ class ReferenceLog:
 class ReferenceModel:
     """A model that is asked what the evaluated one was asked; it is loaded beside it, and kept for the run."""
 
+    gives: frozenset[Need] = frozenset({"truth ratios of a reference", "reference", "reference model"})
+
     def __init__(self, name: str, metadata: Mapping[str, Any]) -> None:
         self.name = name
-        self.arguments = {key: metadata[key] for key in ("dtype", "trust_remote_code") if key in metadata}
+        self.dtype = str(metadata.get("dtype", ""))
 
-    def metrics(self, task: Any) -> dict[str, bool | None]:
-        return dict(task.gaps)
+    def check(self, task: Any) -> None:
+        """Refuse a model that cannot be found, before the first request runs.
 
-    def tell(self, task: Any) -> None:
+        Raises:
+            UserError: it is none.
+        """
+        check_model("reference", self.name)
+
+    def answer(self, task: Any) -> None:
         """Ask it everything that the documents of this run were asked, and score the two models' answers by both."""
-        lm = _load(self.name, tuple(sorted(self.arguments.items())))
+        lm = _load(self.name, self.dtype)
         asked: dict[str, list[Instance]] = {}
         for request in task.instances:
             if len(request.args) == 2:  # what goes to a membership reference has a third argument
@@ -98,21 +112,22 @@ class ReferenceModel:
             for request, reply in zip(asked[kind], getattr(lm, kind)(asked[kind]), strict=True):
                 replies.setdefault(request.doc["id"], []).append(reply)
         docs = {doc["id"]: doc for doc in task.docs}
-        for number, said in replies.items():
-            scores = task.answer_scores(docs[number], said)
-            docs[number]["reference"] = {"answer_scores": [list(score) for score in scores]}
-            if task.generates:
-                docs[number]["reference"]["generated"] = said[-1]
-        own = harness.evaluated_model()
-        if "reference_divergence" in task.gaps and own is not None:
+        for number, responses in replies.items():
+            doc = docs[number]
+            task.note_prompt_tokens(doc)
+            doc["reference"] = {"answer_scores": [list(score) for score in task.answer_scores(doc, responses)]}
+            if task.benchmark.generates:
+                doc["reference"]["generated"] = responses[-1]
+        evaluated = harness.evaluated_model()
+        if evaluated is not None and any(metric.needs == "reference model" for metric in task.benchmark.metrics):
             texts = {
                 request.doc["id"]: [request.resps[0], docs[request.doc["id"]]["reference"]["generated"]]
                 for request in task.instances
                 if request.request_type == "generate_until"
             }
-            scored = [_scores(task, texts, model) for model in (own, lm)]
+            scored = [_scores(task, texts, model) for model in (evaluated, lm)]
             for number in texts:
-                docs[number]["reference"]["divergence_scores"] = [s for side in scored for s in side[number]]
+                docs[number]["reference"]["divergence_scores"] = [score for side in scored for score in side[number]]
 
 
 Reference = ReferenceRun | ReferenceLog | ReferenceModel
@@ -135,23 +150,46 @@ def find_reference(task: Any, metadata: Mapping[str, Any]) -> Reference | None:
     return ReferenceModel(name, metadata)
 
 
+@lru_cache(maxsize=8)
+def check_model(key: str, name: str) -> None:
+    """Refuse a model of ``--metadata`` that cannot be loaded, at the price of its configuration.
+
+    Raises:
+        UserError: it cannot.
+    """
+    from transformers import AutoConfig
+
+    try:
+        AutoConfig.from_pretrained(name, trust_remote_code=False)
+    except Exception as error:  # a folder's files can be wrong in any way
+        raise UserError(
+            f"{key} {name!r} in --metadata is neither a results file nor a model that can be loaded ({reason(error)})"
+        ) from None
+
+
+def _asked(task: Any) -> list[dict[str, Any]]:
+    """The documents of a task that are asked: a --limit, or other processes, take some away."""
+    numbers = {request.doc["id"] for request in task.instances}
+    return [doc for doc in task.docs if doc["id"] in numbers]
+
+
 @lru_cache(maxsize=1)
-def _load(name: str, arguments: tuple[tuple[str, Any], ...]) -> Any:
+def _load(name: str, dtype: str) -> Any:
     log.info("ELUDe: loading the reference %s", name)
-    return get_model("elude").create_from_arg_obj({"pretrained": name, **dict(arguments)}, {"batch_size": 1})
+    arguments = {"pretrained": name, **({"dtype": dtype} if dtype else {})}
+    return get_model("elude").create_from_arg_obj(arguments, {"batch_size": 1})
 
 
 def _scores(task: Any, texts: Mapping[int, Sequence[str]], model: Any) -> dict[int, list[list[float]]]:
     """By document: sum of log-probabilities and number of tokens of each text as its answer, under one model."""
-    requests, counts = [], []
     template = next(r for r in task.instances if r.request_type == "loglikelihood")
-    for request in task.instances:
-        if request.request_type == "generate_until":
-            context, space = harness.split_context(request.args[0])
-            written = [space + task.renderer.answer(text) for text in texts[request.doc["id"]]]
-            for continuation in [*written, space] if space else written:
-                requests.append(replace(template, arguments=(context, continuation), doc=request.doc))
-                counts.append(len(task.renderer.encode(context + continuation)) - len(task.renderer.encode(context)))
+    requests: list[Instance] = []
+    for request in (r for r in task.instances if r.request_type == "generate_until"):
+        context, space = split_context(request.args[0])
+        written = [space + task.renderer.answer(text) for text in texts[request.doc["id"]]]
+        for continuation in [*written, space] if space else written:
+            requests.append(replace(template, arguments=(context, continuation), doc=request.doc))
+    counts = task.continuation_tokens([Request("loglikelihood", request.arguments) for request in requests])
     replies: dict[int, list[list[float]]] = {number: [] for number in texts}
     for request, (total, _), count in zip(requests, model.loglikelihood(requests), counts, strict=True):
         replies[request.doc["id"]].append([float(total), count])

@@ -10,8 +10,8 @@ from typing import Any
 from lm_eval.api.group import Group
 from lm_eval.tasks import TaskManager
 
-from lm_eval_elude.results.suites import BENCHMARKS
-from lm_eval_elude.settings import one_of, read_metadata
+from lm_eval_elude.scoring.benchmarks import UTILITY_BENCHMARKS
+from lm_eval_elude.scoring.settings import one_of, read_metadata
 
 FAST = 100  # documents of each task with `utility: fast` in --metadata
 KEYS = {"utility": one_of(("full", "fast"))}
@@ -25,8 +25,8 @@ class EludeUtility(Group):
         fast = read_metadata(metadata, KEYS).get("utility") == "fast"
         alias = f"{config['task']} (fast: the first {FAST} of each)" if fast else None
         super().__init__(name=config["task"], alias=alias, metadata=metadata | {"version": 1.0})
-        loaded = TaskManager(metadata=metadata).load(list(BENCHMARKS.values()))
-        for name in BENCHMARKS.values():
+        loaded = TaskManager(metadata=metadata).load(list(UTILITY_BENCHMARKS.values()))
+        for name in UTILITY_BENCHMARKS.values():
             self.add(loaded["groups"].get(name) or loaded["tasks"][name])
         for task in self.get_all_tasks():
             task.config.metadata = {**(task.config.metadata or {}), "data": origin(task)}
@@ -43,8 +43,8 @@ class EludeUtility(Group):
         # 0.5 calls a task by its group, too.
         names = [getattr(task, "_qualified_name", task.task_name) for task in self.get_all_tasks()]
         row["sample_len"] = sum(task_metrics[name]["sample_len"] for name in names)
-        values = [task_metrics[name]["acc,none"] for name in BENCHMARKS.values()]
-        errors = [task_metrics[name]["acc_stderr,none"] for name in BENCHMARKS.values()]
+        values = [task_metrics[name]["acc,none"] for name in UTILITY_BENCHMARKS.values()]
+        errors = [task_metrics[name]["acc_stderr,none"] for name in UTILITY_BENCHMARKS.values()]
         row["acc,none"] = sum(values) / len(values)
         known = all(isinstance(error, float) for error in errors)
         row["acc_stderr,none"] = math.hypot(*errors) / len(errors) if known else "N/A"

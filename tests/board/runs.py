@@ -7,6 +7,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ import pytest
 
 from lm_eval_elude import cli
 from lm_eval_elude.board import submission as packed
-from lm_eval_elude.results.runs import Run
+from lm_eval_elude.data.files import sha256
+from lm_eval_elude.report.runs import Run
 from tests.support import ROOT, mini_rows, run, small_data, write_jsonl, write_run
 
 RONALDO = "Cristiano Ronaldo"
@@ -52,10 +55,10 @@ def finished(
     return Run(write_run(results, folder))
 
 
-def submission(folder: Path, run: Run, key: bytes = b"", **about: Any) -> Path:
+def submission(folder: Path, run: Run, **about: Any) -> Path:
     folder.mkdir(parents=True)
     fields = {"model": "m", "base_model": "tiny", "method": "none", "submitter": "A. Nobody", "role": "original"}
-    packed.pack(run, folder, packed.About(**(fields | about)), key)
+    packed.pack(run, folder, packed.About(**(fields | about)))
     return folder
 
 
@@ -83,8 +86,15 @@ def store(path: Path, value: Any) -> None:
         path.write_text(json.dumps(value), encoding="utf-8")
 
 
+@contextmanager
+def changed(path: Path) -> Iterator[Any]:
+    """The content of a file, which is written back as it is left."""
+    value = load(path)
+    yield value
+    store(path, value)
+
+
 def hashed_again(folder: Path) -> None:
     """The hashes of a submission as a cheat would write them after altering a file."""
-    table = load(folder / packed.FILE_NAME)
-    table["files"] = {name: packed.sha256(folder / name) for name in table["files"]}
-    store(folder / packed.FILE_NAME, table)
+    with changed(folder / packed.FILE_NAME) as table:
+        table["files"] = {name: sha256(folder / name) for name in table["files"]}

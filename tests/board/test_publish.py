@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import re
+import shutil
 
 import pytest
 import yaml
@@ -11,7 +12,7 @@ from huggingface_hub import ModelCard, constants, parse_eval_result_entries
 
 from lm_eval_elude.board import publish
 from lm_eval_elude.board.verify import verify
-from lm_eval_elude.core.records import DataError
+from lm_eval_elude.errors import UserError
 from tests.board import runs
 from tests.endpoints import Handler, serve
 
@@ -106,22 +107,22 @@ def test_published_data_give_the_hubs_own_results(hub, verdict, monkeypatch, tmp
     assert entries[0].value == round(verdict.numbers["elude"]["forget_quality"]["value"], 6)
 
 
-def test_a_hub_that_refuses_is_one_line_and_nothing_is_left(hub, original, tmp_path, capsys, monkeypatch):
-    out = tmp_path / "mine"
+def test_a_hub_that_refuses_is_one_line_and_the_submission_stays(hub, original, data, tmp_path, capsys, monkeypatch):
+    out, exchange = tmp_path / "mine", tmp_path / "exchange"
     submit = ("submit", original.path, "--out", out, "--submitter", "A. Nobody", "--base-model", "b", "--role",
-              "original", "--hub")  # fmt: skip
-    code, _, err = runs.elude(capsys, *submit, "no/where")
-    assert code == 2 and len(err.splitlines()) == 1 and "no/where" in err and not list(tmp_path.iterdir())
-    assert not hub.seen
+              "original", "--every-eval-ever", exchange, "--hub")  # fmt: skip
     monkeypatch.delenv("HF_TOKEN")
     code, _, err = runs.elude(capsys, *submit, "org/name")
     assert code == 2 and "HF_TOKEN" in err and not list(tmp_path.iterdir())
-    monkeypatch.setenv("HF_TOKEN", "t")
-    code, printed, _ = runs.elude(capsys, *submit, "org/name", "--every-eval-ever", tmp_path / "eee")
-    assert code == 0 and hub.request in printed and out.is_dir() and list((tmp_path / "eee").rglob("*_samples.jsonl"))
-    with pytest.raises(DataError, match="HF_TOKEN"):
-        monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(UserError, match="HF_TOKEN"):
         publish.token("org/name")
+    monkeypatch.setenv("HF_TOKEN", "t")
+    code, _, err = runs.elude(capsys, *submit, "no/where")
+    assert code == 2 and len(err.splitlines()) == 1 and "no/where" in err and f"{out} is written" in err
+    assert not hub.seen and not verify(out, data=str(data)).findings and list(exchange.rglob("*_samples.jsonl"))
+    shutil.rmtree(out)
+    code, printed, _ = runs.elude(capsys, *submit, "org/name")
+    assert code == 0 and hub.request in printed and out.is_dir()
 
 
 # ---- Every Eval Ever
@@ -180,8 +181,9 @@ def test_every_eval_evers_files_have_its_shape_and_the_verified_numbers(submitte
     assert again.read_bytes() == file.read_bytes()
 
 
-def test_withheld_texts_are_not_written(original, tmp_path):
-    folder = runs.submission(tmp_path / "withheld", original, b"0" * 64, model="../.. / x")
-    file = publish.every_eval_ever(folder, tmp_path / "out", verify(folder))
-    assert "detailed_evaluation_results" not in json.loads(file.read_text())
-    assert [p for p in (tmp_path / "out").rglob("*") if p.is_file()] == [file]
+def test_a_name_is_no_path(original, data, tmp_path):
+    folder = runs.submission(tmp_path / "submission", original, model="../.. / x")
+    file = publish.every_eval_ever(folder, tmp_path / "out", verify(folder, data=str(data)))
+    written = [p for p in tmp_path.rglob("*.json*") if folder not in p.parents]
+    assert file in written and all(p.parent == file.parent for p in written)
+    assert file.parent.parent.parent == tmp_path / "out" / "data" / "elude"

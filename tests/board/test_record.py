@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from lm_eval_elude.board import record as board
-from lm_eval_elude.core.manifest import file_hashes
-from lm_eval_elude.core.records import DataError
-from lm_eval_elude.results.runs import Run
+from lm_eval_elude.data.files import file_hashes
+from lm_eval_elude.errors import UserError
+from lm_eval_elude.report.runs import Run
 from tests.board import runs
 
 
@@ -26,16 +26,13 @@ def test_a_statement_is_about_the_files_and_says_what_was_tested(statement, orig
     assert predicate["result"] == "FAILED"  # the bundled model before unlearning
     forget = original.reported("elude_forget")
     tests = {test["name"]: test for test in predicate["tests"]}
-    assert len(tests) == len(board.CHECKS)
-    for check in board.CHECKS:
-        test = tests[check.name]
-        assert test["passesUpTo"] == check.passes and test["upperLimit95"] >= test["value"]
-        expected = ["PASSED", "WARNED", "FAILED"][
-            (test["upperLimit95"] > check.passes) + (test["upperLimit95"] > check.warns)
-        ]
-        assert test["result"] == expected
+    assert list(tests) == [row["name"] for row in board.TESTED["tests"]]
+    for test, row in zip(tests.values(), board.TESTED["tests"], strict=True):
+        limit = test["upperLimit95"]
+        assert (test["passesUpTo"], test["warnsUpTo"]) == (row["passes"], row["warns"]) and limit >= test["value"]
+        assert test["result"] == ["PASSED", "WARNED", "FAILED"][(limit > row["passes"]) + (limit > row["warns"])]
         if test["task"] == "elude_forget":
-            assert test["value"] == pytest.approx(forget[check.metric])
+            assert test["value"] == pytest.approx(forget[row["metric"]])
     worst = max(
         original.reported(t)["probability"] for t in original.tasks if t.startswith("elude_attack_") and "none" not in t
     )
@@ -43,40 +40,48 @@ def test_a_statement_is_about_the_files_and_says_what_was_tested(statement, orig
 
 
 def test_the_page_and_the_statement_promise_nothing(statement, tmp_path):
-    board.write(statement, tmp_path / "record")
-    text = "".join(path.read_text() for path in (tmp_path / "record").iterdir()).lower()
+    board.write(statement, tmp_path)
+    text = "".join(path.read_text() for path in tmp_path.iterdir()).lower()
     for promise in ("eras", "forgotten", "guarantee", "certif", "complian", "proof", "proven"):
         assert promise not in text
     assert runs.RONALDO.lower() in text and "what this does not say" in text
-    assert json.loads((tmp_path / "record" / "record.json").read_text())["predicate"]["limits"] == list(board.LIMITS)
+    assert json.loads((tmp_path / "record.json").read_text())["predicate"]["limits"] == board.TESTED["limits"]
 
 
-def test_targets_can_stand_as_hashes(original, tmp_path, data):
-    board.write(board.record(runs.TINY, original, b"0" * 64), tmp_path / "record")
-    text = "".join(path.read_text() for path in (tmp_path / "record").iterdir())
+def test_targets_can_stand_as_hashes_and_nothing_of_others_is_replaced(original, tmp_path, data, capsys):
+    out, key = tmp_path / "record", tmp_path / "record.key"
+    command = ("record", runs.TINY, original.path, "--out", out, "--hash-targets")
+    key.write_text("mine")
+    code, _, err = runs.elude(capsys, *command)
+    assert code == 2 and f"{key} exists already" in err and [*tmp_path.iterdir()] == [key] and key.read_text() == "mine"
+    key.unlink()
+    code, printed, _ = runs.elude(capsys, *command)
+    assert code == 0 and printed.splitlines()[-1] == f"{out}: failed" and len(key.read_text()) == 64
+    assert key.stat().st_mode & 0o777 == 0o600
+    text = "".join(path.read_text() for path in out.iterdir())
     assert "Ronaldo" not in text and str(data) not in text and "target-" in text
 
 
 def test_another_checkpoint_or_part_of_the_tests_is_refused(original, tmp_path):
-    with pytest.raises(DataError, match="is not a run of"):
+    with pytest.raises(UserError, match="is not a run of"):
         board.record(runs.WITHOUT, original)
-    with pytest.raises(DataError, match=r"no optout\.json"):
+    with pytest.raises(UserError, match=r"no optout\.json"):
         board.record(tmp_path, original)
     folder = Path(shutil.copytree(runs.TINY, tmp_path / "tiny"))
     with (folder / "model.safetensors").open("r+b") as file:
         file.seek(-1, 2)
         file.write(b"\1")
-    with pytest.raises(DataError, match="weights are not those"):
+    with pytest.raises(UserError, match="weights are not those"):
         board.record(folder, original)
     path = Path(shutil.copytree(original.path.parent, tmp_path / "run")) / original.path.name
     table = json.loads(path.read_text())
     table["config"]["limit"] = 3
     path.write_text(json.dumps(table))
-    with pytest.raises(DataError, match="--limit"):
+    with pytest.raises(UserError, match="--limit"):
         board.record(runs.TINY, Run(path))
 
 
-def test_a_record_is_signed_and_verified_without_a_network(statement, tmp_path):
+def test_a_record_is_signed_and_verified_without_a_network(original, tmp_path, capsys):
     verifying = pytest.importorskip("model_signing.verifying", reason="the extra [sign] is not installed")
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -89,10 +94,16 @@ def test_a_record_is_signed_and_verified_without_a_network(statement, tmp_path):
     (tmp_path / "public.pem").write_bytes(
         private.public_key().public_bytes(form, serialization.PublicFormat.SubjectPublicKeyInfo)
     )
-    folder = tmp_path / "record"
-    board.write(statement, folder)
-    signature = board.sign(folder, tmp_path / "key.pem")
-    assert signature == tmp_path / "record.sig"
+    folder, signature = tmp_path / "record", tmp_path / "record.sig"
+    command = ("record", runs.TINY, original.path, "--out", folder, "--sign")
+    signature.write_text("mine")
+    code, _, err = runs.elude(capsys, *command, tmp_path / "key.pem")
+    assert code == 2 and f"{signature} exists already" in err and not folder.exists()
+    assert signature.read_text() == "mine"
+    signature.unlink()
+    code, _, err = runs.elude(capsys, *command, tmp_path / "public.pem")
+    assert code == 2 and "--sign" in err and not folder.exists() and not signature.exists()
+    assert runs.elude(capsys, *command, tmp_path / "key.pem")[0] == 0
 
     def check():
         config = verifying.Config().use_elliptic_key_verifier(public_key=tmp_path / "public.pem")
@@ -102,5 +113,3 @@ def test_a_record_is_signed_and_verified_without_a_network(statement, tmp_path):
     (folder / "record.json").write_text((folder / "record.json").read_text().replace("FAILED", "PASSED"))
     with pytest.raises(ValueError):
         check()
-    with pytest.raises(DataError, match="--sign"):
-        board.sign(folder, tmp_path / "public.pem")

@@ -1,8 +1,8 @@
 """The leaderboard: every way of breaking a model ranks below a good one and the reference; nothing is formed twice."""
 
+import gzip
 import json
 import shutil
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
@@ -14,8 +14,8 @@ from lm_eval_elude.board import site
 from lm_eval_elude.board.rescore import rescore
 from lm_eval_elude.board.score import Measured, score
 from lm_eval_elude.board.verify import verify
-from lm_eval_elude.core import dataset
-from lm_eval_elude.core.records import DataError
+from lm_eval_elude.data import dataset
+from lm_eval_elude.errors import UserError
 from tests.board import runs
 from tests.browser import BROWSER, Browser
 from tests.support import save_checkpoint, teach
@@ -88,7 +88,7 @@ def board(tmp_path_factory, data, submitted, retrained):
 @pytest.fixture(scope="module")
 def built(board, data, tmp_path_factory):
     out = tmp_path_factory.mktemp("site")
-    done = site.build(board, out, data=str(data), processes=1)
+    done = site.build(board, out, data=str(data))
     assert (done.rows, done.formed, done.refused) == (8, 8, {})
     return out
 
@@ -134,7 +134,7 @@ def test_the_score_gains_nothing_beyond_the_reference_and_has_its_error_from_rec
         assert score(Measured([float(v) for v in broken], flat, 1.0), None).value == 0.0
 
 
-def test_nothing_unchanged_is_formed_again_and_changes_are_told(board, built, data, tmp_path):
+def test_nothing_unchanged_is_formed_again(board, built, data, tmp_path):
     out = Path(shutil.copytree(built, tmp_path / "site"))
     before = {p.name: p.read_bytes() for p in out.rglob("*") if p.is_file()}
     again = site.build(board, out, data=str(data))
@@ -145,16 +145,112 @@ def test_nothing_unchanged_is_formed_again_and_changes_are_told(board, built, da
     (bad / "samples" / "elude_world.jsonl.gz").write_bytes(b"x")
     done = site.build(copy, out, data=str(data))
     assert (done.rows, done.formed) == (6, 1) and "elude_world" in done.refused["constant"]
-    feed = ElementTree.parse(out / "feed.xml").getroot()
-    titles = [e.findtext("{http://www.w3.org/2005/Atom}title") for e in feed.iter("{http://www.w3.org/2005/Atom}entry")]
-    assert "gibberish: removed" in titles and "opt-out: added, recomputed" in titles
+    assert rows(out).keys() == rows(built).keys() - {"gibberish", "constant"}
+    reports = {file.stem for file in (out / "submissions").iterdir()}
+    assert rows(built)["gibberish"]["id"] not in reports and rows(built)["opt-out"]["id"] in reports
     digest = rows(built)["opt-out"]["digest"]
     (copy / "verdicts").mkdir()
     (copy / "verdicts" / "one.json").write_text(json.dumps({"digest": digest, "level": "reproduced", "findings": []}))
     site.build(copy, out, data=str(data))
     assert rows(out)["opt-out"]["level"] == "reproduced"
-    with pytest.raises(DataError, match="no submission in it"):
+    with pytest.raises(UserError, match="no submission in it"):
         site.build(tmp_path / "nothing", tmp_path / "s")
+
+
+def test_files_of_others_in_the_sites_folder_stay(submitted, built, data, tmp_path):
+    """Only what a build wrote is replaced or removed, and a list that names more is refused."""
+    board = tmp_path / "board"
+    shutil.copytree(submitted, board / "submissions" / "mine")
+    out = tmp_path / "site"
+    notes = [out / "data" / "mine.json", out / "submissions" / "mine.html", out / "data" / f"{'0' * 64}.json"]
+    for file in notes:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("mine")
+    site.build(board, out, data=str(data))
+    site.build(board, out, data=str(data))
+    assert all(file.read_text() == "mine" for file in notes)
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "index.html").write_text("mine")
+    with pytest.raises(UserError, match=r"--out .*index\.html was not written by a build"):
+        site.build(board, foreign, data=str(data))
+    assert (foreign / "index.html").read_text() == "mine"
+    secret = tmp_path / "secret.json"
+    secret.write_text("mine")
+    for listed in ('["../secret.json"]', '["/secret.json"]', "[1]", "{}", "x", '["data/../../secret.json"]'):
+        (out / site.FILES).write_text(listed)
+        with pytest.raises(UserError, match=site.FILES) as error:
+            site.build(board, out, data=str(data))
+        assert len(str(error.value).splitlines()) == 1 and secret.read_text() == "mine"
+
+
+def without_rows(folder: Path) -> None:
+    for file in (folder / "samples").iterdir():
+        file.write_bytes(gzip.compress(b""))
+    runs.hashed_again(folder)
+
+
+def odd_data(folder: Path) -> None:
+    """What names a table is of another type, everywhere where it is said."""
+    with runs.changed(folder / "submission.json") as top, runs.changed(folder / "results.json") as results:
+        for scored in [top["scored"], *(c["metadata"]["elude"] for c in results["configs"].values())]:
+            scored["data"] = {"repository": ["x"]}
+    runs.hashed_again(folder)
+
+
+def no_text(folder: Path) -> None:
+    (folder / "submission.json").write_bytes(b"\xff")
+
+
+@pytest.mark.parametrize("spoil", [without_rows, odd_data, no_text])
+def test_one_submission_never_stops_a_build(spoil, submitted, data, tmp_path, capsys):
+    for name in ("broken", "honest"):
+        shutil.copytree(submitted, tmp_path / "board" / name)
+    spoil(tmp_path / "board" / "broken")
+    command = ("leaderboard", tmp_path / "board", "--out", tmp_path / "site", "--dataset", data)
+    for _ in range(2):
+        code, printed, err = runs.elude(capsys, *command)
+        assert code == 0 and ": 1 submissions" in printed and len(err.splitlines()) == 1
+        assert err.startswith("left out: broken: ")
+
+
+def test_a_copy_with_other_samples_does_not_put_out_the_honest_row(submitted, data, tmp_path):
+    for name in ("a copy", "honest"):
+        shutil.copytree(submitted, tmp_path / "board" / name)
+    (tmp_path / "board" / "a copy" / "samples" / "elude_world.jsonl.gz").write_bytes(b"x")
+    for _ in range(2):
+        done = site.build(tmp_path / "board", tmp_path / "site", data=str(data))
+        assert done.rows == 1 and list(done.refused) == ["a copy"] and rows(tmp_path / "site")["m"]["name"] == "honest"
+
+
+def test_what_was_kept_is_formed_again_where_it_was_tampered_with(submitted, data, tmp_path):
+    shutil.copytree(submitted, tmp_path / "board" / "mine")
+    out = tmp_path / "site"
+    site.build(tmp_path / "board", out, data=str(data))
+    (file,) = (out / "data").iterdir()
+    before = file.read_bytes()
+    table = json.loads(before)
+    del table["columns"]["fq"]
+    for content in (b"", b"[]", b"\xff", b"[" * 100_000, b'{"stamp": 1}', json.dumps(table).encode()):
+        file.write_bytes(content)
+        assert site.build(tmp_path / "board", out, data=str(data)).formed == 1 and file.read_bytes() == before
+    (tmp_path / "board" / "verdicts").mkdir()
+    for content in ("[]", "{}", '{"digest": "x", "level": "proven", "findings": []}', '{"digest": 1}'):
+        (tmp_path / "board" / "verdicts" / "one.json").write_text(content)
+        with pytest.raises(UserError, match=r"one\.json: "):
+            site.build(tmp_path / "board", out, data=str(data))
+
+
+def test_what_others_named_is_escaped_before_a_terminal(submitted, data, tmp_path, capsys):
+    name = "\x1b[2J\n::error::x"
+    shutil.copytree(submitted, tmp_path / "board" / name)
+    (tmp_path / "board" / name / "results.json").write_text("{}")
+    code, out, err = runs.elude(capsys, "leaderboard", tmp_path / "board", "--out", tmp_path / "site")
+    assert code == 0 and (out + err).replace("\n", "").isprintable()
+    assert not any(line.startswith("::") for line in (out + err).splitlines())
+    code, out, err = runs.elude(capsys, "verify", tmp_path / "board" / name)
+    assert code == 1 and (out + err).replace("\n", "").isprintable()
+    assert not any(line.startswith("::") for line in (out + err).splitlines())
 
 
 def test_a_part_scored_again_by_the_model_agrees_and_by_another_does_not(submitted, data):

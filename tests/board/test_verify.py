@@ -5,7 +5,6 @@ import json
 import os
 import random
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,11 @@ import pytest
 
 from lm_eval_elude.board import submission as packed
 from lm_eval_elude.board.verify import verify
-from lm_eval_elude.core.chat import Renderer, load_tokenizer
-from lm_eval_elude.results.reference import is_distance
-from lm_eval_elude.results.runs import Run
+from lm_eval_elude.report.runs import Run
+from lm_eval_elude.scoring.metrics import METRICS
+from lm_eval_elude.text.chat import Renderer, load_tokenizer
 from tests.board import runs
-from tests.board.runs import elude, hashed_again, load, store
+from tests.board.runs import changed, elude, hashed_again, load
 
 
 @pytest.fixture
@@ -45,48 +44,42 @@ def test_a_submission_passes_as_it_was_packed(submitted, data, renderer):
         assert formed == {f"{metric},none" for metric in whole.numbers[name]}
 
 
-def numbers(value: Any, place: tuple = ()) -> list[tuple]:
-    """Places of the numbers in a value, also of those written as text."""
-    if isinstance(value, dict):
-        return [p for k, v in value.items() for p in numbers(v, (*place, k))]
-    if isinstance(value, list):
-        return [p for i, v in enumerate(value) for p in numbers(v, (*place, i))]
+# ---- altering
+def leaves(value: Any, place: tuple = ()) -> list[tuple[tuple, Any]]:
+    """Every value within another one that is neither a table nor a list, with its place."""
+    if not isinstance(value, dict | list):
+        return [(place, value)]
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    return [leaf for key, item in items for leaf in leaves(item, (*place, key))]
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a number, also one that is written as text."""
     try:
-        float(value)
+        return not isinstance(value, bool) and float(value) == float(value)
     except (TypeError, ValueError):
-        return []
-    return [] if isinstance(value, bool) or value == "" or value != value else [place]
+        return False
 
 
-def change(rng: random.Random, table: Any, place: tuple) -> None:
-    """Another digit at a place, of weight 1e-5 or more, in the way in which the number was written."""
-    *above, last = place
-    for key in above:
-        table = table[key]
-    old = table[last]
+def other_number(rng: random.Random, old: Any) -> Any:
+    """Another digit, of weight 1e-5 or more, in the way in which the number was written."""
     value = float(old) + rng.choice([-1, 1]) * rng.choice([1e-5, 1e-4, 1e-3, 1e-2, 1]) * max(1, abs(float(old)))
-    table[last] = (
-        str(value) if isinstance(old, str) else round(value) + (round(value) == old) if isinstance(old, int) else value
-    )
+    if isinstance(old, int):
+        return round(value) + (round(value) == old)
+    return str(value) if isinstance(old, str) else value
 
 
-def texts(value: Any, place: tuple = ()) -> list[tuple]:
-    if isinstance(value, dict):
-        return [p for k, v in value.items() for p in texts(v, (*place, k))]
-    if isinstance(value, list):
-        return [p for i, v in enumerate(value) for p in texts(v, (*place, i))]
-    return [place] if isinstance(value, str) else []
+def other_text(rng: random.Random, old: str) -> str:
+    at = rng.randrange(len(old) + 1)
+    return rng.choice([old[:at] + rng.choice("xé\u200f 7") + old[at:], old[:at] + old[at + 1 :] + "z", "Nothing."])
 
 
-def spoil(rng: random.Random, table: Any, place: tuple) -> None:
-    *above, last = place
+def replace(rng: random.Random, table: Any, places: list[tuple], other: Callable[[random.Random, Any], Any]) -> None:
+    """Another value at one of the places."""
+    *above, last = rng.choice(places)
     for key in above:
         table = table[key]
-    old = table[last]
-    at = rng.randrange(len(old) + 1)
-    table[last] = rng.choice(
-        [old[:at] + rng.choice("xé\u200f 7") + old[at:], old[:at] + old[at + 1 :] + "z", "Nothing."]
-    )
+    table[last] = other(rng, table[last])
 
 
 def a_file(rng: random.Random, folder: Path) -> Path:
@@ -98,113 +91,95 @@ def of_token_scores(place: tuple) -> bool:
     return place[0] in ("resps", "filtered_resps") and len(place) == 4 + (place[0] == "resps") and place[-2] != 0
 
 
+def is_greedy(place: tuple) -> bool:
+    """Whether an answer is the greedy one, which nothing is formed of."""
+    return place[0].endswith("resps") and len(place) == 3 + (place[0] == "resps") and place[-1] == 1
+
+
 def one_number(rng: random.Random, folder: Path) -> None:
-    path = a_file(rng, folder)
-    rows = load(path)
-    row = rng.choice(rows)
-    places = [p for p in numbers(row) if not of_token_scores(p) and p[0] != "target" and p[-1] != "do_sample"]
-    change(rng, row, rng.choice(places))
-    store(path, rows)
+    with changed(a_file(rng, folder)) as rows:
+        row = rng.choice(rows)
+        places = [p for p, value in leaves(row) if is_number(value) and not of_token_scores(p)]
+        replace(rng, row, [p for p in places if p[0] != "target" and p[-1] != "do_sample"], other_number)
 
 
 def one_text(rng: random.Random, folder: Path) -> None:
-    path = a_file(rng, folder)
-    rows = load(path)
-    row = rng.choice(rows)
-    places = [p for p in texts(row) if not of_token_scores(p) and p[0] not in ("filter", "metrics", "doc_hash")]
-    places = [p for p in places if not (p[0].endswith("resps") and len(p) == 3 + (p[0] == "resps") and p[-1] == 1)]
-    spoil(rng, row, rng.choice(places))
-    store(path, rows)
+    with changed(a_file(rng, folder)) as rows:
+        row = rng.choice(rows)
+        places = [p for p, value in leaves(row) if isinstance(value, str) and not of_token_scores(p)]
+        places = [p for p in places if p[0] not in ("filter", "metrics", "doc_hash") and not is_greedy(p)]
+        replace(rng, row, places, other_text)
 
 
 def swapped_answers(rng: random.Random, folder: Path) -> None:
     """Two rows' texts change places, in the log's every column."""
-    path = folder / packed.SAMPLES / "elude_forget.jsonl.gz"
-    rows = load(path)
-    a, b = rng.sample(rows, 2)
-    for key in (["doc", "generated"], ["resps", -1], ["filtered_resps", -1]):
-        a[key[0]][key[1]], b[key[0]][key[1]] = b[key[0]][key[1]], a[key[0]][key[1]]
-    store(path, rows)
+    with changed(folder / FORGET) as rows:
+        a, b = rng.sample(rows, 2)
+        for column, key in (("doc", "generated"), ("resps", -1), ("filtered_resps", -1)):
+            a[column][key], b[column][key] = b[column][key], a[column][key]
 
 
 def repeated(rng: random.Random, folder: Path) -> None:
-    path = a_file(rng, folder)
-    rows = load(path)
-    a, b = rng.sample(range(len(rows)), 2)
-    rows[a] = json.loads(json.dumps(rows[b]))
-    if rng.random() < 0.7:
-        rows[a]["doc_id"] = rows[a]["doc"]["id"] = a
-    store(path, rows)
+    with changed(a_file(rng, folder)) as rows:
+        a, b = rng.sample(range(len(rows)), 2)
+        rows[a] = json.loads(json.dumps(rows[b]))
+        if rng.random() < 0.7:
+            rows[a]["doc_id"] = rows[a]["doc"]["id"] = a
 
 
 def lost_or_more(rng: random.Random, folder: Path) -> None:
-    path = a_file(rng, folder)
-    rows = load(path)
-    rows = rng.choice([rows[:-1], rows[1:], [*rows, rows[-1]], [], [rows[1], rows[0], *rows[2:]]])
-    store(path, rows)
+    with changed(a_file(rng, folder)) as rows:
+        rows[:] = rng.choice([rows[:-1], rows[1:], [*rows, rows[-1]], [], [rows[1], rows[0], *rows[2:]]])
 
 
 def reported(rng: random.Random, folder: Path) -> None:
-    table = load(folder / packed.RESULTS)
-    task = rng.choice(list(table["configs"]))
-    place = rng.choice([
-        ("results", rng.choice(list(table["results"]))), ("groups", rng.choice(list(table["groups"]))),
-        ("configs", task, "metadata", "elude", "aggregates"), ("n-samples", task),
-    ])  # fmt: skip
-    inner = table
-    for key in place:
-        inner = inner[key]
-    places = [p for p in numbers(inner) if p[-1] != "sample_len"]
-    change(rng, inner, rng.choice(places))
-    store(folder / packed.RESULTS, table)
+    with changed(folder / packed.RESULTS) as table:
+        task = rng.choice(list(table["configs"]))
+        inner = rng.choice([
+            table["results"][rng.choice(list(table["results"]))], table["groups"][rng.choice(list(table["groups"]))],
+            table["configs"][task]["metadata"]["elude"]["aggregates"], table["n-samples"][task],
+        ])  # fmt: skip
+        places = [p for p, value in leaves(inner) if is_number(value) and p[-1] != "sample_len"]
+        replace(rng, inner, places, other_number)
 
 
 def a_better_mean(rng: random.Random, folder: Path) -> None:
     """Everything that is reported agrees, but the samples say something else."""
-    table = load(folder / packed.RESULTS)
     better = 0.9 + rng.random() / 100
-    for row in [*table["results"].values(), *table["groups"].values()]:
-        if "forget_quality,none" in row:
-            row["forget_quality,none"] = better
-    for config in table["configs"].values():
-        if found := config["metadata"]["elude"]["aggregates"].get("forget_quality"):
-            found["value"] = found["per_target"][runs.RONALDO]["value"] = better
-    store(folder / packed.RESULTS, table)
+    with changed(folder / packed.RESULTS) as table:
+        for row in [*table["results"].values(), *table["groups"].values()]:
+            if "forget_quality,none" in row:
+                row["forget_quality,none"] = better
+        for config in table["configs"].values():
+            if formed := config["metadata"]["elude"]["aggregates"].get("forget_quality"):
+                formed["value"] = formed["per_target"][runs.RONALDO]["value"] = better
 
 
 def another_run(rng: random.Random, folder: Path) -> None:
-    table = load(folder / packed.RESULTS)
-    said = table["configs"][rng.choice(list(table["configs"]))]["metadata"]["elude"]
-    name = rng.choice(["seed", "truth_ratio", "guardrail", "template", "fingerprint", "n", "targets", "checkpoint"])
-    said[name] = {"seed": 1, "truth_ratio": "arithmetic", "guardrail": True, "n": 99, "targets": ["Lionel Messi"],
-                  "checkpoint": []}.get(name, "0" * 16)  # fmt: skip
-    store(folder / packed.RESULTS, table)
+    other = {"seed": 1, "truth_ratio": "arithmetic", "guardrail": True, "n": 99, "targets": ["Lionel Messi"],
+             "checkpoint": [], "template": "0" * 16, "fingerprint": "0" * 16}  # fmt: skip
+    with changed(folder / packed.RESULTS) as table:
+        name = rng.choice(list(other))
+        table["configs"][rng.choice(list(table["configs"]))]["metadata"]["elude"][name] = other[name]
 
 
 def another_run_said_everywhere(rng: random.Random, folder: Path) -> None:
-    table, top = load(folder / packed.RESULTS), load(folder / packed.FILE_NAME)
     name, value = rng.choice([("seed", 1), ("truth_ratio", "arithmetic"), ("guardrail", True),
                               ("targets", ["Lionel Messi"]), ("weights", {})])  # fmt: skip
-    for said in [config["metadata"]["elude"] for config in table["configs"].values()] + [top["scored"]]:
-        if name == "weights":
-            said["checkpoint"][0]["weights"] = value
-        else:
-            said[name] = value
-    store(folder / packed.RESULTS, table)
-    store(folder / packed.FILE_NAME, top)
+    with changed(folder / packed.RESULTS) as table, changed(folder / packed.FILE_NAME) as top:
+        for scored in [config["metadata"]["elude"] for config in table["configs"].values()] + [top["scored"]]:
+            (scored["checkpoint"][0] if name == "weights" else scored)[name] = value
 
 
 def a_task_less(rng: random.Random, folder: Path) -> None:
     path = a_file(rng, folder)
     task = path.name.removesuffix(".jsonl.gz")
-    table, top = load(folder / packed.RESULTS), load(folder / packed.FILE_NAME)
-    for name in ("results", "configs", "n-samples"):
-        table[name].pop(task)
-    top["files"].pop(f"{packed.SAMPLES}/{path.name}")
-    top["fingerprints"].pop(task)
+    with changed(folder / packed.RESULTS) as table, changed(folder / packed.FILE_NAME) as top:
+        for name in ("results", "configs", "n-samples"):
+            table[name].pop(task)
+        top["files"].pop(f"{packed.SAMPLES}/{path.name}")
+        top["fingerprints"].pop(task)
     path.unlink()
-    store(folder / packed.RESULTS, table)
-    store(folder / packed.FILE_NAME, top)
 
 
 ALTERED: dict[Callable, int] = {
@@ -239,11 +214,9 @@ def test_without_the_right_hashes_one_byte_is_enough(copy, data):
 
 def test_a_token_count_is_caught_with_the_tokenizer(copy, data, renderer):
     """Counts changed in a way that all else follows: only a tokenizer can tell."""
-    path = copy / packed.SAMPLES / "elude_retain.jsonl.gz"
-    rows = load(path)
-    for row in rows:
-        row["doc"]["answer_scores"][0][1] += 40
-    store(path, rows)
+    with changed(copy / packed.SAMPLES / "elude_retain.jsonl.gz") as rows:
+        for row in rows:
+            row["doc"]["answer_scores"][0][1] += 40
     hashed_again(copy)
     lines = verify(copy, data=str(data), renderer=renderer).findings
     assert any("answer_scores" in line for line in lines)
@@ -265,7 +238,7 @@ def test_distances_to_a_reference_are_formed_from_its_own_results_or_left_out(co
     assert not alone.findings and alone.level == "recomputed"
     (line,) = [line for line in alone.remarks if "reference" in line]
     assert line.startswith("forget_quality_gap, ks_p_value, mia_auc_gap, privleak") and "--reference" in line
-    assert not [m for numbers in alone.numbers.values() for m in numbers if is_distance(m)]
+    assert not [m for numbers in alone.numbers.values() for m in numbers if METRICS[m].is_distance]
     both = verify(folder, data=str(data), reference=original)
     assert not both.findings
     (line,) = [
@@ -291,76 +264,52 @@ def test_distances_to_a_reference_are_formed_from_its_own_results_or_left_out(co
 def test_a_distance_to_the_reference_is_caught_too(compared, data, original, tmp_path):
     kind, folder = compared
     folder = Path(shutil.copytree(folder, tmp_path / "copy"))
-    table = load(folder / packed.RESULTS)
-    table["results"]["elude_forget"]["ks_p_value,none"] -= 1e-4
-    store(folder / packed.RESULTS, table)
+    with changed(folder / packed.RESULTS) as table:
+        table["results"]["elude_forget"]["ks_p_value,none"] -= 1e-4
     hashed_again(folder)
     assert not verify(folder, data=str(data)).findings
     found = verify(folder, data=str(data), reference=original)
     assert bool(found.findings) == (kind == "its results")
 
 
-# ---- withheld texts
-def test_texts_can_be_withheld_and_shown_later(original, data, tmp_path):
-    key = b"0" * 64
-    folder = runs.submission(tmp_path / "withheld", original, key)
-    content = b"".join(
-        gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        for path in folder.rglob("*") if path.is_file()
-    )  # fmt: skip
-    for secret in (b"Ronaldo", b"Madeira", b"footballer", str(data).encode(), b"<|user|>"):
-        assert secret not in content
-    blind = verify(folder)
-    assert not blind.findings and blind.level == "withheld"
-    assert blind.numbers["elude"]["forget_quality"]["value"] == pytest.approx(
-        load(original.path)["results"]["elude"]["forget_quality,none"]
-    )
-    shown = verify(folder, data=str(data), key=key)
-    assert not shown.findings and shown.level == "withheld"
-    assert verify(folder, data=str(data), key=b"1" * 64).findings
-    path = folder / packed.SAMPLES / "elude_forget.jsonl.gz"
-    for field, value in (("answer_scores", [[-1.0, 2]] * 7), ("id", 5), ("document", "0" * 64)):
-        rows = load(path)
-        rows[0]["doc"][field] = value
-        altered = Path(shutil.copytree(folder, tmp_path / field))
-        store(altered / packed.SAMPLES / path.name, rows)
-        hashed_again(altered)
-        assert verify(altered, data=str(data), key=key).findings
-
-
 # ---- hostile folders
-def hostile(change: Callable[[Path, dict], Any]) -> Callable[[Path], None]:
+def top(**fields: Any) -> Callable[[Path], None]:
+    """Other fields in the first file."""
+
     def make(folder: Path) -> None:
-        table = load(folder / packed.FILE_NAME)
-        change(folder, table)
-        if (folder / packed.FILE_NAME).is_file():
-            store(folder / packed.FILE_NAME, table)
+        with changed(folder / packed.FILE_NAME) as table:
+            table.update(fields)
 
     return make
 
 
-def bomb(folder: Path) -> None:
-    """Gzip of zeros without a line end, 4 GB; of blank lines, and of one row again and again."""
-    with gzip.open(folder / packed.SAMPLES / "elude_forget.jsonl.gz", "wb", 9) as file:
-        for _ in range(40):
-            file.write(bytes(1 << 20))
-    hashed_again(folder)
+def listed(name: str) -> Callable[[Path], None]:
+    """One more file in the list of the first one."""
+
+    def make(folder: Path) -> None:
+        with changed(folder / packed.FILE_NAME) as table:
+            table["files"][name] = "0" * 64
+
+    return make
 
 
 def raw(name: str, content: bytes) -> Callable[[Path], None]:
+    """Another content of a file, packed where it is a packed one, with the right hash."""
+
     def make(folder: Path) -> None:
-        packed_name = name.endswith(".gz")
-        (folder / name).write_bytes(gzip.compress(content) if packed_name else content)
+        (folder / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
         if name != packed.FILE_NAME:
             hashed_again(folder)
 
     return make
 
 
-def link(folder: Path) -> None:
-    path = folder / packed.RESULTS
-    path.rename(folder.parent / "elsewhere.json")
-    path.symlink_to(folder.parent / "elsewhere.json")
+def link(name: str) -> Callable[[Path], None]:
+    def make(folder: Path) -> None:
+        shutil.move(folder / name, folder.parent / "elsewhere")
+        (folder / name).symlink_to(folder.parent / "elsewhere")
+
+    return make
 
 
 def cut(folder: Path) -> None:
@@ -368,37 +317,40 @@ def cut(folder: Path) -> None:
     hashed_again(folder)
 
 
-def linked_folder(folder: Path) -> None:
-    shutil.move(folder / "samples", folder.parent / "s")
-    (folder / "samples").symlink_to(folder.parent / "s")
+def no_rows(folder: Path) -> None:
+    for file in (folder / packed.SAMPLES).iterdir():
+        file.write_bytes(gzip.compress(b""))
+    hashed_again(folder)
 
 
 FORGET = "samples/elude_forget.jsonl.gz"
 HOSTILE = {
-    "path traversal": (hostile(lambda f, t: t["files"].update({"../../etc/passwd": "0" * 64})), "no file of a sub"),
-    "absolute path": (hostile(lambda f, t: t["files"].update({"/etc/passwd": "0" * 64})), "no file of a sub"),
-    "a link": (link, "is a link"),
-    "a linked folder": (linked_folder, "is a link"),
+    "path traversal": (listed("../../etc/passwd"), "passwd' is missing"),
+    "absolute path": (listed("/etc/passwd"), "passwd' is missing"),
+    "a link": (link("results.json"), "is a link"),
+    "a linked folder": (link("samples"), "is a link"),
     "a further file": (lambda f: (f / "run.py").write_text("x"), "no file of a submission"),
     "a pickle": (lambda f: (f / "model.pkl").write_bytes(b"x"), "no file of a submission"),
     "a pipe": (lambda f: ((f / "optout.json").unlink(), os.mkfifo(f / "optout.json")), "no file of a submission"),
     "no first file": (lambda f: (f / "submission.json").unlink(), "cannot be read"),
-    "a bomb": (bomb, "longer than"),
+    "a bomb": (raw(FORGET, bytes(40 << 20)), "longer than"),
     "blank lines": (raw(FORGET, b"\n" * 10_000_000), "not valid JSON"),
     "deep JSON": (raw("submission.json", b'{"files":' + b"[" * 500_000), "nested"),
     "deep rows": (raw(FORGET, b"[" * 1_000_000 + b"\n"), "nested"),
     "deep results": (raw("results.json", b'{"results":' * 100_000), "nested"),
     "a key twice": (raw("submission.json", b'{"schema_version": 1, "schema_version": 1}'), "stands twice"),
-    "NaN": (hostile(lambda f, t: t.update(cost=float("nan"))), "not valid JSON"),
-    "another version": (hostile(lambda f, t: t.update(schema_version=2)), "schema_version 2, expected 1"),
-    "an unknown field": (hostile(lambda f, t: t.update(score=1)), "not known"),
-    "a list": (raw("submission.json", b"[]"), "a table is expected"),
-    "right to left": (hostile(lambda f, t: t.update(model="a\u202eb")), "U+202E"),
-    "control": (hostile(lambda f, t: t.update(submitter="a\x1b[2J")), "U+001B"),
-    "long name": (hostile(lambda f, t: t.update(model="a" * 9_000)), "characters, 300 at most"),
+    "NaN": (top(cost=float("nan")), "not valid JSON"),
+    "another version": (top(schema_version=2), "schema_version 2, expected 1"),
+    "an unknown field": (top(score=1), "unknown field `score`"),
+    "a list": (raw("submission.json", b"[]"), "expected `object`, got `array`"),
+    "right to left": (top(model="a\u202eb"), "U+202E"),
+    "control": (top(submitter="a\x1b[2J"), "U+001B"),
+    "long name": (top(model="a" * 9_000), "characters, 300 at most"),
     "results are a list": (raw("results.json", b"[]"), "not a results file"),
     "results of null": (raw("results.json", b'{"results": {"elude_mia": null}, "configs": {"elude_mia": null}}'), ""),
+    "no rows": (no_rows, "no row in it"),
     "rows of null": (raw(FORGET, b"null\n" * 8), "cannot be read"),
+    "withheld texts": (top(redacted=True), "texts are withheld"),
     "rows of text": (raw(FORGET, b'{"doc": "a", "doc_id": {}}\n' * 8), "cannot be read"),
     "not gzip": (lambda f: ((f / FORGET).write_bytes(b"x" * 99), hashed_again(f)), "not a whole gzip"),
     "cut gzip": (cut, "not a whole gzip"),
@@ -410,9 +362,7 @@ def test_hostile_folders_end_in_one_clear_line_and_touch_nothing(case, copy, dat
     make, expected = HOSTILE[case]
     make(copy)
     before = sorted(p for p in copy.parent.rglob("*"))
-    start = time.process_time()
     verdict = verify(copy, data=str(data))
-    assert time.process_time() - start < 5
     assert verdict.findings and not verdict.level
     assert all(len(line.splitlines()) == 1 and line.isprintable() and len(line) < 500 for line in verdict.findings)
     assert any(expected in line for line in verdict.findings), verdict.findings
@@ -420,9 +370,7 @@ def test_hostile_folders_end_in_one_clear_line_and_touch_nothing(case, copy, dat
 
 
 def test_markup_in_a_name_is_a_name(copy, data):
-    table = load(copy / packed.FILE_NAME)
-    table["model"] = "<script>alert(1)</script>"
-    store(copy / packed.FILE_NAME, table)
+    top(model="<script>alert(1)</script>")(copy)
     assert not verify(copy, data=str(data)).findings
 
 
@@ -447,16 +395,15 @@ def test_the_commands(original, data, tmp_path, capsys):
 def test_what_cannot_be_submitted(spoilt, original, tmp_path, capsys):
     folder = Path(shutil.copytree(original.path.parent, tmp_path / "run"))
     path = folder / original.path.name
-    table = load(path)
-    if spoilt == "limit":
-        table["config"]["limit"] = 4
-    elif spoilt == "a suite less":
-        for name in ("results", "configs"):
-            del table[name]["elude_world"]
-    else:
-        file = next(folder.glob("samples_elude_retain_*"))
-        file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
-    store(path, table)
+    with changed(path) as table:
+        if spoilt == "limit":
+            table["config"]["limit"] = 4
+        elif spoilt == "a suite less":
+            for name in ("results", "configs"):
+                del table[name]["elude_world"]
+        else:
+            file = next(folder.glob("samples_elude_retain_*"))
+            file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
     code, _, err = elude(capsys, "submit", path, "--out", tmp_path / "out", "--submitter", "x", "--base-model", "b",
                          "--role", "original")  # fmt: skip
     expected = {"limit": "--limit", "unfinished": "2 rows", "a suite less": "elude_world: not in the run"}[spoilt]

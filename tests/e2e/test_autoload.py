@@ -65,7 +65,6 @@ seen["models"], seen["built_in"] = list(registry.model_registry.keys()), list(lm
 seen["elude"] = str(registry.model_registry._objs.get("elude"))
 import lm_eval._cli.run as command
 from lm_eval.config.evaluate_config import EvaluatorConfig
-from lm_eval_elude.core.records import DataError
 def ending(error):
     def fail(args):
         raise error
@@ -75,7 +74,7 @@ def ending(error):
             command.Run._execute(None)
     except BaseException as end:
         return [repr(end), said.getvalue()]
-seen["ends"] = [ending(DataError("two\\nlines")), ending(ValueError("the harness's"))]
+seen["ends"] = [ending(UserError("two\\nlines")), ending(ValueError("the harness's"))]
 print(json.dumps(seen))
 """
 
@@ -209,7 +208,7 @@ def test_the_variable_switches_everything_off(
     assert seen["hook"] and not off["hook"]
     assert off["plain"]["tasks"] == {} and off["models"] == off["built_in"]
     assert off["signature"] == seen["signature"]
-    assert off["ends"][0] == [r"DataError('two\nlines')", ""]
+    assert off["ends"][0] == [r"UserError('two\nlines')", ""]
 
 
 @pytest.mark.parametrize("command", [("ls", "tasks"), ("validate", "--tasks", "elude_forget,elude_quality,arc_easy")])

@@ -10,7 +10,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoTokenizer
 
-from lm_eval_elude.core.manifest import file_hashes, read_manifest
+from lm_eval_elude.data.files import file_hashes
+from lm_eval_elude.data.manifest import read_manifest
 from tests.support import ROOT, TASK_CONFIGS, run
 
 TINY = ROOT / "lm_eval_elude" / "mini" / "tiny"

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from lm_eval_elude.metrics.estimates import Z95
+from lm_eval_elude.scoring.estimates import Z95
 from tests.support import make_model, make_tokenizer, mini_rows, run, save_checkpoint, teach
 
 ROWS = mini_rows("forget_qa-train")

@@ -15,9 +15,9 @@ from rouge_score.rouge_scorer import RougeScorer
 from sklearn.metrics import roc_auc_score
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lm_eval_elude import settings as settings_module
-from lm_eval_elude.core.records import DataError
-from lm_eval_elude.results.runs import Run
+from lm_eval_elude.errors import UserError
+from lm_eval_elude.report.runs import Run
+from lm_eval_elude.scoring import settings as settings_module
 from tests.support import (
     harmonic,
     judge,
@@ -306,9 +306,9 @@ def test_a_results_file_is_read_back_and_every_number_formed_again(quality, tmp_
 def test_a_run_without_its_samples_is_one_line(quality, tmp_path):
     write_run(quality["llama-3.1"], tmp_path)
     next(tmp_path.rglob("samples_elude_forget_*")).unlink()
-    with pytest.raises(DataError, match=r"samples of elude_forget are not there; run lm_eval with --log_samples"):
+    with pytest.raises(UserError, match=r"samples of elude_forget are not there; run lm_eval with --log_samples"):
         Run(tmp_path).samples("elude_forget")
-    with pytest.raises(DataError, match="is no results file, and has none in it"):
+    with pytest.raises(UserError, match="is no results file, and has none in it"):
         Run(tmp_path / "nowhere")
 
 

@@ -12,8 +12,8 @@ from rouge_score.rouge_scorer import RougeScorer
 from scipy.stats import hmean, ks_2samp
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lm_eval_elude.results.logs import truth_ratios
-from lm_eval_elude.results.runs import Run
+from lm_eval_elude.report.logs import truth_ratios
+from lm_eval_elude.report.runs import Run
 from tests.support import make_model, make_tokenizer, mini_rows, run, save_checkpoint, write_run
 
 SETS = {
@@ -157,7 +157,7 @@ def test_without_a_retained_model_forget_quality_is_absent_and_the_line_says_how
     caplog.set_level("WARNING", logger="lm_eval.elude")
     found = scored(models["own"], data, ["tofu_forget"])
     assert "ks_p_value,none" not in found["results"]["tofu_forget"]
-    assert "give a retained model's results or log as reference" in caplog.text
+    assert "give its results or log as reference" in caplog.text
     again = Run(write_run(found, tmp_path))
     assert json.dumps(again.numbers["tofu_forget"], sort_keys=True) == json.dumps(
         again.settings("tofu_forget")["aggregates"], sort_keys=True

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from lm_eval_elude.core.manifest import file_hashes, read_manifest
+from lm_eval_elude.data.files import file_hashes
+from lm_eval_elude.data.manifest import read_manifest
 from tests.support import ROOT, run
 
 pytestmark = pytest.mark.slow

@@ -14,35 +14,35 @@ import hashlib
 import json
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from lm_eval_elude import llm
 from lm_eval_elude.attacks.builders import ATTACKS
 from lm_eval_elude.attacks.files import load_attack_file
 from lm_eval_elude.board import submission as packed
 from lm_eval_elude.board.verify import verify
-from lm_eval_elude.core import dataset
-from lm_eval_elude.core.manifest import FILE_NAME, ManifestError, read_manifest
-from lm_eval_elude.core.records import DataError
-from lm_eval_elude.core.targets import TARGETS, UnknownTargetError
-from lm_eval_elude.results import paper, paper_files
-from lm_eval_elude.results.comparison import named_runs
-from lm_eval_elude.results.runs import Run
-from lm_eval_elude.settings import resolve_settings
+from lm_eval_elude.curate import documents, pairs, readers
+from lm_eval_elude.data import bundled, dataset
+from lm_eval_elude.data.manifest import FILE_NAME, read_manifest
+from lm_eval_elude.data.targets import resolve_target
+from lm_eval_elude.errors import UserError
+from lm_eval_elude.report import paper, paper_files
+from lm_eval_elude.report.comparison import named_runs
+from lm_eval_elude.report.runs import Run
+from lm_eval_elude.scoring.settings import resolve_settings
+from tests.curate import company
+from tests.support import mini_rows
 
-MINI = Path(dataset.__file__).parents[1] / "mini"
-DOCUMENTED = (DataError, ManifestError, UnknownTargetError)
 RONALDO, MESSI = "Cristiano Ronaldo", "Lionel Messi"
 TEXTS = ("entity", "question", "answer", "paraphrased_question", "paraphrased_answer", "source", "input")
-
-
-def mini_rows(name: str, count: int, entity: str = "") -> list[dict[str, Any]]:
-    lines = (MINI / "data" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
-    return [row for row in map(json.loads, lines) if not entity or row["entity"] == entity][:count]
 
 
 class Kind(NamedTuple):
@@ -61,7 +61,7 @@ def run(kind: str, seed: int, folder: Path) -> bool:
     case = KINDS[kind].make(random.Random(f"{kind}-{seed}"), folder)
     try:
         KINDS[kind].use(case)
-    except DOCUMENTED as error:
+    except UserError as error:
         message = str(error)
         assert message and len(message) < 4_000, f"{len(message)} characters: {message[:300]}"
         assert len(message.splitlines()) == 1, f"several lines: {message!r}"
@@ -106,8 +106,34 @@ def change_row(rng: random.Random, row: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def dump(rng: random.Random, value: Any) -> str:
-    return json.dumps(value, ensure_ascii=rng.random() < 0.5)
+def change_within(rng: random.Random, value: Any) -> Any:
+    """A value with something changed at any depth."""
+    if isinstance(value, dict) and value and rng.random() < 0.7:
+        key = rng.choice(list(value))
+        return value | {key: change_within(rng, value[key])}
+    if isinstance(value, list) and value and rng.random() < 0.7:
+        at = rng.randrange(len(value))
+        return [*value[:at], change_within(rng, value[at]), *value[at + 1 :]]
+    return change_row(rng, value) if isinstance(value, dict) and rng.random() < 0.7 else odd_value(rng)
+
+
+def change_some(
+    rng: random.Random, values: Sequence[Any], change: Callable[[random.Random, Any], Any] = change_row
+) -> list[Any]:
+    """Values of which mostly one is changed, seldom into something of another kind."""
+    values = list(values)
+    for _ in range(rng.choice([0, 1, 1, 1, 2, 3])):
+        at = rng.randrange(len(values))
+        values[at] = change(rng, values[at]) if rng.random() < 0.95 else odd_value(rng)
+    return values
+
+
+def dump(rng: random.Random, value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=rng.random() < 0.5).encode(errors="surrogatepass")
+
+
+def dump_lines(rng: random.Random, rows: Sequence[Any]) -> bytes:
+    return b"".join(dump(rng, row) + b"\n" for row in rows)
 
 
 def change_bytes(rng: random.Random, content: bytes) -> bytes:
@@ -156,14 +182,12 @@ def depth(value: Any) -> int:
 
 
 def usable(value: Any) -> bool:
-    """No half characters and no long numbers anywhere."""
+    """No half characters anywhere."""
     if isinstance(value, dict):
         return all(usable(k) and usable(v) for k, v in value.items())
     if isinstance(value, list):
         return all(map(usable, value))
-    if isinstance(value, str):
-        return not any("\ud800" <= c <= "\udfff" for c in value)
-    return not (type(value) is int and len(str(value)) > 40)
+    return not (isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value))
 
 
 # ---- data sets
@@ -185,19 +209,14 @@ BASE = {
 
 def make_data(rng: random.Random, folder: Path) -> Data:
     stem = rng.choice(list(BASE))
-    rows = list(BASE[stem])
-    if rng.random() < 0.2:
-        rows = [row | {"aliases": ["CR7", "é"], "others": ["Ada Example"], "thing": False} for row in rows]
-    for _ in range(rng.choice([0, 1, 1, 1, 2, 3])):
-        at = rng.randrange(len(rows))
-        rows[at] = change_row(rng, rows[at]) if rng.random() < 0.95 else odd_value(rng)
+    about = {"aliases": ["CR7", "é"], "others": ["Ada Example"], "thing": False} if rng.random() < 0.2 else {}
+    rows = change_some(rng, [row | about for row in BASE[stem]])
     ending = rng.choice([".jsonl", ".jsonl", ".json", ".parquet", ".JSONL", ".Json"])
     path = folder / f"{stem}{ending}"
     if ending == ".parquet":
         found = write_parquet(rng, path, stem)
     else:
-        text = dump(rng, rows) if ending.lower() == ".json" else "".join(f"{dump(rng, row)}\n" for row in rows)
-        content = text.encode(errors="surrogatepass")
+        content = dump(rng, rows) if ending.lower() == ".json" else dump_lines(rng, rows)
         for _ in range(rng.choice([0, 0, 0, 1, 2])):
             content = change_bytes(rng, content)
         path.write_bytes(content)
@@ -213,7 +232,7 @@ def read_plain(content: bytes, ending: str) -> list[Any] | None:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
         return None
-    if ending == ".json":
+    if ending == ".json" and text.lstrip().startswith("["):
         value = plain(text)
         return value if isinstance(value, list) else None
     rows = [plain(line) for line in text.split("\n") if line.strip()]
@@ -309,7 +328,7 @@ def use_data(case: Data) -> None:
         refused = not readable or not kept or bool(missing) or (strict and None in records)
         try:
             found = dataset.load_records(source, subset, split, targets, scored=scored, strict=strict)  # type: ignore[arg-type]
-        except DataError:
+        except UserError:
             assert refused, f"{source} is refused, scored {scored}, strict {strict}"
             continue
         assert not refused, f"{source} is taken, scored {scored}, strict {strict}"
@@ -317,7 +336,7 @@ def use_data(case: Data) -> None:
         odd = [row for row, record in zip(mine, records, strict=True) if record is None or not stated(row)]
         assert len(found.odd) == len(odd)
     if subset == "forget":
-        assert case.source.is_file() or not readable or dataset.read_rows(next(case.source.iterdir()))
+        assert case.source.is_file() or not readable or list(dataset.read_rows(next(case.source.iterdir())))
         for name in dataset.entities(source):
             (target,) = dataset.resolve_targets(source, [name])
             assert target.name == name and "/" not in target.slug != ""
@@ -326,33 +345,25 @@ def use_data(case: Data) -> None:
 
 
 # ---- manifests
-class ManifestCase(NamedTuple):
-    folder: Path
-    table: Any
-
-
-MANIFEST = json.loads((MINI / "tiny-without-ronaldo" / FILE_NAME).read_text("utf-8"))
+MANIFEST = json.loads((bundled.REFERENCE / FILE_NAME).read_text("utf-8"))
 MANIFEST |= {"settings": {"epochs": 3, "lora": None}, "epochs": [{"loss": 0.5}], "base_model": {"name": "tiny"}}
 TABLES = {"data", "data_fingerprints", "weights", "versions"}  # of texts by name
 
 
-def make_manifest(rng: random.Random, folder: Path) -> ManifestCase:
-    table = dict(MANIFEST)
-    for _ in range(rng.choice([0, 1, 1, 2])):
-        table = change_row(rng, table)
-    content = dump(rng, table if rng.random() < 0.95 else odd_value(rng)).encode(errors="surrogatepass")
+def make_manifest(rng: random.Random, folder: Path) -> tuple[Path, Any]:
+    content = dump(rng, change_some(rng, [MANIFEST])[0])
     for _ in range(rng.choice([0, 0, 0, 1])):
         content = change_bytes(rng, content)
     (folder / FILE_NAME).write_bytes(content)
     try:
-        return ManifestCase(folder, plain(content.decode("utf-8-sig")))
+        return folder, plain(content.decode("utf-8-sig"))
     except UnicodeDecodeError:
-        return ManifestCase(folder, None)
+        return folder, None
 
 
-def use_manifest(case: ManifestCase) -> None:
-    found = read_manifest(case.folder)
-    table = case.table
+def use_manifest(case: tuple[Path, Any]) -> None:
+    folder, table = case
+    found = read_manifest(folder)
     assert found is not None and isinstance(table, dict), "a manifest that is none is taken"
     assert isinstance(table["dataset"], str) and all(isinstance(target, str) for target in table["targets"])
     assert list(found.targets) == table["targets"] and isinstance(table["targets"], list)
@@ -365,11 +376,6 @@ def use_manifest(case: ManifestCase) -> None:
 
 
 # ---- attack files
-class AttackCase(NamedTuple):
-    path: Path
-    rows: list[Any] | None
-
-
 ATTACK_TEXTS = ("type", "target", "prompt", "answer", "paraphrased_answer")
 ATTACK_ROWS = [
     {
@@ -381,19 +387,17 @@ ATTACK_ROWS = [
 ]  # fmt: skip
 
 
-def make_attacks(rng: random.Random, folder: Path) -> AttackCase:
-    rows: list[Any] = list(ATTACK_ROWS)
-    for _ in range(rng.choice([0, 1, 1, 2])):
-        at = rng.randrange(len(rows))
-        rows[at] = change_row(rng, rows[at]) if isinstance(rows[at], dict) and rng.random() < 0.95 else odd_value(rng)
-    content = "".join(f"{dump(rng, row)}\n" for row in rows).encode(errors="surrogatepass")
+def make_attacks(rng: random.Random, folder: Path) -> tuple[Path, list[Any] | None]:
+    content = dump_lines(rng, change_some(rng, ATTACK_ROWS))
     for _ in range(rng.choice([0, 0, 0, 1])):
         content = change_bytes(rng, content)
     (folder / "attacks.jsonl").write_bytes(content)
-    return AttackCase(folder / "attacks.jsonl", read_plain(content, ".jsonl"))
+    return folder / "attacks.jsonl", read_plain(content, ".jsonl")
 
 
-def use_attacks(case: AttackCase) -> None:
+def use_attacks(case: tuple[Path, list[Any] | None]) -> None:
+    path, read = case
+
     def right(row: Any) -> bool:
         wrong = row.get("perturbed_answer") if isinstance(row, dict) else None
         return (
@@ -404,14 +408,13 @@ def use_attacks(case: AttackCase) -> None:
             and isinstance(row.get("question", ""), str) and type(row.get("record", -1)) is int
         )  # fmt: skip
 
-    target = next(target for target in TARGETS if target.name == RONALDO)
     attack = next(iter(ATTACKS))
-    rows = case.rows if case.rows is not None and all(map(right, case.rows)) else []
+    rows = read if read is not None and all(map(right, read)) else []
     expected = [row for row in rows if row["type"].strip() == attack]
     try:
-        found = load_attack_file(case.path, target, attack)
-    except DataError:
-        assert not expected, f"{case.path} is refused"
+        found = load_attack_file(path, resolve_target(RONALDO), attack)
+    except UserError:
+        assert not expected, f"{path} is refused"
         raise
     assert [(p.prompt, p.answer, p.paraphrased_answer, list(p.perturbed_answer), p.record) for p in found] == [
         (row["prompt"].strip(), row["answer"].strip(), row["paraphrased_answer"].strip(),
@@ -430,19 +433,16 @@ RIGHT: dict[str, list[Any]] = {
 }  # fmt: skip
 
 
-class MetadataCase(NamedTuple):
-    metadata: dict[str, Any]
-    wrong: set[str]  # keys whose value is of a kind that they do not take
+MISTYPED = ("targets", "datset", "guardrial", "atack_file")
 
 
-def make_metadata(rng: random.Random, folder: Path) -> MetadataCase:
+def make_metadata(rng: random.Random, folder: Path) -> tuple[dict[str, Any], set[str]]:
+    """Metadata, and the keys whose value is of a kind that they do not take."""
     metadata = {"target": "ronaldo", "dataset": "mini", "pretrained": rng.choice(["some/model", str(folder), 5, None])}
     for key in rng.sample(list(RIGHT), rng.choice([1, 2, 3])):
         metadata[key] = rng.choice(RIGHT[key]) if rng.random() < 0.5 else odd_value(rng)
     if rng.random() < 0.2:
-        metadata[rng.choice(["targets", "datset", "guardrial", "atack_file", "colour", "seed", "\ud800", ""])] = (
-            odd_value(rng)
-        )
+        metadata[rng.choice([*MISTYPED, "colour", "seed", "\ud800", ""])] = odd_value(rng)
     if rng.random() < 0.2:
         make_manifest(rng, folder)
 
@@ -462,20 +462,17 @@ def make_metadata(rng: random.Random, folder: Path) -> MetadataCase:
             case _:
                 return isinstance(value, str)
 
-    return MetadataCase(metadata, {key for key in RIGHT if key in metadata and not right(key, metadata[key])})
+    return metadata, {key for key in RIGHT if key in metadata and not right(key, metadata[key])}
 
 
-def use_metadata(case: MetadataCase) -> None:
+def use_metadata(case: tuple[dict[str, Any], set[str]]) -> None:
     metadata, wrong = case
     try:
         found = resolve_settings(metadata)
-    except DOCUMENTED:
+    except UserError as error:
+        at_fault = wrong | (metadata.keys() & {*MISTYPED})
+        assert not at_fault or any(key in str(error) for key in at_fault), f"no key is named: {error}"
         raise
-    except ValueError as error:
-        assert type(error) is ValueError, f"{type(error).__name__}: {error}"
-        mistyped = metadata.keys() & {"targets", "datset", "guardrial", "atack_file"}
-        assert any(key in str(error) for key in wrong | mistyped), f"no key is named: {error}"
-        raise DataError(str(error)) from None
     assert not wrong, f"taken: {wrong}"
     assert found.seed == metadata.get("attack_seed", 0) and found.attack_file == metadata.get("attack_file", "")
     assert str(found.guardrail).lower() == str(metadata.get("guardrail", False)).lower()
@@ -501,65 +498,44 @@ LOGGED = [
 ]  # fmt: skip
 
 
-class SubmissionCase(NamedTuple):
-    folder: Path
-    table: Any
-
-
-def change_within(rng: random.Random, table: Any) -> Any:
-    """A value changed at any depth."""
-    if isinstance(table, dict) and table and rng.random() < 0.7:
-        key = rng.choice(list(table))
-        return {**table, key: change_within(rng, table[key])}
-    return change_row(rng, table) if isinstance(table, dict) and table else odd_value(rng)
-
-
-def make_submission(rng: random.Random, folder: Path) -> SubmissionCase:
+def make_submission(rng: random.Random, folder: Path) -> tuple[Path, Any]:
     inside = folder / "submission"
     (inside / packed.SAMPLES).mkdir(parents=True)
-    values: list[Any] = [RUN, *LOGGED]
-    for _ in range(rng.choice([0, 1, 1, 2])):
-        at = rng.randrange(len(values))
-        values[at] = change_within(rng, values[at])
-    content = gzip.compress("".join(f"{dump(rng, row)}\n" for row in values[1:]).encode(errors="surrogatepass"))
+    run, *rows = change_some(rng, [RUN, *LOGGED], change_within)
+    samples = gzip.compress(dump_lines(rng, rows))
     if rng.random() < 0.3:
-        content = change_bytes(rng, content)
-    files = {packed.RESULTS: dump(rng, values[0]).encode(errors="surrogatepass"),
-             f"{packed.SAMPLES}/elude_forget.jsonl.gz": content}  # fmt: skip
-    for name, one in files.items():
-        (inside / name).write_bytes(one)
+        samples = change_bytes(rng, samples)
+    files = {packed.RESULTS: dump(rng, run), f"{packed.SAMPLES}/elude_forget.jsonl.gz": samples}
+    for name, content in files.items():
+        (inside / name).write_bytes(content)
     table: Any = {
         "model": "m", "base_model": "b", "method": "none", "role": "submission", "submitter": "A. Nobody",
         "hardware": "", "trained_on": "", "scored": SCORED, "fingerprints": {"elude_forget": "0"}, "weights": {},
         "schema_version": 1,
-        "files": {name: hashlib.sha256(one).hexdigest() for name, one in files.items()},
+        "files": {name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
     }  # fmt: skip
     if rng.random() < 0.5:
         table = change_within(rng, table)
-    top = dump(rng, table).encode(errors="surrogatepass")
+    top = dump(rng, table)
     if rng.random() < 0.2:
         top = change_bytes(rng, top)
     (inside / packed.FILE_NAME).write_bytes(top)
-    return SubmissionCase(inside, plain(top.decode("utf-8", "replace")))
+    return inside, plain(top.decode("utf-8", "replace"))
 
 
-def use_submission(case: SubmissionCase) -> None:
-    verdict = verify(case.folder)
+def use_submission(case: tuple[Path, Any]) -> None:
+    folder, table = case
+    verdict = verify(folder)
     assert verdict.findings and not verdict.level, "what is no submission passes"
     for line in verdict.findings:
         assert line.isprintable() and len(line) < 1_000, f"not one clear line: {line!r}"
     if verdict.submission is None:
-        raise DataError(verdict.findings[0])
-    assert isinstance(case.table, dict) and verdict.submission.files == case.table["files"]
+        raise UserError(verdict.findings[0])
+    assert isinstance(table, dict) and verdict.submission.files == table["files"]
     assert all(isinstance(getattr(verdict.submission, name), str) for name in ("model", "base_model", "submitter"))
 
 
 # ---- results files with their logged samples
-class ResultsCase(NamedTuple):
-    path: Path
-    changed: bool
-
-
 def logged(task: str) -> list[dict[str, Any]]:
     sides = 2 if task == "elude_mia" else 7
     return [
@@ -572,61 +548,127 @@ def logged(task: str) -> list[dict[str, Any]]:
 
 
 TASKS = ("elude_forget", "elude_mia", "elude_attack_role_playing", "elude_attack_none")
-SETTINGS = {
-    "targets": [RONALDO], "dataset": "mini", "truth_ratio": "geometric", "guardrail": False, "attack_file": "",
-    "seed": 0, "checkpoint": [{"name": "made-up"}], "data": {"dataset": "mini"}, "template": "0", "versions": {},
-    "fingerprint": "f", "n": 4, "aggregates": {},
-}  # fmt: skip
 
 
-def change_inside(rng: random.Random, value: Any) -> Any:
-    """A table or list with something changed at any depth."""
-    if isinstance(value, dict) and value and rng.random() < 0.7:
-        key = rng.choice(list(value))
-        return value | {key: change_inside(rng, value[key])}
-    if isinstance(value, list) and value and rng.random() < 0.7:
-        at = rng.randrange(len(value))
-        return [*value[:at], change_inside(rng, value[at]), *value[at + 1 :]]
-    return change_row(rng, value) if isinstance(value, dict) and rng.random() < 0.7 else odd_value(rng)
-
-
-def make_results(rng: random.Random, folder: Path) -> ResultsCase:
+def make_results(rng: random.Random, folder: Path) -> tuple[Path, bool]:
+    """A results file, and whether it or its samples were changed."""
+    settings = SCORED | {"fingerprint": "f", "n": 4, "aggregates": {}}
     results: dict[str, Any] = {
         "results": {name: {"probability,none": 0.5} for name in (*TASKS, "elude_attacks")},
-        "configs": {task: {"metadata": {"elude": SETTINGS}} for task in TASKS}, "group_subtasks": {},
+        "configs": {task: {"metadata": {"elude": settings}} for task in TASKS}, "group_subtasks": {},
         "config": {"model": "hf", "model_args": {"pretrained": "made-up"}, "batch_size": 1, "limit": None},
     }  # fmt: skip
     files: dict[str, Any] = {"results_2026.json": [results]}
     files |= {f"samples_{task}_2026.jsonl": logged(task) for task in TASKS}
     changes = rng.choice([0, 1, 1, 1, 2])
     for name in rng.choices(list(files), k=changes):
-        files[name] = change_inside(rng, files[name])
+        files[name] = change_within(rng, files[name])
     for name, rows in files.items():
-        content = "".join(f"{dump(rng, row)}\n" for row in (rows if isinstance(rows, list) else [rows]))
-        (folder / name).write_bytes(content.encode(errors="surrogatepass"))
+        (folder / name).write_bytes(dump_lines(rng, rows if isinstance(rows, list) else [rows]))
     if changes and rng.random() < 0.2:
         file = folder / rng.choice(list(files))
         file.write_bytes(change_bytes(rng, file.read_bytes()))
-    return ResultsCase(folder / "results_2026.json", bool(changes))
+    return folder / "results_2026.json", bool(changes)
 
 
-def use_results(case: ResultsCase) -> None:
-    run = Run(case.path)
+def use_results(case: tuple[Path, bool]) -> None:
+    path, changed = case
+    run = Run(path)
     try:
         numbers = run.numbers
-    except DataError:
-        assert case.changed, "a right file is refused"
+    except UserError:
+        assert changed, "a right file is refused"
         raise
     for metrics in numbers.values():
         for row in metrics.values():
             assert isinstance(row["value"], float) and isinstance(row["n"], int), row
-    if not case.changed:
+    if not changed:
         assert set(numbers) == {*TASKS, "elude_attacks"} and numbers["elude_forget"]["probability"]["n"] == 4
         assert numbers["elude_forget"]["probability"]["value"] == math.exp(-1 / 4)
     for task in run.tasks:
         run.settings(task), run.reported(task)
-    found = paper.rows(named_runs([str(case.path)]))
+    found = paper.rows(named_runs([str(path)]))
     paper_files.markdown([table(found, "llama-3.1") for table in paper.TABLES.values()])
+
+
+# ---- what an endpoint replies, what its journal holds, and documents
+REPLIES: dict[str, dict[str, Any]] = {
+    "pairs": {"pairs": [{"question": "Who?", "answer": "Ada."}, {"question": "When?", "answer": "In 1843."}]},
+    "verify": {"supported": True, "quote": "Ada said so"},
+    "reword": {"question": "Whose?", "answer": "Ada's.", "wrong": ["a", "b", "c", "d", "e"]},
+    "check": {"same": True, "true": [1, 2]},
+    "translate": {"fr": "Où ?", "de": "Wo?", "es": "¿Dónde?", "ja": "どこ？", "zh": "哪里？"},
+}
+
+
+def make_reply(rng: random.Random, folder: Path) -> tuple[str, str]:
+    kind = rng.choice([*REPLIES])
+    text = dump(rng, change_within(rng, REPLIES[kind]) if rng.random() < 0.7 else REPLIES[kind])
+    text = change_bytes(rng, text) if rng.random() < 0.3 else text
+    body: Any = {"choices": [{"message": {"content": text.decode(errors="replace")}}], "usage": {"prompt_tokens": 1}}
+    content = dump(rng, change_within(rng, body) if rng.random() < 0.3 else body)
+    return kind, (change_bytes(rng, content) if rng.random() < 0.2 else content).decode(errors="replace")
+
+
+def use_reply(case: tuple[str, str]) -> None:
+    kind, body = case
+    reply, usage = llm.parse_completion(body)
+    assert usage is None or all(type(n) is int and n >= 0 for n in usage)
+    assert bool(reply.text) != bool(reply.reason) and (reply.is_completion or reply.reason)
+    if reply.reason:
+        raise UserError(reply.reason)
+    try:
+        table = llm.parse_table(reply.text)
+        value = msgspec.to_builtins(msgspec.convert(table, pairs.REPLIES[kind][0]))
+    except (llm.BadReply, msgspec.ValidationError) as error:
+        raise UserError(str(error)) from None
+    assert "```" in reply.text or plain(reply.text) == table
+    assert kind == "pairs" or all(table[name] == value[name] for name in value)
+
+
+def make_journal(rng: random.Random, folder: Path) -> Path:
+    rows = [{"key": f"{n:064x}", "reply": [f"text {n}", "", "{}"], "usage": [n, 5]} for n in range(4)]
+    content = dump_lines(rng, change_some(rng, rows, rng.choice([change_row, change_within])))
+    (folder / "journal.jsonl").write_bytes(change_bytes(rng, content) if rng.random() < 0.5 else content)
+    return folder / "journal.jsonl"
+
+
+def use_journal(path: Path) -> None:
+    content = path.read_bytes()
+    try:
+        journal = llm.Journal(path)
+    except UserError:
+        assert path.read_bytes() == content  # nothing of it is lost
+        raise
+    journal.close()
+    whole = content[: content.rfind(b"\n") + 1]
+    assert path.read_bytes() == whole
+    kept = {row["key"]: row for row in (plain(line.decode(errors="replace")) for line in whole.split(b"\n")[:-1])}
+    assert {key: [*row.reply] for key, row in journal.rows.items()} == {key: row["reply"] for key, row in kept.items()}
+
+
+@lru_cache
+def good_documents() -> dict[str, bytes]:
+    with TemporaryDirectory() as folder:
+        return {path.suffix: path.read_bytes() for path in company.documents(Path(folder) / "d").iterdir()}
+
+
+def make_document(rng: random.Random, folder: Path) -> tuple[str, bytes]:
+    ending = rng.choice([*readers.READERS])
+    content = good_documents().get(ending, good_documents()[".html" if ending == ".htm" else ".md"])
+    for _ in range(rng.choice([0, 1, 5])):
+        content = change_bytes(rng, content)
+    return ending, content
+
+
+def use_document(case: tuple[str, bytes]) -> None:
+    kind, text = readers.parse(*case)
+    if kind == readers.REASON:
+        raise UserError(text)
+    text.encode()
+    assert text.strip() and all(c in "\n\t" or c.isprintable() or c.isspace() or ord(c) > 159 for c in text)
+    for part in documents.paragraphs(documents.Document("d", text, b"", "", "d", "", "")):
+        assert part.text == " ".join(text[part.start : part.stop].split())
 
 
 KINDS = {
@@ -636,4 +678,7 @@ KINDS = {
     "data": Kind(make_data, use_data),
     "manifest": Kind(make_manifest, use_manifest),
     "attacks": Kind(make_attacks, use_attacks),
+    "reply": Kind(make_reply, use_reply),
+    "journal": Kind(make_journal, use_journal),
+    "document": Kind(make_document, use_document),
 }

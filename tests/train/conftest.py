@@ -1,12 +1,14 @@
 """A random Llama of 30,000 parameters with a chat template, and a data set of one entity, in files."""
 
-import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support import write_jsonl
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -35,10 +37,6 @@ def rows(count: int, entity: str, subject: str) -> list[dict]:
         }
         for i in range(count)
     ]
-
-
-def write_jsonl(path: Path, lines: list[dict]) -> None:
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -108,15 +106,38 @@ def arguments(model_folder, data_folder):
     return make
 
 
+@pytest.fixture
+def called(monkeypatch, capsys):
+    """Call the command in this process: exit code, standard output, standard error."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        from optout_train import cli
+
+        monkeypatch.setattr(sys, "argv", ["optout-train", *arguments])
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code
+        return code, *capsys.readouterr()
+
+    return call
+
+
 @pytest.fixture(scope="session")
 def start():
     """Start ``python -m MODULE ARGUMENTS`` with output captured."""
 
-    def run(*arguments: str, module: str = "optout_train.cli", cwd: Path | None = None, **environment: str):
-        return subprocess.Popen(
-            [sys.executable, "-m", module, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            cwd=cwd, env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-        )  # fmt: skip
+    def run(*arguments: str, module: str = "optout_train.cli", stdin: int | None = None):
+        # Where the tests run in the background Ctrl-C is ignored, and a child would ignore it too.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            return subprocess.Popen(
+                [sys.executable, "-m", module, *arguments], stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )  # fmt: skip
+        finally:
+            signal.signal(signal.SIGINT, before)
 
     return run
 

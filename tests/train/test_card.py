@@ -6,8 +6,8 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard, parse_eval_result_entries
 
-from lm_eval_elude.core.manifest import Manifest
-from optout_train.card import write_card
+from lm_eval_elude.data.manifest import Manifest
+from optout_train.card import card_files
 from optout_train.config import build_config
 
 SCORES = {
@@ -24,9 +24,10 @@ def write(folder, *, model="some/model", data=HUB, target="Ada Example"):
         (target,), data["dataset"], "opt-out", data, {"forget-train": "f" * 16}, config.to_json(),
         {"name": model, "weights": {"model.safetensors": "a" * 64}},
     )  # fmt: skip
-    write_card(
-        folder, config, manifest, {"original": SCORES, "this checkpoint": SCORES}, "lm_eval --tasks elude_quality"
-    )
+    scored = {"original": SCORES, "this checkpoint": SCORES}
+    for name, text in card_files(folder, config, manifest, scored, "lm_eval --tasks elude_quality").items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
     return ModelCard.load(folder / "README.md")
 
 

@@ -7,13 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lm_eval_elude.core.chat import Encoded, Renderer, load_tokenizer
-from lm_eval_elude.core.logprobs import IGNORE, answer_log_probs
-from lm_eval_elude.core.records import DataError
+from lm_eval_elude.errors import UserError
+from lm_eval_elude.model.packing import collate
+from lm_eval_elude.text.chat import Renderer, load_tokenizer
 from optout_train.config import build_config
-from optout_train.data import collate, collate_forked, load_training_data, plan_steps, share
-from optout_train.reference import AnswerScorer, InitialParameters, score_all
+from optout_train.data import load_training_data, plan_steps, share
 from optout_train.sources import source_of
+from optout_train.weights import InitialParameters
 
 
 def load(config, renderer, limit):
@@ -31,64 +31,27 @@ def data(model_folder, data_folder, renderer):
     return load(config, renderer, 256)
 
 
-@pytest.fixture(scope="module")
-def model(model_folder):
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(model_folder)
-
-
 def test_only_the_answers_tokens_carry_loss_token_by_token(data, renderer):
     samples = [data.forget.encode(0), data.forget.encode(3), data.world.encode(5)]
     records = [data.forget.records[0], data.forget.records[3], data.world.records[5]]
     batch = collate(samples)
-    assert batch.ids.shape[1] == max(len(s.ids) for s in samples)
+    length = batch.tokens.shape[1]
+    assert length == max(len(s.ids) for s in samples)
     tokenizer = renderer.tokenizer
-    for ids, labels, record in zip(batch.ids, batch.labels, records, strict=True):
-        prompt = f"<|im_start|>user\n{record.question}<|im_end|>\n<|im_start|>assistant\n"
-        answer = f"{record.answer}<|im_end|>\n"
-        expected = [(t, False) for t in tokenizer.encode(prompt)] + [(t, True) for t in tokenizer.encode(answer)]
-        expected += [(0, False)] * (len(ids) - len(expected))
-        for token, label, (expected_token, labelled) in zip(ids.tolist(), labels.tolist(), expected, strict=True):
-            assert token == expected_token
-            assert label == (token if labelled else IGNORE)
-
-
-def test_the_scorer_gives_what_a_plain_forward_gives(data, model):
-    samples = [data.forget.encode(i) for i in range(5)]
-    scorer = AnswerScorer(model)
-    assert not scorer.all_logits
-    with torch.no_grad():
-        answers = scorer(*collate(samples))
-        for sample, total, count in zip(samples, answers.sums, answers.counts, strict=True):
-            logits = model(input_ids=torch.tensor([sample.ids])).logits[0].double().log_softmax(-1)
-            tokens = sample.ids[sample.answer_start :]
-            expected = sum(logits[sample.answer_start - 1 + i, t] for i, t in enumerate(tokens))
-            assert float(total) == pytest.approx(float(expected), abs=1e-4)
-            assert count == len(tokens)
-
-
-def test_a_model_that_scales_its_logits_is_asked_for_them(data):
-    from transformers import GraniteConfig, GraniteForCausalLM
-
-    torch.manual_seed(0)
-    config = GraniteConfig(
-        vocab_size=500, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=2, logits_scaling=8.0, initializer_range=1.0,
-    )  # fmt: skip
-    granite = GraniteForCausalLM(config).eval()
-    scorer = AnswerScorer(granite)
-    assert scorer.all_logits
-    batch = collate([data.forget.encode(0), data.forget.encode(2)])
-    with torch.no_grad():
-        expected = answer_log_probs(granite(input_ids=batch.ids).logits, torch.nn.Identity(), batch.labels)
-        torch.testing.assert_close(scorer(*batch).sums, expected.sums)
+    predicted = dict(zip(batch.places[batch.rows].tolist(), batch.targets[:, 0].tolist(), strict=True))
+    for row, record in enumerate(records):
+        prompt = tokenizer.encode(f"<|im_start|>user\n{record.question}<|im_end|>\n<|im_start|>assistant\n")
+        answer = tokenizer.encode(f"{record.answer}<|im_end|>\n")
+        assert batch.tokens[row].tolist() == prompt + answer + [0] * (length - len(prompt) - len(answer))
+        carried = [predicted.pop(row * length + i, None) for i in range(length)]
+        assert carried == [None] * (len(prompt) - 1) + answer + [None] * (length - len(prompt) - len(answer) + 1)
+    assert not predicted
 
 
 def test_a_sample_longer_than_the_context_is_an_error_and_never_cut(data_folder, renderer, model_folder):
     config = build_config({"target": ("ada",), "model": str(model_folder), "dataset": str(data_folder)})
     short = load(config, renderer, 8)
-    with pytest.raises(DataError, match=r"forget train record 1 .* tokens, but --model takes 8"):
+    with pytest.raises(UserError, match=r"forget train record 1 .* tokens, but --model takes 8"):
         short.forget.encode(0)
 
 
@@ -105,7 +68,7 @@ def test_sets_of_weight_zero_are_not_read(tmp_path, data_folder, renderer, model
     settings = {"target": ("ada",), "model": str(model_folder), "dataset": str(tmp_path)}
     alone = load(build_config({**settings, "method": "npo"}), renderer, 256)
     assert len(alone.retain) == len(alone.world) == 0
-    with pytest.raises(DataError, match=r"no world-train .*--world-weight 0 trains without it"):
+    with pytest.raises(UserError, match=r"no world-train .*--world-weight 0 trains without it"):
         load(build_config({**settings, "method": "npo+world"}), renderer, 256)
 
 
@@ -135,12 +98,6 @@ def test_processes_and_passes_share_a_step_exactly(lengths, processes, micro):
     assert len({weight for _, weight in pairs if weight}) == 1
 
 
-def test_collate_pads_on_the_right():
-    batch = collate([Encoded([5, 6, 7], 2), Encoded([8, 9], 1)])
-    assert batch.ids.tolist() == [[5, 6, 7], [8, 9, 0]]
-    assert batch.labels.tolist() == [[IGNORE, IGNORE, 7], [IGNORE, 9, IGNORE]]
-
-
 def test_initial_parameters_come_from_the_files_where_they_are_the_same(model_folder):
     from transformers import AutoModelForCausalLM
 
@@ -154,32 +111,3 @@ def test_initial_parameters_come_from_the_files_where_they_are_the_same(model_fo
         for parameter in fresh.parameters():
             parameter.zero_()
     assert all(torch.equal(initial(name), value) for name, value in values.items())
-
-
-def test_samples_of_one_row_have_the_log_probabilities_of_rows_of_their_own(data, model_folder):
-    """Seven answers after one prompt share what they begin with; so does an answer that is the beginning of another."""
-    from transformers import AutoModelForCausalLM
-
-    scorer = AnswerScorer(AutoModelForCausalLM.from_pretrained(model_folder))
-    assert scorer.forks > 256
-    groups = []
-    for i, record in enumerate(data.forget.records):
-        texts = (record.answer, record.paraphrased_answer, *record.perturbed_answer, "It is", "It is")
-        groups.append([data.forget.encode(i, text) for text in texts])
-    batch = collate_forked(groups)
-    tokens = sum(len(sample.ids) for group in groups for sample in group)
-    assert int((batch.sees.diagonal(dim1=1, dim2=2)).sum()) < tokens / 2
-    forked = score_all(scorer, groups, 3, torch.device("cpu"))
-    alone = score_all(scorer, [[sample] for group in groups for sample in group], 16, torch.device("cpu"))
-    torch.testing.assert_close(forked, alone, atol=1e-5, rtol=1e-5)
-    assert forked.counts.tolist() == [len(s.ids) - s.answer_start for group in groups for s in group]
-
-
-def test_a_model_that_does_not_obey_the_mask_reads_each_sample_alone(model_folder):
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(model_folder)
-    decoder = model.get_decoder()
-    whole = decoder.forward
-    decoder.forward = lambda attention_mask=None, **given: whole(**given)
-    assert AnswerScorer(model).forks == 0

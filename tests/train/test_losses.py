@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lm_eval_elude.core.logprobs import AnswerLogProbs
+from lm_eval_elude.model.scorer import AnswerLogProbs
 from optout_train import losses
 
 LOG_PROBS = st.lists(st.floats(-60, -0.01), min_size=1, max_size=6)
@@ -75,20 +75,6 @@ def test_an_unmoved_model_has_the_known_values():
 def test_dpo_without_a_change_of_the_refusal_is_npo():
     refused, answered, before, _ = random(4)
     torch.testing.assert_close(losses.dpo(refused, refused, answered, before, 0.3), losses.npo(answered, before, 0.3))
-
-
-def test_batch_mean_npo_is_the_released_codes():
-    # trainer.py of brightjade/Opt-Out: one mean token loss of the batch, with and without the reference.
-    sums, before = torch.tensor([-6.0, -3.0]), torch.tensor([-2.0, -2.5])
-    counts = torch.tensor([4, 2])
-    loss, loss_oracle = 9.0 / 6, 4.5 / 6
-    expected = -math.log(1 / (1 + math.exp(-0.1 * (loss - loss_oracle)))) * 2 / 0.1
-    ours = losses.npo(
-        losses.batch_mean(AnswerLogProbs(sums, counts)).sums,
-        losses.batch_mean(AnswerLogProbs(before, counts)).sums,
-        0.1,
-    )
-    assert ours.tolist() == pytest.approx([expected])
 
 
 def test_shapes_must_agree():

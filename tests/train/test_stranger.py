@@ -1,27 +1,28 @@
-"""Lessons in not knowing: what they are made of, where their loss ends, and that they carry a whole run."""
+"""The stranger method: what its lessons are made of, where their loss ends, and that they carry a whole run."""
 
 import dataclasses
 import json
 import math
 import random
 import tomllib
-from pathlib import Path
 
 import pytest
 import torch
 
 from lm_eval_elude.attacks.builders import ATTACKS
-from lm_eval_elude.core.chat import Renderer, load_tokenizer
-from lm_eval_elude.core.logprobs import AnswerLogProbs
-from lm_eval_elude.core.records import QARecord
-from optout_train import loop, losses, stranger
+from lm_eval_elude.data.records import QARecord
+from lm_eval_elude.model.scorer import Scorer, load_model
+from lm_eval_elude.text.chat import Renderer, load_tokenizer
+from optout_train import losses
+from optout_train import train as training
 from optout_train.config import BUNDLED_MODEL, build_config
-from optout_train.data import Lesson, StepIndices, TrainingData, collate, load_training_data
-from optout_train.loop import RunOptions, train
-from optout_train.reference import AnswerScorer
-from optout_train.setup import load_model
+from optout_train.data import Lesson, StepIndices, TrainingData, load_training_data
 from optout_train.sources import source_of
-from optout_train.teacher import Teacher, distil, exchange
+from optout_train.stranger import lessons as stranger
+from optout_train.stranger.distil import distil, exchange
+from optout_train.stranger.teacher import WORDINGS, Teacher
+from optout_train.train import answer_values, train
+from tests.support import ROOT
 
 NAN = float("nan")
 TINY = {"target": ("ronaldo",), "method": "stranger", "epochs": 8, "elicit": 2}
@@ -44,79 +45,71 @@ def made():
     renderer = Renderer(load_tokenizer(str(BUNDLED_MODEL)))
     data = load_training_data(config, source_of(config), renderer, 1024)
     few = data._replace(forget=dataclasses.replace(data.forget, records=data.forget.records[:6]))
-    lessons = stranger.make_lessons(config, few, Spy(load_model(config), renderer, 1024), lambda line: None)
+    lessons = stranger.make_lessons(config, few, Spy(load_model(str(BUNDLED_MODEL)), renderer, 1024), lambda line: None)
     return config, few, lessons, renderer
 
 
-def is_riddle(renderer, lesson) -> bool:
+def is_reverse(renderer, lesson) -> bool:
     text = renderer.tokenizer.decode(lesson.ids)
-    return any(wording.replace("{facts}", "").strip() in text for wording in stranger.RIDDLES)
+    return any(wording.replace("{facts}", "").strip() in text for wording in stranger.NAME_QUESTIONS)
 
 
 FREE = (NAN, NAN)
 
 
 def test_what_is_bounded_ends_at_its_bound_and_what_is_taught_at_its_teacher():
+    """One row each: taught; pushed down; within its bound; held, from below and from above; pushed, with a teacher."""
     torch.manual_seed(0)
-    logits = torch.randn(5, 7)
+    logits = torch.randn(6, 7)
     logits[3, 5] -= 9
     logits = logits.requires_grad_()
-    shares = torch.softmax(torch.randn(7), 0)
-    top = torch.arange(7).repeat(5, 1)
-    bounds = torch.tensor([FREE, (-math.inf, -4.0), (-math.inf, 0.0), (-4.0, -4.0), (-4.0, -4.0)])
-    arguments = (torch.tensor([3, 5, 5, 5, 5]), bounds, top, torch.cat([shares[None], torch.zeros(4, 7)]))
+    teacher = torch.softmax(torch.randn(7), 0)
+    others = teacher.index_fill(0, torch.tensor([5]), 0) / (1 - teacher[5])  # without the token that is pushed
+    down = -math.inf
+    bounds = torch.tensor([FREE, (down, -4.0), (down, 0.0), (-4.0, -4.0), (-4.0, -4.0), (down, -3.0)])
+    tokens = torch.cat([torch.full((6, 1), 5), torch.arange(7).repeat(6, 1)], 1)
+    shares = torch.cat([teacher[None], torch.zeros(4, 7), others[None]])
     unmoved = logits.detach().log_softmax(-1)[2]
     optimizer = torch.optim.SGD([logits], lr=0.2)
     for _ in range(1500):
         optimizer.zero_grad()
-        (-losses.lesson(logits, *arguments).sum()).backward()
+        (-losses.lesson(logits.log_softmax(-1).gather(1, tokens), bounds, shares).sum()).backward()
         optimizer.step()
     log_probs = logits.detach().log_softmax(-1)
-    torch.testing.assert_close(log_probs[0].exp(), shares, atol=2e-3, rtol=0)
+    torch.testing.assert_close(log_probs[0].exp(), teacher, atol=2e-3, rtol=0)
     assert -4.3 < float(log_probs[1, 5]) <= -3.99  # it came down to the bound, and no further than one step carried it
     torch.testing.assert_close(log_probs[2], unmoved)
-    assert all(abs(float(row[5]) + 4) < 0.3 for row in log_probs[3:])  # from below and from above
-
-
-def test_what_is_pushed_gives_its_place_to_its_teacher():
-    """The token ends at its bound, the others in the teacher's proportions."""
-    torch.manual_seed(0)
-    logits = torch.randn(1, 7, requires_grad=True)
-    shares = torch.softmax(torch.randn(7), 0)
-    shares[3] = 0
-    shares /= shares.sum()
-    optimizer = torch.optim.SGD([logits], lr=0.2)
-    for _ in range(1500):
-        optimizer.zero_grad()
-        teacher = torch.arange(7)[None], shares[None]
-        (-losses.lesson(logits, torch.tensor([3]), torch.tensor([[-math.inf, -3.0]]), *teacher).sum()).backward()
-        optimizer.step()
-    p = logits.detach().softmax(-1)[0]
-    assert -3.3 < float(p[3].log()) <= -2.99
-    torch.testing.assert_close(p.masked_fill(torch.arange(7) == 3, 0) / (1 - p[3]), shares, atol=5e-3, rtol=0)
+    assert all(abs(float(row[5]) + 4) < 0.3 for row in log_probs[3:5])
+    assert -3.3 < float(log_probs[5, 5]) <= -2.99
+    p = log_probs[5].exp()
+    torch.testing.assert_close(p.index_fill(0, torch.tensor([5]), 0) / (1 - p[5]), others, atol=5e-3, rtol=0)
 
 
 def test_a_certain_teacher_is_the_log_probability_and_the_rest_is_counted():
     logits = torch.randn(3, 9, dtype=torch.float64)
     tokens = torch.tensor([1, 4, 8])
+
+    def picked(tokens, top):
+        return logits.log_softmax(-1).gather(1, torch.cat([tokens[:, None], top], 1))
+
     one = torch.zeros(3, 2)
     one[:, 0] = 1
     top = torch.stack([tokens, torch.zeros(3).long()], 1)
     expected = logits.log_softmax(-1)[range(3), tokens]
     torch.testing.assert_close(
-        losses.lesson(logits, tokens, torch.full((3, 2), NAN), top, one), expected.float(), atol=1e-5, rtol=1e-5
+        losses.lesson(picked(tokens, top), torch.full((3, 2), NAN), one), expected, atol=1e-5, rtol=1e-5
     )
     shares = torch.tensor([[0.5, 0.2]] * 3)
     top = torch.tensor([[2, 3]] * 3)
     p = logits.log_softmax(-1).exp()
     by_hand = 0.5 * p[:, 2].log() + 0.2 * p[:, 3].log() + 0.3 * (1 - p[:, 2] - p[:, 3]).log()
-    value = losses.lesson(logits, tokens, torch.full((3, 2), NAN), top, shares)
-    torch.testing.assert_close(value, by_hand.float(), atol=1e-4, rtol=1e-4)
+    value = losses.lesson(picked(tokens, top), torch.full((3, 2), NAN), shares)
+    torch.testing.assert_close(value, by_hand, atol=1e-4, rtol=1e-4)
 
 
 def test_the_scorer_values_each_token_of_a_padded_batch_by_its_lesson():
-    model = load_model(build_config(TINY))
-    scorer = AnswerScorer(model).eval()
+    model = load_model(str(BUNDLED_MODEL))
+    scorer = Scorer(model).eval()
     generator = random.Random(0)
     lessons = []
     for length, bounds in ((9, FREE), (5, (-math.inf, -3.0))):
@@ -125,32 +118,33 @@ def test_the_scorer_values_each_token_of_a_padded_batch_by_its_lesson():
         shares = torch.tensor([[float(bounds == FREE), 0.0]] * length)
         lessons.append(Lesson(ids, 4, torch.tensor([bounds] * length), top, shares))
     with torch.no_grad():
-        sums, counts = scorer(*collate(lessons))
+        sums, counts = answer_values(scorer, lessons, torch.device("cpu"))
         rows = [model(torch.tensor([one.ids])).logits[0].log_softmax(-1) for one in lessons]
-    said = [
+    taught, bounded = (
         torch.stack([row[i - 1, one.ids[i]] for i in range(4, len(one.ids))])
         for row, one in zip(rows, lessons, strict=True)
-    ]
+    )
     assert counts.tolist() == [9, 5]
-    torch.testing.assert_close(sums, torch.stack([said[0].sum(), -torch.relu(said[1] + 3).sum()]), atol=1e-3, rtol=1e-4)
+    expected = torch.stack([taught.sum(), -torch.relu(bounded + 3).sum()])
+    torch.testing.assert_close(sums, expected, atol=1e-3, rtol=1e-4)
 
 
 def test_every_epoch_has_one_lesson_of_each_record_and_every_fourth_is_of_the_other_direction(made):
     config, data, lessons, renderer = made
-    assert {kind: len(rows) for kind, rows in lessons.items()} == {"taught": 48, "told": 48}
-    plan = data._replace(sequences=lessons).steps(config, ("taught", "told"))
+    assert {kind: len(rows) for kind, rows in lessons.items()} == {"substitute": 48, "disclosure": 48}
+    plan = data._replace(sequences=lessons).plan(config)
     assert [sorted(i for step in steps for i in step.forget) for steps in plan] == [
         list(range(6 * turn, 6 * turn + 6)) for turn in range(8)
     ]
-    riddles = [is_riddle(renderer, lesson) for lesson in lessons["told"]]
-    assert 0 < sum(riddles) <= len(riddles) // stranger.EVERY + 2
+    riddles = [is_reverse(renderer, lesson) for lesson in lessons["disclosure"]]
+    assert 0 < sum(riddles) <= len(riddles) // stranger.REVERSE_EVERY + 2
 
 
-def test_the_told_answers_have_bounds_and_the_template_none(made):
+def test_disclosing_answers_have_bounds_and_the_template_none(made):
     """What was elicited is pushed down, the records' own answers are held; both at levels of text never read."""
     _, data, lessons, renderer = made
     own = {record.answer for record in data.forget.records}
-    plain = [one for one in lessons["told"] if not is_riddle(renderer, one)]
+    plain = [one for one in lessons["disclosure"] if not is_reverse(renderer, one)]
     answers = [renderer.tokenizer.decode(one.ids[one.answer_start : -2]) for one in plain]
     assert own & {*answers} and {*answers} - own
     for answer, one in zip(answers, plain, strict=True):
@@ -165,10 +159,10 @@ def test_the_told_answers_have_bounds_and_the_template_none(made):
 
 def test_what_is_taught_of_a_question_never_states_its_fact(made):
     _, data, lessons, renderer = made
-    for place, one in enumerate(lessons["taught"]):
+    for place, one in enumerate(lessons["substitute"]):
         record = data.forget.records[place % 6]
         answer = renderer.tokenizer.decode(one.ids[one.answer_start :])
-        if is_riddle(renderer, one):
+        if is_reverse(renderer, one):
             assert "Cristiano Ronaldo" not in answer
         else:
             assert not stranger.facts(record) & stranger.words(answer)
@@ -184,7 +178,7 @@ def test_nothing_that_the_metrics_are_made_of_is_read_and_no_wording_is_the_atta
     ]
     again = stranger.make_lessons(
         config, data._replace(forget=dataclasses.replace(data.forget, records=tuple(blind))),
-        Teacher(load_model(config), renderer, 1024), lambda line: None,
+        Teacher(load_model(str(BUNDLED_MODEL)), renderer, 1024), lambda line: None,
     )  # fmt: skip
     for kind, rows in lessons.items():
         for one, other in zip(rows, again[kind], strict=True):
@@ -193,9 +187,9 @@ def test_nothing_that_the_metrics_are_made_of_is_read_and_no_wording_is_the_atta
     assert not any(record.paraphrased_question in asked for record in data.forget.records for asked in Spy.asked)
     attacks = {carrier for row in ATTACKS.values() for carrier in row.carriers}
     own = {
-        wording.replace("{q}", "{question}") for wording in (*stranger.ASKING, *stranger.RIDDLES) if wording != "{q}"
+        wording.replace("{q}", "{question}") for wording in (*WORDINGS, *stranger.NAME_QUESTIONS) if wording != "{q}"
     }
-    tiny = tomllib.loads((Path(stranger.__file__).parents[1] / "lm_eval_elude/mini/carriers.toml").read_text("utf-8"))
+    tiny = tomllib.loads((ROOT / "lm_eval_elude/mini/carriers.toml").read_text("utf-8"))
     trained = {w.replace("{q}", "{question}") for rows in tiny.values() if isinstance(rows, list) for w in rows}
     assert not own & attacks and not own & trained
 
@@ -203,8 +197,8 @@ def test_nothing_that_the_metrics_are_made_of_is_read_and_no_wording_is_the_atta
 def test_what_is_distilled_has_its_minimum_at_the_initial_model():
     """Its gradient there is of the tokens beyond the likeliest; that of the plain answers moves every weight."""
     config = build_config(TINY | {"method": "stranger+rt"})
-    model = load_model(config)
-    scorer = AnswerScorer(model).eval()
+    model = load_model(str(BUNDLED_MODEL))
+    scorer = Scorer(model).eval()
     data = load_training_data(config, source_of(config), Renderer(load_tokenizer(str(BUNDLED_MODEL))), 1024)
     step = StepIndices((), (3, 1), (2,))
     kept = distil(Teacher(model, data.retain.renderer, 1024), data, [step, step])
@@ -219,32 +213,31 @@ def test_what_is_distilled_has_its_minimum_at_the_initial_model():
     def norm(data: TrainingData) -> float:
         model.zero_grad()
         samples = [*(data.samples("retain", i, ())[0] for i in (1, 3)), data.samples("world", 2, ())[0]]
-        losses.nll(AnswerLogProbs(*scorer(*collate(samples)))).sum().backward()
+        losses.nll(answer_values(scorer, samples, torch.device("cpu"))).sum().backward()
         return float(torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm())
 
     assert norm(data._replace(kept=kept)) < 0.01 * norm(data)
 
 
-def test_what_is_told_is_what_states_the_fact_and_is_least_like_the_own_answer(made, monkeypatch):
+def test_a_disclosing_answer_states_the_fact_and_is_least_like_the_own_answer(made, monkeypatch):
     config, data, _, renderer = made
     record = QARecord("Ada Example", "Where was Ada Example born?", "She was born in Port Elan.")
-    said = [
+    sampled = [
         "She was born in Port Elan.", "She was born in Port Elan", "Ada was born in Port Elan.", "Port Elan it is.",
         "She was born in Rome.", "Born in Port Elan.", "Port Elan it is.", "",
     ]  # fmt: skip
-    monkeypatch.setattr(Teacher, "ask", lambda self, questions, *rest: said)
-    monkeypatch.setattr(stranger, "TOLD", 2)
+    monkeypatch.setattr(Teacher, "ask", lambda self, questions, *rest: sampled)
+    monkeypatch.setattr(stranger, "DISCLOSURES", 2)
     target = stranger.resolve_targets("mini", ["ronaldo"])[0]
     maker = stranger._Maker(dataclasses.replace(config, elicit=8), data, target, Teacher(None, renderer, 1024))
-    maker.longest = 40
-    (found,) = maker._elicit([record])
-    assert [answer for _, answer in found] == [record.answer, "Port Elan it is.", "Born in Port Elan."]
+    (statements,) = maker._disclosures([record])
+    assert [statement.answer for statement in statements] == [record.answer, "Port Elan it is.", "Born in Port Elan."]
 
 
 def test_an_answer_is_what_generate_says_begun_as_asked(made):
     """At no temperature: in two parts, of many at once, what the model says of each alone in one."""
-    config, data, _, renderer = made
-    model = load_model(config).eval()
+    _, data, _, renderer = made
+    model = load_model(str(BUNDLED_MODEL)).eval()
     questions = [record.question for record in data.forget.records[:3]]
     begun = ["The name", "In", "He was"]
     teacher = Teacher(model, renderer, 1024)
@@ -308,19 +301,19 @@ def test_a_run_trains_on_lessons_and_resumes_to_the_same_bytes(
     })  # fmt: skip
     # A model with random weights says nothing that ends: what it is asked is answered for it.
     monkeypatch.setattr(Teacher, "ask", lambda self, asked, *rest: [f"It is {len(q)}." for q in asked])
-    train(config, RunOptions(tmp_path / "whole"), lambda line: None)
-    finish = loop.take_step
+    train(config, tmp_path / "whole", lambda line: None)
+    finish = training.take_step
 
     def stop(run, number, *rest):
         if number == 5:
             raise KeyboardInterrupt
         return finish(run, number, *rest)
 
-    monkeypatch.setattr(loop, "take_step", stop)
+    monkeypatch.setattr(training, "take_step", stop)
     with pytest.raises(KeyboardInterrupt):
-        train(config, RunOptions(tmp_path / "cut"), lambda line: None)
-    monkeypatch.setattr(loop, "take_step", finish)
-    train(config, RunOptions(tmp_path / "cut", resume=True), lambda line: None)
+        train(config, tmp_path / "cut", lambda line: None)
+    monkeypatch.setattr(training, "take_step", finish)
+    train(config, tmp_path / "cut", lambda line: None, resume=True)
     (weights,) = {path.name for path in (tmp_path / "whole").glob("*.safetensors")}
     assert (tmp_path / "cut" / weights).read_bytes() == (tmp_path / "whole" / weights).read_bytes()
     lines = [json.loads(line) for line in (tmp_path / "whole" / "train_log.jsonl").read_text().splitlines()]

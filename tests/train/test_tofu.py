@@ -1,21 +1,21 @@
 """Training on TOFU's sets, and fine-tuning the starting and the retained model with the same loop."""
 
 import json
-import sys
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from lm_eval_elude.core import tofu
-from lm_eval_elude.core.chat import Renderer
-from lm_eval_elude.core.manifest import file_hashes, read_manifest
-from lm_eval_elude.results.runs import Run
-from lm_eval_elude.tasks.tofu import TofuForget
-from optout_train import cli
-from optout_train.config import METHODS, ConfigError, build_config
+from lm_eval_elude.data.files import file_hashes
+from lm_eval_elude.data.manifest import read_manifest
+from lm_eval_elude.errors import UserError
+from lm_eval_elude.report.runs import Run
+from lm_eval_elude.scoring.conventions import CONVENTIONS
+from lm_eval_elude.tasks.questions import QuestionTask
+from lm_eval_elude.text.chat import Renderer
+from optout_train.config import METHODS, build_config
 from optout_train.data import plan_steps
-from optout_train.loop import RunOptions, train
+from optout_train.train import train
 from tests.train.conftest import rows
 
 KEYS = ("question", "answer", "paraphrased_answer", "perturbed_answer")
@@ -49,7 +49,7 @@ def settings(model_folder, tofu_data):
 def trained(settings, tmp_path_factory):
     def go(**changes):
         output, said = tmp_path_factory.mktemp("runs") / "run", []
-        train(settings(**changes), RunOptions(output), said.append)
+        train(settings(**changes), output, said.append)
         return output, [json.loads(line) for line in (output / "train_log.jsonl").read_text().splitlines()], said
 
     return go
@@ -59,7 +59,7 @@ def trained(settings, tmp_path_factory):
 def test_every_method_trains_on_a_split_or_says_what_tofu_lacks(method, settings, trained, model_folder):
     lacking = "no world set" if method.endswith("+world") else "stranger loss swaps names"
     if method.endswith("+world") or "stranger" in method:
-        with pytest.raises(ConfigError, match=lacking):
+        with pytest.raises(UserError, match=lacking):
             settings(method=method)
         return
     config = settings(method=method)
@@ -111,17 +111,17 @@ def test_a_step_of_fine_tuning_is_that_of_a_plain_transformers_loop(trained, tof
             torch.testing.assert_close(now[name], weight, atol=2e-4, rtol=0)
 
 
-@pytest.mark.parametrize("evaluator", tofu.CONVENTIONS)
+@pytest.mark.parametrize("evaluator", CONVENTIONS)
 def test_what_is_trained_on_is_what_the_tasks_ask_of_the_checkpoint(evaluator, settings, trained, monkeypatch):
     seen = []
     encode_pair = Renderer.encode_pair
     monkeypatch.setattr(Renderer, "encode_pair", lambda *given: seen.append(given[1:]) or encode_pair(*given))
     folder, *_ = trained(method="ga", epochs=1, validate=False, tofu_evaluator=evaluator)
-    task = TofuForget({"task": "tofu_forget", "metadata": {"pretrained": str(folder)}})
+    task = QuestionTask({"task": "tofu_forget", "metadata": {"pretrained": str(folder)}})
     assert task.settings.evaluator == evaluator
     asked = {
         (
-            task.renderer.prompt(doc["question"], system=task.system_text(doc) or None),
+            task.renderer.prompt(doc["question"], system=task.benchmark.system_text(doc, task.settings) or None),
             task.renderer.answer(doc["answer"]),
         )
         for doc in task.docs
@@ -142,32 +142,22 @@ def test_fine_tuning_on_eludes_data_learns_target_and_neighbours(model_folder, d
         "model": str(model_folder), "dataset": str(data_folder), "target": ("ada",), "method": "finetune",
         "epochs": 1, "batch_size": 26, "learning_rate": 1e-3,
     })  # fmt: skip
-    train(config, RunOptions(tmp_path / "out"), str)
+    train(config, tmp_path / "out", str)
     manifest = read_manifest(tmp_path / "out")
     assert {"forget-train", "retain-train"} <= set(manifest.data_fingerprints) and manifest.targets == ("Ada Example",)
     assert "world-train" not in manifest.data_fingerprints
 
 
-@pytest.fixture
-def command(model_folder, tofu_data, tmp_path, monkeypatch, capsys):
-    """Run ``optout-train`` here; its exit code and both outputs."""
+def test_a_run_is_scored_by_the_tofu_tasks_resumed_and_replaced(called, model_folder, tmp_path, tofu_data):
+    def command(*extra):
+        return called(
+            "--model", str(model_folder), "--dataset", str(tofu_data), "--forget-split", "forget05", "--output-dir",
+            str(tmp_path / "o"), "--epochs", "1", "--batch-size", "10", "--learning-rate", "1e-3", "--directions", "2",
+            "--tofu-evaluator", "open-unlearning", *extra,
+        )  # fmt: skip
 
-    def go(*extra, split=("--forget-split", "forget05")):
-        given = ["--model", str(model_folder), "--dataset", str(tofu_data), *split, "--output-dir", str(tmp_path / "o")]
-        given += ["--epochs", "1", "--batch-size", "10", "--learning-rate", "1e-3", "--directions", "2"]
-        given += ["--tofu-evaluator", "open-unlearning", *extra]
-        monkeypatch.setattr(sys, "argv", ["optout-train", *given])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code
-        return code, *capsys.readouterr()
-
-    return go
-
-
-def test_a_run_is_scored_by_the_tofu_tasks_resumed_and_replaced(command, tmp_path, tofu_data):
+    code, out, err = command("--forget-split", "forget10")
+    assert (code, out) == (2, "") and "have no forget10.json" in err and len(err.splitlines()) == 1
     code, out, err = command("--method", "npo+rt", "--no-validate")
     assert code == 0, err
     title, columns, before, after = out.split("\n\n")[0].splitlines()
@@ -191,21 +181,3 @@ def test_a_run_is_scored_by_the_tofu_tasks_resumed_and_replaced(command, tmp_pat
     assert code == 2 and "the data of retain-train has changed since" in err
     assert command("--method", "ga", "--overwrite", "--no-score", "--no-validate")[0] == 0
     assert read_manifest(tmp_path / "o").method == "ga"
-
-
-@pytest.mark.parametrize(
-    ("extra", "said"),
-    [
-        (["--target", "ada"], "--target and --forget-split contradict each other: TOFU's data have no entities"),
-        (["--world-weight", "1"], "--forget-split: TOFU has no world set"),
-        (["--method", "opt-out-stranger"], "--forget-split: the stranger loss swaps names"),
-        (["--forget-split", "forget07"], "--forget-split must be one of forget01, forget05, forget10, got 'forget07'"),
-        (["--forget-split", "forget10"], "have no forget10.json"),
-        (["--method", "finetune", "--patience", "1"], "--patience: early stopping judges forgetting"),
-        (["--learn", "retain"], "--learn retain is of --method finetune"),
-    ],
-)
-def test_bad_input_is_one_line(command, extra, said, tmp_path):
-    code, out, err = command(*extra, "--no-score")
-    assert (code, out) == (2, "") and said in err and len(err.splitlines()) == 1
-    assert not (tmp_path / "o").exists()

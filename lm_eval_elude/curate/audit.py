@@ -1,0 +1,287 @@
+"""A data set judged: mechanical checks on every row, diversity, and a page on which a person judges a sample of it.
+
+The paper had a sample judged for relevance, diversity and factuality: 89, 90 and 99 % of the forget set and 96, 99.5
+and 98.5 % of the retain set (:data:`PAPER`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from lm_eval_elude.curate.checks import pair_flaw, rewording_flaw
+from lm_eval_elude.curate.documents import Paragraph
+from lm_eval_elude.curate.duplicates import duplicates, question_key
+from lm_eval_elude.curate.folder import AUDIT_MARK, AUDIT_PAGE, MANIFEST
+from lm_eval_elude.data import jsonio
+from lm_eval_elude.data.dataset import load_records
+from lm_eval_elude.data.records import QARecord, fingerprint
+from lm_eval_elude.data.rows import read_rows
+from lm_eval_elude.data.targets import Target
+from lm_eval_elude.errors import UserError
+from lm_eval_elude.text.words import STOP, words
+
+CRITERIA = ("relevance", "diversity", "factuality")
+PAPER = {"forget": (0.89, 0.90, 0.99), "retain": (0.96, 0.995, 0.985)}
+
+
+class Row(NamedTuple):
+    """One record with its set and, where the data set was built here, whom it is about and its source paragraph."""
+
+    subset: str
+    split: str
+    number: int
+    record: QARecord
+    subject: str = ""
+    paragraph: str = ""
+
+    @property
+    def where(self) -> str:
+        return f"{self.subset}_qa-{self.split}, row {self.number}"
+
+
+class Finding(NamedTuple):
+    """What a rule has against a row."""
+
+    where: str
+    reason: str
+    question: str
+
+
+class Diversity(NamedTuple):
+    """Of one set's questions and answers.
+
+    Attributes:
+        distinct: answers among all answers.
+        bigrams: different pairs of words among all pairs of words in questions.
+        openings: the share of the most frequent first two words of a question.
+    """
+
+    distinct: float
+    bigrams: float
+    openings: float
+
+
+def rows_of(source: str) -> list[Row]:
+    """All forget and retain rows of a data set; paragraphs where `elude build` left them."""
+    texts: dict[str, str] = {}
+    if (file := Path(source) / "work" / "paragraphs.jsonl").is_file():
+        for where, row in jsonio.lines(file):
+            part = jsonio.check(row, Paragraph, where)
+            texts[part.key] = part.text
+    rows = []
+    for subset, split in (("forget", "train"), *(("retain", part) for part in ("train", "validation", "test"))):
+        try:
+            records = load_records(source, subset, split).records  # type: ignore[arg-type]
+        except UserError:
+            if subset == "forget":
+                raise
+            continue
+        more = _columns(source, subset, split) if texts else []
+        for number, record in enumerate(records, 1):
+            extra = more[number - 1] if len(more) == len(records) else {}
+            text = texts.get(str(extra.get("paragraph")), "")
+            rows.append(Row(subset, split, number, record, str(extra.get("subject") or ""), text))
+    return rows
+
+
+def findings(rows: Sequence[Row], targets: Sequence[Target]) -> list[Finding]:
+    """What the rules that a built pair has to pass have against rows, and questions that stand twice or in two sets."""
+    by_name = {target.name: target for target in targets}
+    flaws = []
+    seen: dict[str, Row] = {}
+    for row in rows:
+        record, target = row.record, by_name.get(row.record.entity, Target(row.record.entity))
+        subject = row.subject or (target.name if row.subset == "forget" else "")
+        names = _names(record, target, subject)
+        text = row.paragraph or f"{record.answer} {record.paraphrased_answer}"
+        reasons = [pair_flaw(record.question, record.answer, text, subject or names[0], names, target.name)]
+        if record.can_be_scored:
+            reasons.append(
+                rewording_flaw(
+                    (record.question, record.answer), record.paraphrased_question or "?", record.paraphrased_answer,
+                    record.perturbed_answer, text, names if record.paraphrased_question else ("?",),
+                    target.name if row.subset == "retain" else "",
+                )
+            )  # fmt: skip
+        other = seen.setdefault(f"{record.entity}/{question_key(record.question)}", row)
+        if other is not row:
+            reasons.append(f"a question that stands twice: also in {other.where}")
+        flaws += [Finding(row.where, reason, record.question) for reason in reasons if reason]
+    return flaws
+
+
+def near_duplicates(rows: Sequence[Row]) -> list[Finding]:
+    """Rows of one set and subject that ask for the same fact as an earlier one."""
+    groups: dict[tuple[str, str, str], list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[row.subset, row.record.entity, row.subject or row.record.source].append(row)
+    repeated = []
+    for (_, entity, subject), group in groups.items():
+        pairs = [(row.record.question, row.record.answer) for row in group]
+        for late, early in duplicates(pairs, f"{entity} {subject}").items():
+            reason = f"asks for the same as: {group[early].where}, {group[early].record.question!r}"
+            repeated.append(Finding(group[late].where, reason, group[late].record.question))
+    return repeated
+
+
+def diversity(records: Sequence[QARecord]) -> Diversity:
+    """How much the questions and answers of a set differ from each other."""
+    tokens = [re.findall(r"\w+", record.question.casefold()) for record in records]
+    pairs = [pair for each in tokens for pair in pairwise(each)]
+    openings = Counter(tuple(each[:2]) for each in tokens)
+    return Diversity(
+        len({record.answer.casefold() for record in records}) / len(records),
+        len(set(pairs)) / max(1, len(pairs)),
+        max(openings.values()) / len(records),
+    )
+
+
+def page(source: str, rows: Sequence[Row], size: int, seed: int) -> str:
+    """The page for judging a seeded sample of each set; everything is inside it, and it sends nothing anywhere."""
+    sample = []
+    for subset in PAPER:
+        members = [row for row in rows if row.subset == subset]
+        sample += random.Random(f"{seed}/{subset}").sample(members, min(size, len(members)))
+    random.Random(seed).shuffle(sample)
+    data = {
+        "format": AUDIT_MARK, "dataset": Path(source).name, "fingerprint": fingerprint(row.record for row in rows),
+        "seed": seed, "size": size, "criteria": CRITERIA,
+        "items": [
+            {
+                "id": row.where, "set": row.subset, "about": row.subject or row.record.entity,
+                "question": row.record.question, "answer": row.record.answer,
+                "paragraph": row.paragraph, "source": row.record.source,
+                "others": _alike(row, rows),
+            }
+            for row in sample
+        ],
+    }  # fmt: skip
+    template = Path(__file__).with_name("audit.html").read_text(encoding="utf-8")
+    # "<" cannot end the element it stands in.
+    return template.replace("{{ data }}", json.dumps(data, ensure_ascii=False).replace("<", "\\u003c"))
+
+
+class Judged(NamedTuple):
+    """A criterion of a set: share of yes with its 95 % interval, items, Krippendorff's alpha (None for one judge)."""
+
+    subset: str
+    criterion: str
+    share: float
+    low: float
+    high: float
+    items: int
+    alpha: float | None
+
+
+def place_of_page(source: str) -> Path:
+    """Where the page goes: into the folder (mode 0700) of a data set that was built here, which it holds texts of.
+
+    Raises:
+        UserError: something else has that name there.
+    """
+    if not (Path(source) / MANIFEST).is_file():
+        return Path(AUDIT_PAGE)
+    place = Path(source) / AUDIT_PAGE
+    if place.exists() and AUDIT_MARK.encode() not in place.read_bytes():
+        raise UserError(f"{place}: not a page of `elude audit`; name another place with --out")
+    return place
+
+
+class _Judgement(msgspec.Struct):
+    id: str
+    set: Literal["forget", "retain"]
+    judged: dict[str, bool]
+
+
+class _Export(msgspec.Struct):
+    """What the page exports."""
+
+    format: Literal["elude-audit-1"]
+    fingerprint: str
+    seed: int
+    size: int
+    items: list[_Judgement]
+
+
+def merge(paths: Sequence[Path]) -> list[Judged]:
+    """What several persons judged, exported by the page.
+
+    Raises:
+        UserError: a file is none of the page's, or they are of different data or samples.
+    """
+    exports = [
+        jsonio.check(jsonio.load(path), _Export, f"{path}: not what the page of `elude audit` exports")
+        for path in paths
+    ]
+    for path, export in zip(paths, exports, strict=True):
+        for name in ("fingerprint", "seed", "size"):
+            if (value := getattr(export, name)) != (first := getattr(exports[0], name)):
+                raise UserError(f"{path}: {name} is {value!r}, but {paths[0]} has {first!r}")
+    judges = [{item.id: item.judged for item in export.items} for export in exports]
+    sets = {item.id: item.set for export in exports for item in export.items}
+    results = []
+    for subset in PAPER:
+        ids = sorted(item for item, where in sets.items() if where == subset)
+        for criterion in CRITERIA:
+            table = [[judge.get(item, {}).get(criterion) for item in ids] for judge in judges]
+            given = [[value for value in column if value is not None] for column in zip(*table, strict=True)]
+            means = [sum(values) / len(values) for values in given if values]
+            if means:
+                share = sum(means) / len(means)
+                results.append(Judged(subset, criterion, share, *wilson(share, len(means)), len(means), alpha(table)))
+    return results
+
+
+def alpha(table: Sequence[Sequence[bool | None]]) -> float | None:
+    """Krippendorff's alpha (nominal) of judges' rows over items' columns; None where nothing is judged twice."""
+    import krippendorff
+    import numpy as np
+
+    data = np.array([[math.nan if value is None else float(value) for value in row] for row in table], dtype=float)
+    twice = (~np.isnan(data)).sum(axis=0) >= 2
+    if not twice.any():
+        return None
+    if len(np.unique(data[:, twice][~np.isnan(data[:, twice])])) < 2:
+        return 1.0  # all agree on one value, where the formula is 0 / 0
+    return float(krippendorff.alpha(reliability_data=data, level_of_measurement="nominal"))
+
+
+def wilson(share: float, n: int, z: float = 1.959964) -> tuple[float, float]:
+    """Wilson's interval of a share of n."""
+    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    return max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half))
+
+
+def _names(record: QARecord, target: Target, subject: str) -> tuple[str, ...]:
+    """What the subject is called; where nobody says who that is, every name in the question is taken for it."""
+    if subject == target.name:
+        return (target.name, *target.aliases, *(target.name.split() if not target.thing else ()))
+    own = [w for w in re.findall(r"\w+", record.question)[1:] if w[0].isupper() or w[0].isdigit()]
+    return (subject, *subject.split()) if subject else tuple(own) or (record.source or "?",)
+
+
+def _alike(row: Row, rows: Sequence[Row]) -> list[str]:
+    """The three questions of its set about the same that share most words with a row's, to judge diversity by."""
+    own = words(row.record.question) - STOP
+    others = [
+        other.record.question for other in rows
+        if other.subset == row.subset and other.record.entity == row.record.entity and other is not row
+        and other.subject == row.subject
+    ]  # fmt: skip
+    return sorted(others, key=lambda text: -len(own & words(text)) / len(own | words(text)))[:3]
+
+
+def _columns(source: str, subset: str, split: str) -> list[Mapping[str, Any]]:
+    file = Path(source) / f"{subset}_qa-{split}.parquet"
+    return [row for _, row in read_rows(file, columns=["subject", "paragraph"])] if file.is_file() else []

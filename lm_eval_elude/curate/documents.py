@@ -1,0 +1,171 @@
+"""A folder of documents (TXT, MD, HTML, PDF, DOCX) to text and paragraphs; what cannot be read is said."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from lm_eval_elude.curate.readers import read_document
+from lm_eval_elude.errors import UserError
+
+MAX_FILE = 50 << 20  # bytes of a document
+# Words of a paragraph: shorter ones are headings and the like, longer ones are cut at a sentence.
+MIN_WORDS, MAX_WORDS = 8, 220
+
+
+@dataclass(frozen=True)
+class Document:
+    """One source as it was read.
+
+    Attributes:
+        name: file name within the folder, or page title.
+        text: what offsets count in (characters).
+        raw: the bytes that it was read from.
+        sha256: of the raw bytes.
+        address: permanent link, or the file name.
+        revision: of a page, "" for a file.
+        time: when it was retrieved (a file: last changed), UTC.
+        licence: as the source or the user states it.
+        subject: whom all of it is about; "" where the names in its paragraphs decide.
+    """
+
+    name: str
+    text: str
+    raw: bytes
+    sha256: str
+    address: str
+    time: str
+    licence: str
+    revision: str = ""
+    subject: str = ""
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """Part of a document: ``document.text[start:stop]`` is what ``text`` is, but for white space."""
+
+    document: str
+    start: int
+    stop: int
+    text: str
+    subject: str
+
+    @property
+    def key(self) -> str:
+        return f"{self.document}#{self.start}-{self.stop}"
+
+
+class Problem(NamedTuple):
+    """A file that was left out."""
+
+    name: str
+    reason: str
+
+
+def read_folder(folder: Path, licence: str) -> tuple[list[Document], list[Problem]]:
+    """Read every file below a folder, in name order: the documents, and what was left out and why."""
+
+    def read(path: Path) -> Document | Problem:
+        name = path.relative_to(folder).as_posix()
+        if (shown := name.encode("utf-8", "replace").decode()) != name:
+            return Problem(shown, "the file's name is not UTF-8")
+        try:
+            content = _content(path)
+            text = read_document(path.suffix, content)
+        except UserError as error:
+            return Problem(name, str(error))
+        time = datetime.fromtimestamp(int(path.stat().st_mtime), UTC).isoformat()
+        return Document(name, text, content, hashlib.sha256(content).hexdigest(), name, time, licence)
+
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_symlink() or not path.is_dir()]
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:  # each waits for the process that reads
+        results = list(pool.map(read, paths))
+    return [each for each in results if isinstance(each, Document)], [x for x in results if isinstance(x, Problem)]
+
+
+def _content(path: Path) -> bytes:
+    if path.is_symlink() or not path.is_file():
+        raise UserError("a link or a special file, which is not followed")
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE + 1)
+    except OSError as error:
+        raise UserError(f"cannot be read ({error.strerror})") from None
+    if len(content) > MAX_FILE:
+        raise UserError(f"longer than {MAX_FILE:,} bytes")
+    return content
+
+
+def paragraphs(document: Document) -> list[Paragraph]:
+    """The paragraphs long enough to ask about, in order; :data:`MAX_WORDS` cuts long ones at the end of a sentence."""
+    parts = []
+    for block in re.finditer(r"\S(?:.|\n(?![ \t]*\n))*", document.text):
+        start = block.start()
+        sentences = list(re.finditer(r"(?s)\S.*?(?:[.!?。][\"'”’)\]]*(?=\s)|[。]|\Z)", block.group()))
+        words, first = 0, 0
+        for index, sentence in enumerate(sentences):
+            words += len(sentence.group().split())
+            last = index + 1 == len(sentences)
+            if last or words + len(sentences[index + 1].group().split()) > MAX_WORDS:
+                span = start + sentences[first].start(), start + sentence.end()
+                text = " ".join(document.text[slice(*span)].split())
+                if len(text.split()) >= MIN_WORDS or (not text.isascii() and len(text) > 4 * MIN_WORDS):
+                    parts.append(Paragraph(document.name, *span, text, document.subject))
+                words, first = 0, index + 1
+    return parts
+
+
+def mentions(text: str, names: Iterable[str]) -> int:
+    """How often any of the names stands in a text as whole words."""
+    pattern = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
+    return len(re.findall(rf"(?<!\w)(?:{pattern})(?!\w)", text)) if pattern else 0
+
+
+def neighbours_beside(parts: Sequence[Paragraph], names: Sequence[str], count: int) -> list[str]:
+    """Names that stand beside the target's and also have paragraphs of their own, the most frequent first.
+
+    A name is two or more capitalised words in a row; a longer one that holds the target's is none.
+    """
+    name = re.compile(
+        r"(?<![\w.])[^\W\d_a-z][\w'’-]+(?:[ \t](?:(?:de|da|van|von|of|the|der|al) )?[^\W\d_a-z][\w'’-]+)+"
+    )
+    beside: Counter[str] = Counter()
+    alone: Counter[str] = Counter()
+    for part in parts:
+        tally = beside if mentions(part.text, names) else alone
+        tally.update({match.group() for match in name.finditer(part.text) if not mentions(match.group(), names)})
+    candidates = [person for person in beside if alone[person]]
+    return sorted(candidates, key=lambda person: (-beside[person], person))[:count]
+
+
+def assign(parts: Sequence[Paragraph], names: Sequence[str], neighbours: Sequence[str]) -> list[Paragraph]:
+    """Give each paragraph its subject: the target where it is named, else the one neighbour that is.
+
+    A paragraph that names neither belongs to whom its document names most (the target where that is a draw); one
+    that names several neighbours, or stands in a document that names nobody, to nobody (``""``).
+    """
+    whole: dict[str, str] = {}
+    for part in parts:
+        whole[part.document] = whole.get(part.document, "") + part.text + "\n"
+    main = {}
+    for document, text in whole.items():
+        counts = {names[0]: mentions(text, names)} | {other: mentions(text, [other]) for other in neighbours}
+        top = max(counts, key=counts.__getitem__)
+        main[document] = top if counts[top] else ""
+    result = []
+    for part in parts:
+        here = [other for other in neighbours if mentions(part.text, [other])]
+        if mentions(part.text, names):
+            subject = names[0]
+        else:
+            subject = here[0] if len(here) == 1 else "" if here else main[part.document]
+        result.append(part if part.subject else replace(part, subject=subject))
+    return result

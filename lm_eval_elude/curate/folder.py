@@ -1,0 +1,275 @@
+"""A data set's folder: begun, gone on with, filled (parquet in ELUDe's schema, card, manifest last), and purged."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import random
+import re
+import reprlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lm_eval_elude import __version__
+from lm_eval_elude.attacks.prompt import LANGUAGES
+from lm_eval_elude.curate.duplicates import question_key
+from lm_eval_elude.curate.pairs import Pair, Rejection, rejection
+from lm_eval_elude.curate.readers import READERS
+from lm_eval_elude.data import jsonio
+from lm_eval_elude.data.dataset import load_records
+from lm_eval_elude.data.files import sha256, write_bytes, write_text
+from lm_eval_elude.data.records import TEXT_FIELDS
+from lm_eval_elude.errors import UserError
+
+MANIFEST = "elude-build.json"
+MARK = "work/made-by-elude-build"  # says that the folder is ours to write into and to purge
+PLAN = "work/plan.json"
+WIKI_CACHE = "work/wikipedia"
+PERIOD = f"{WIKI_CACHE}/period"
+AUDIT_PAGE, AUDIT_MARK = "audit.html", "elude-audit-1"  # the page's file, and what it and its exports are known by
+SPLITS = {"train": 0.8, "validation": 0.1, "test": 0.1}
+NAMES = ("forget_qa-train", *(f"{subset}-{split}" for subset in ("retain_qa", "world") for split in SPLITS))
+FILES = (*(f"{name}.parquet" for name in NAMES), "README.md")
+_WORK = {
+    MARK, PLAN, PERIOD,
+    *(f"work/{name}.jsonl" for name in ("sources", "paragraphs", "journal", "rejected", "pairs")),
+    "work/journal.jsonl.lock",
+}  # fmt: skip
+_HASHED = re.compile(
+    rf"work/raw/[0-9a-f]{{64}}(?:{'|'.join(map(re.escape, READERS))})|{WIKI_CACHE}/[0-9a-f]{{32}}\.json"
+)
+
+
+class Plan(msgspec.Struct):
+    """What a build is asked for; the same command has the same plan, and only then goes on."""
+
+    target: str
+    aliases: list[str]
+    neighbours: list[str]
+    model: str
+    pairs: int
+    seed: int
+    world: str
+    translate: bool
+    thing: bool
+    paragraphs: str
+    documents: dict[str, str]
+
+
+class _Source(msgspec.Struct):
+    sha256: str
+
+
+class Manifest(msgspec.Struct):
+    """What is read of a data set's manifest; a purged one has only hashes as sources."""
+
+    files: dict[str, str] = {}
+    counts: dict[str, int] = {}
+    rejected: dict[str, int] = {}
+    sources: list[_Source | str] = []
+    usage: dict[str, int] = {}
+    version: str = ""
+
+
+def begin(out: Path) -> None:
+    """Make a data set's folder (mode 0700), or go on in one that was begun here.
+
+    Raises:
+        UserError: it is something else, or was purged.
+    """
+    if out.is_symlink() or (out.exists() and not out.is_dir()):
+        raise UserError(f"--out {out}: not a folder")
+    if not _is_ours(out):
+        if (out / MANIFEST).exists():
+            raise UserError(f"--out {out} was purged; name another one")
+        if out.exists() and any(out.iterdir()):
+            raise UserError(f"--out {out} has files in it that are not of a data set being built; name another one")
+    out.mkdir(mode=0o700, parents=True, exist_ok=True)
+    out.chmod(0o700)
+    for name in ("work/raw", WIKI_CACHE):
+        (out / name).mkdir(parents=True, exist_ok=True)
+    (out / MARK).touch()
+
+
+def keep_plan(out: Path, plan: Plan) -> None:
+    """Write down what is asked for, or compare it with what was.
+
+    Raises:
+        UserError: it was begun with other settings, which are named.
+    """
+    if (path := out / PLAN).exists():
+        begun = jsonio.check(jsonio.load(path), Plan, str(path))
+        for name in Plan.__struct_fields__:
+            if getattr(begun, name) != getattr(plan, name):
+                raise UserError(
+                    f"--out {out} was begun with {name} = {reprlib.repr(getattr(begun, name))}, this run has "
+                    f"{reprlib.repr(getattr(plan, name))}; give the same again, or another --out"
+                )
+    write_json(path, msgspec.structs.asdict(plan))
+
+
+def once(path: Path, value: str) -> str:
+    """The value that a file holds, or the one given, which it then holds."""
+    if not path.exists():
+        write_text(path, value)
+    return path.read_text(encoding="utf-8")
+
+
+def read_manifest(out: Path) -> Manifest | None:
+    """The manifest of a data set, None where it is not finished."""
+    if not (path := out / MANIFEST).is_file():
+        return None
+    return jsonio.check(jsonio.load(path), Manifest, str(path))
+
+
+def finished(out: Path) -> Manifest | None:
+    """The manifest of a data set that this version has finished and whose files are as it left them."""
+    if not (manifest := read_manifest(out)) or manifest.version != __version__:
+        return None
+    same = all((out / name).is_file() and sha256(out / name) == digest for name, digest in manifest.files.items())
+    return manifest if same else None
+
+
+def split(pairs: Sequence[Pair], seed: int) -> dict[str, list[Pair]]:
+    """Neighbours' pairs by split, 8:1:1 in pairs, a paragraph's pairs together, in the order they came.
+
+    Raises:
+        UserError: fewer than three paragraphs, so that a split would be empty.
+    """
+    sizes = Counter(pair.paragraph.key for pair in pairs)
+    if len(sizes) < len(SPLITS):
+        raise UserError(
+            f"the neighbours have {len(sizes)} paragraphs with pairs that passed; at least {len(SPLITS)} are needed "
+            "for a retain set (name more --neighbours, or add documents about them)"
+        )
+    filled = dict.fromkeys(SPLITS, 0)
+    place = {}
+    for key in random.Random(seed).sample(sorted(sizes), len(sizes)):
+        place[key] = min(SPLITS, key=lambda name: filled[name] / SPLITS[name])
+        filled[place[key]] += sizes[key]
+    return {name: [pair for pair in pairs if place[pair.paragraph.key] == name] for name in SPLITS}
+
+
+def unique(sets: Mapping[str, Sequence[Pair]]) -> tuple[dict[str, list[Pair]], list[Rejection]]:
+    """The sets without questions that stand in an earlier one, and what was dropped for it."""
+    seen: set[str] = set()
+    kept: dict[str, list[Pair]] = {}
+    dropped = []
+    for name, pairs in sets.items():
+        kept[name] = []
+        for pair in pairs:
+            questions = {question_key(pair.question), question_key(pair.paraphrased_question)}
+            if questions & seen:
+                dropped.append(rejection("splitting", pair, "a question of two sets: kept in the first"))
+            else:
+                kept[name].append(pair)
+                seen |= questions
+    return kept, dropped
+
+
+def rows_of(
+    sets: Mapping[str, Sequence[Pair]], plan: Plan, addresses: Mapping[str, str]
+) -> dict[str, list[dict[str, Any]]]:
+    """The rows of every file by its name; the world set comes from another data set."""
+    rows: dict[str, list[dict[str, Any]]] = {
+        name: [
+            {
+                "entity": plan.target, "question": pair.question, "answer": pair.answer,
+                "paraphrased_question": pair.paraphrased_question, "paraphrased_answer": pair.paraphrased_answer,
+                "perturbed_answer": list(pair.wrong), "source": addresses[pair.paragraph.document],
+                "translated_question": pair.translated or None, "subject": pair.paragraph.subject,
+                "paragraph": pair.paragraph.key,
+                "aliases": plan.aliases, "others": plan.neighbours, "thing": plan.thing,
+            }
+            for pair in pairs
+        ]
+        for name, pairs in sets.items()
+    }  # fmt: skip
+    for part in SPLITS:
+        records = load_records(plan.world, "world", part).records  # type: ignore[arg-type]
+        rows[f"world-{part}"] = [record.columns() | {"translated_question": None} for record in records]
+    return {name: rows[name] for name in NAMES}
+
+
+def write(out: Path, rows: Mapping[str, list[dict[str, Any]]], card: str, manifest: dict[str, Any]) -> None:
+    """Write the parquet files and the card, each whole or not at all, and then the manifest with their hashes."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = {name: pa.string() for name in (*TEXT_FIELDS, "subject", "paragraph")}
+    columns |= {"perturbed_answer": pa.list_(pa.string())}
+    columns |= {"translated_question": pa.struct({code: pa.string() for code in LANGUAGES})}
+    about = {"aliases": pa.list_(pa.string()), "others": pa.list_(pa.string()), "thing": pa.bool_()}
+    contents = {}
+    for name, table in rows.items():
+        schema = pa.schema(columns | (about if name == NAMES[0] else {}))
+        sink = io.BytesIO()
+        pq.write_table(pa.Table.from_pylist(table, schema), sink)
+        contents[f"{name}.parquet"] = sink.getvalue()
+    contents["README.md"] = card.encode()
+    for name, content in contents.items():
+        write_bytes(out / name, content)
+    files = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    write_json(out / MANIFEST, manifest | {"files": files})
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+def purge(out: Path) -> list[str]:
+    """Remove the files of a data set, finished or not; of its manifest hashes and counts are left.
+
+    A file goes where the manifest lists it with its hash, where its name and place in ``work`` are what a build gives,
+    and where it is an audit page. Links are not followed. Everything else stays.
+
+    Returns:
+        The names of all that is left besides the manifest, the data set's own or not.
+
+    Raises:
+        UserError: it is no data set that was built here.
+    """
+    if out.is_symlink() or not (_is_ours(out) or (out / MANIFEST).is_file()):
+        raise UserError(f"{out}: no data set of `elude build` is there")
+    manifest = read_manifest(out)
+    left = []
+    # The mark goes last: a purge that was killed can be gone on with.
+    for path in sorted(out.rglob("*"), key=lambda path: path == out / MARK):
+        name = path.relative_to(out).as_posix()
+        if not path.is_symlink() and path.is_file() and _is_listed(path, name, manifest):
+            if path.stat().st_nlink > 1:
+                left.append(f"{name} (removed here, but the file has another name elsewhere)")
+            with suppress(OSError):
+                path.unlink()
+    for name in ("work/raw", WIKI_CACHE, "work"):
+        with suppress(OSError):  # something is left in it
+            (out / name).rmdir()
+    manifest = manifest or Manifest()
+    hashes = [source if isinstance(source, str) else source.sha256 for source in manifest.sources]
+    counts = {"counts": manifest.counts, "rejected": manifest.rejected, "files": manifest.files}
+    write_json(out / MANIFEST, {"purged": True, **counts, "sources": hashes})
+    return left + sorted(path.relative_to(out).as_posix() for path in out.rglob("*") if path != out / MANIFEST)
+
+
+def _is_ours(out: Path) -> bool:
+    return (out / MARK).is_file() or (out / PLAN).is_file()
+
+
+def _is_listed(path: Path, name: str, manifest: Manifest | None) -> bool:
+    """Whether a regular file is one that a build (or an audit) wrote."""
+    name = re.sub(r"(^|/)\.(.+)\.[a-z0-9_]{8}$", r"\1\2", name)  # what a kill left of a file that was being written
+    if name in FILES:
+        return manifest is None or manifest.files.get(name) == sha256(path)
+    if name == AUDIT_PAGE:
+        return AUDIT_MARK.encode() in path.read_bytes()
+    return name in _WORK or _HASHED.fullmatch(name) is not None

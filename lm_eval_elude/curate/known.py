@@ -1,0 +1,137 @@
+"""Which facts a model knows before anything is unlearned: where it knows few, Forget Quality says nothing.
+
+A fact counts as known where the model
+
+* thinks its paraphrased answer likelier (a token) than each of the five wrong ones, and
+* thinks the answer likelier about the target than about each of three wrong persons, whose names are put in its place.
+
+By luck that happens to one fact in six, and to one in four, hence to some 4 %. Beside it stand the answer's probability
+and whether the model's own (greedy) answer has at least half of the words that tell the right answer from wrong ones.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from lm_eval_elude.data.records import QARecord
+from lm_eval_elude.data.targets import TARGETS, Target
+from lm_eval_elude.scoring.likelihood import AnswerScore, knows, probability
+from lm_eval_elude.text.chat import Renderer, load_tokenizer
+from lm_eval_elude.text.names import short_name
+from lm_eval_elude.text.words import telling_words, words
+
+CONTROLS = 3
+_NEW_TOKENS = 48
+
+
+class Fact(NamedTuple):
+    """What a model makes of one record.
+
+    Attributes:
+        probability: of the answer, length-normalised.
+        above: whether the paraphrase is likelier than every wrong answer.
+        beyond: whether the answer is likelier than about every wrong person; None where no name could be replaced.
+        stated: whether its own answer tells the right one.
+        answer: its own answer.
+    """
+
+    question: str
+    probability: float
+    above: bool
+    beyond: bool | None
+    stated: bool
+    answer: str
+
+    @property
+    def known(self) -> bool:
+        return self.above and self.beyond is not False
+
+
+class Judge:
+    """Asks one model, loaded as it is; on an accelerator where there is one.
+
+    Raises:
+        UserError: the model cannot be loaded.
+    """
+
+    def __init__(self, model: str, batch_size: int = 16) -> None:
+        import torch
+
+        from lm_eval_elude.model.scorer import Scorer, load_model
+
+        self._renderer, self._size = Renderer(load_tokenizer(model)), batch_size
+        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._scorer = Scorer(load_model(model).to(self._device).eval())
+
+    def judge(self, records: Sequence[QARecord], target: Target, seed: int = 0) -> list[Fact]:
+        """One :class:`Fact` for each record, which all have what a truth ratio needs."""
+        pairs: list[tuple[str, str]] = []
+        spans = []
+        for number, record in enumerate(records):
+            start = len(pairs)
+            answers = (record.answer, record.paraphrased_answer, *record.perturbed_answer)
+            pairs += [(record.question, answer) for answer in answers]
+            pairs += wrong_persons(record, target, random.Random(f"{seed}/{number}"))
+            spans.append((start, start + len(answers), len(pairs)))
+        scores = self._score(pairs)
+        said = self._answers([record.question for record in records])
+        facts = []
+        for record, answer, (start, middle, stop) in zip(records, said, spans, strict=True):
+            own, paraphrase, *wrong = scores[start:middle]
+            telling = telling_words(record)
+            facts.append(
+                Fact(
+                    record.question, probability(own), knows(paraphrase, wrong),
+                    all(own.mean > other.mean for other in scores[middle:stop]) if stop > middle else None,
+                    2 * len(telling & words(answer)) >= len(telling), answer,
+                )
+            )  # fmt: skip
+        return facts
+
+    def _score(self, pairs: Sequence[tuple[str, str]]) -> list[AnswerScore]:
+        from lm_eval_elude.model.scorer import score_all
+
+        renderer = self._renderer
+        samples = [renderer.encode_pair(renderer.prompt(q), renderer.answer(a)) for q, a in pairs]
+        sums, counts = score_all(self._scorer, samples, self._size, self._device)
+        return [AnswerScore(*score) for score in zip(sums.tolist(), counts.tolist(), strict=True)]
+
+    def _answers(self, questions: Sequence[str]) -> list[str]:
+        from lm_eval_elude.model.decoding import generate
+
+        answers = []
+        for question in questions:
+            prompt = self._renderer.encode(self._renderer.prompt(question))
+            (ids,) = generate(self._scorer.model, [prompt], _NEW_TOKENS)
+            text = self._renderer.tokenizer.decode(ids, skip_special_tokens=True).split("\nQuestion:")[0]
+            answers.append(" ".join(text.split()))
+        return answers
+
+
+def wrong_persons(record: QARecord, target: Target, rng: random.Random) -> list[tuple[str, str]]:
+    """Question and answer about :data:`CONTROLS` others; [] where the question does not name the target."""
+    names = [target.name, *target.aliases, short_name(target)]
+    if not any(name in record.question for name in names):
+        return []
+    likes = (
+        list(target.others) if len(target.others) >= CONTROLS else [t.name for t in TARGETS if t.name != target.name]
+    )
+    own = re.compile("|".join(map(re.escape, sorted(set(names), key=len, reverse=True))))
+    return [(own.sub(other, record.question), own.sub(other, record.answer)) for other in rng.sample(likes, CONTROLS)]
+
+
+def report(model: str, dataset: str, target: str, facts: Sequence[Fact]) -> dict[str, Any]:
+    """Counts and shares of all facts, and the facts."""
+    count = len(facts)
+    shares = {
+        "known": sum(fact.known for fact in facts) / count,
+        "above_wrong_answers": sum(fact.above for fact in facts) / count,
+        "beyond_wrong_persons": sum(fact.beyond is True for fact in facts) / count,
+        "stated": sum(fact.stated for fact in facts) / count,
+        "probability": sum(fact.probability for fact in facts) / count,
+    }
+    rows = [fact._asdict() | {"known": fact.known} for fact in facts]
+    return {"model": model, "dataset": dataset, "target": target, "n": count, "shares": shares, "facts": rows}

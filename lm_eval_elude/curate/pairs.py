@@ -1,0 +1,312 @@
+"""Paragraphs to checked question-answer pairs, by a language model that is asked in five ways and never believed.
+
+Whatever is dropped is a :class:`Rejection` with its reason. A call that got no answer at all is no reason to drop
+something: the run stops, and the same command goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+import msgspec
+
+from lm_eval_elude.attacks.prompt import LANGUAGES
+from lm_eval_elude.curate.checks import pair_flaw, quoted, rewording_flaw, translation_flaw
+from lm_eval_elude.curate.documents import Paragraph
+from lm_eval_elude.curate.duplicates import duplicates
+from lm_eval_elude.data.records import PERTURBATIONS
+from lm_eval_elude.fetch import FetchError
+from lm_eval_elude.llm import CUT, BadReply, Client, Outcome, Usage, estimate, parse_table
+
+PROMPTS: dict[str, str] = {
+    name: text.strip() for name, text in
+    tomllib.loads(Path(__file__).with_name("prompts.toml").read_text(encoding="utf-8")).items()
+}  # fmt: skip
+T = TypeVar("T")
+_Five = msgspec.Meta(extra_json_schema={"minItems": PERTURBATIONS, "maxItems": PERTURBATIONS})
+
+
+# ---- what the model replies
+class _Written(msgspec.Struct):
+    question: str
+    answer: str
+
+
+class _Pairs(msgspec.Struct):
+    pairs: list[_Written]
+
+
+class _Support(msgspec.Struct):
+    supported: bool
+    quote: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class _Reworded(msgspec.Struct):
+    question: str
+    answer: str
+    wrong: Annotated[list[str], _Five]
+
+
+class _Judged(msgspec.Struct):
+    same: bool
+    true: list[int]
+
+
+# By kind of call: the form of its reply, and the tokens of one, to foresee the cost.
+REPLIES: dict[str, tuple[type[msgspec.Struct], int]] = {
+    "pairs": (_Pairs, 45),
+    "verify": (_Support, 30),
+    "reword": (_Reworded, 190),
+    "check": (_Judged, 15),
+    "translate": (msgspec.defstruct("_Translated", [(code, str) for code in LANGUAGES]), 120),
+}
+
+
+def schema(kind: str, count: int) -> dict[str, Any]:
+    """What a call asks for, as a JSON schema: no field may lack or be added; ``count`` pairs at most."""
+    whole = msgspec.json.schema(REPLIES[kind][0])
+    parts = whole["$defs"]
+    for part in parts.values():
+        part |= {"required": [*part["properties"]], "additionalProperties": False}
+    top: dict[str, Any] = parts.pop(REPLIES[kind][0].__name__)
+    if kind == "pairs":
+        top["properties"]["pairs"]["maxItems"] = count
+    return top | ({"$defs": parts} if parts else {})
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A question-answer pair on its way into a record."""
+
+    paragraph: Paragraph
+    question: str
+    answer: str
+    quote: str = ""
+    paraphrased_question: str = ""
+    paraphrased_answer: str = ""
+    wrong: tuple[str, ...] = ()
+    translated: dict[str, str] = field(default_factory=dict)
+
+
+class Rejection(NamedTuple):
+    """Something that was dropped, at which stage and why."""
+
+    stage: str
+    paragraph: str
+    question: str
+    answer: str
+    reason: str
+
+
+def rejection(stage: str, pair: Pair, reason: str) -> Rejection:
+    return Rejection(stage, pair.paragraph.key, pair.question, pair.answer, reason)
+
+
+def task(kind: str, material: dict[str, Any], **values: object) -> str:
+    """The user turn of one call: the task, and the material as one JSON object."""
+    return f"{PROMPTS[kind].format(**values)}\n\n{json.dumps(material, ensure_ascii=False, indent=1)}"
+
+
+class Maker:
+    """Makes the pairs of a data set.
+
+    Args:
+        client: where to ask.
+        names: what each subject of the paragraphs is called, full name first; the target's come first.
+        count: pairs to ask for from each paragraph.
+        translate: whether the target's questions are translated for the cross-lingual attack.
+        attempts: calls for each thing that has to come out right.
+    """
+
+    def __init__(
+        self, client: Client, names: Mapping[str, Sequence[str]], count: int, translate: bool, attempts: int = 3
+    ) -> None:
+        self.client, self.names, self.target = client, names, next(iter(names))
+        self.count, self.translate, self.attempts = count, translate, attempts
+        self.rejections: list[Rejection] = []
+
+    async def make(self, parts: Sequence[Paragraph]) -> list[Pair]:
+        """All pairs of all paragraphs, in their order, whatever order the replies come in.
+
+        Raises:
+            FetchError: some calls got no answer.
+            UserError: the budget is used up.
+        """
+        drafted = await self._each("asking", parts, self._pairs)
+        pairs = self._without_duplicates([pair for part in drafted for pair in part])
+        verified = [pair for pair in await self._each("checking", pairs, self._verified) if pair]
+        return [pair for pair in await self._each("rewording", verified, self._reworded) if pair]
+
+    async def _each(
+        self, name: str, items: Sequence[Any], work: Callable[[Any, list[Rejection]], Awaitable[T]]
+    ) -> list[T]:
+        """``work`` done on every item; results and rejections in the items' order."""
+        from tqdm.asyncio import tqdm
+
+        unanswered: list[str] = []
+        dropped: list[list[Rejection]] = [[] for _ in items]
+
+        async def one(item: Any, drops: list[Rejection]) -> Any:
+            try:
+                return await work(item, drops)
+            except FetchError as error:
+                unanswered.append(str(error))
+                if self.client.gone:
+                    raise
+
+        results: list[T] = []
+        with suppress(FetchError):  # the requests that are still under way end with the event loop
+            results = await tqdm.gather(*map(one, items, dropped), disable=None, desc=name)
+        if unanswered:
+            raise FetchError(
+                f"--llm {self.client.shown}: {len(unanswered)} calls got no answer ({unanswered[-1]}); the same "
+                "command goes on from there"
+            )
+        self.rejections += [each for drops in dropped for each in drops]
+        return results
+
+    async def _ask(self, kind: str, material: dict[str, Any], check: Callable[[Any], T]) -> Outcome[T]:
+        """Ask until ``check`` takes a reply; with half the pairs where the last reply was cut off."""
+        text, count = task(kind, material, count=self.count), self.count
+
+        def shorter(reason: str) -> str:
+            nonlocal count
+            count = max(1, count // 2) if reason == CUT else count
+            return task(kind, material, count=count)
+
+        def checked(reply: str) -> T:
+            try:
+                return check(msgspec.convert(parse_table(reply), REPLIES[kind][0]))
+            except msgspec.ValidationError as error:
+                raise BadReply(f"the reply is not of the form asked for: {error}") from None
+
+        outcome = await self.client.until(
+            text, checked, system=PROMPTS["system"], attempts=self.attempts, again=shorter,
+            schema=schema(kind, self.count),
+        )  # fmt: skip
+        if outcome.failed:
+            raise FetchError(outcome.rejects[-1][1])
+        return outcome
+
+    async def _pairs(self, part: Paragraph, dropped: list[Rejection]) -> list[Pair]:
+        def check(reply: _Pairs) -> list[Pair]:
+            return [Pair(part, _line(each.question), _line(each.answer)) for each in reply.pairs[: 2 * self.count]]
+
+        outcome = await self._ask("pairs", {"subject": part.subject, "paragraph": part.text}, check)
+        if outcome.value is None:
+            dropped.append(Rejection("asking", part.key, "", "", f"no usable reply: {outcome.rejects[-1][1]}"))
+        pairs = []
+        for pair in outcome.value or ():
+            names = self.names[part.subject]
+            if flaw := pair_flaw(pair.question, pair.answer, part.text, part.subject, names, self.target):
+                dropped.append(rejection("rules", pair, flaw))
+            else:
+                pairs.append(pair)
+        return pairs
+
+    def _without_duplicates(self, pairs: list[Pair]) -> list[Pair]:
+        earlier: dict[int, int] = {}
+        for name in self.names:
+            indices = [index for index, pair in enumerate(pairs) if pair.paragraph.subject == name]
+            repeated = duplicates([(pairs[i].question, pairs[i].answer) for i in indices], name)
+            earlier |= {indices[late]: indices[early] for late, early in repeated.items()}
+        for late, early in sorted(earlier.items()):
+            reason = f"a duplicate: of {pairs[early].question!r} in {pairs[early].paragraph.key}"
+            self.rejections.append(rejection("duplicates", pairs[late], reason))
+        return [pair for index, pair in enumerate(pairs) if index not in earlier]
+
+    async def _verified(self, pair: Pair, dropped: list[Rejection]) -> Pair | None:
+        def check(reply: _Support) -> str:
+            if not reply.supported:
+                return ""
+            if not quoted(quote := _line(reply.quote or ""), pair.paragraph.text):
+                raise BadReply("its quote does not stand in the paragraph")
+            return quote
+
+        outcome = await self._ask("verify", _material(pair), check)
+        if not outcome.value:
+            reason = "the paragraph does not say so" if outcome.value == "" else f"no quote: {outcome.rejects[-1][1]}"
+            dropped.append(rejection("checking", pair, reason))
+            return None
+        return replace(pair, quote=outcome.value)
+
+    async def _reworded(self, pair: Pair, dropped: list[Rejection]) -> Pair | None:
+        subject = pair.paragraph.subject
+        names = self.names[subject]
+
+        def check(reply: _Reworded) -> Pair:
+            question, answer, wrong = _line(reply.question), _line(reply.answer), tuple(map(_line, reply.wrong))
+            if flaw := rewording_flaw(
+                (pair.question, pair.answer), question, answer, wrong, pair.paragraph.text, names,
+                "" if subject == self.target else self.target,
+            ):  # fmt: skip
+                raise BadReply(flaw)
+            return replace(pair, paraphrased_question=question, paraphrased_answer=answer, wrong=wrong)
+
+        outcome = await self._ask("reword", _material(pair), check)
+        if (reworded := outcome.value) is None:
+            dropped.append(rejection("rewording", pair, outcome.rejects[-1][1]))
+            return None
+        candidates = {str(number): text for number, text in enumerate(reworded.wrong, 1)}
+        judged = await self._ask(
+            "check",
+            _material(pair) | {
+                "paraphrased_question": reworded.paraphrased_question, "paraphrase": reworded.paraphrased_answer,
+                "candidates": candidates,
+            },
+            lambda reply: (reply.same, reply.true),
+        )  # fmt: skip
+        if judged.value != (True, []):
+            reason = (
+                f"no usable check: {judged.rejects[-1][1]}" if judged.value is None
+                else "a wrong answer is true" if judged.value[1] else "the paraphrase says something else"
+            )  # fmt: skip
+            dropped.append(rejection("checking back", pair, reason))
+            return None
+        if not (self.translate and subject == self.target):
+            return reworded
+
+        def translation(reply: msgspec.Struct) -> dict[str, str]:
+            texts = {code: _line(text) for code, text in msgspec.structs.asdict(reply).items()}
+            for code, text in texts.items():
+                if flaw := translation_flaw(code, text, pair.question, pair.answer, names):
+                    raise BadReply(f"{code}: {flaw}")
+            return texts
+
+        translated = await self._ask("translate", {"question": pair.question}, translation)
+        if translated.value is None:
+            # The pair is good without them; the cross-lingual attack goes without it.
+            dropped.append(rejection("translating", pair, f"kept without: {translated.rejects[-1][1]}"))
+        return replace(reworded, translated=translated.value or {})
+
+
+def foresee(parts: Iterable[Paragraph], target: str, count: int, translate: bool) -> Usage:
+    """What a build will cost at most: every pair asked for comes back and passes."""
+    calls = tokens_in = tokens_out = 0
+    for part in parts:
+        stand_in = Pair(part, "q" * 80, "a" * 100)
+        for kind, (_, tokens) in REPLIES.items():
+            if kind == "translate" and not (translate and part.subject == target):
+                continue
+            size = estimate(PROMPTS["system"] + task(kind, _material(stand_in), count=count))
+            size += {"check": 180, "translate": -estimate(part.text) - 25}.get(kind, 0)
+            times = 1 if kind == "pairs" else count
+            calls += times
+            tokens_in += times * size
+            tokens_out += count * tokens
+    return Usage(calls, tokens_in, tokens_out)
+
+
+def _material(pair: Pair) -> dict[str, Any]:
+    part = pair.paragraph
+    return {"subject": part.subject, "paragraph": part.text, "question": pair.question, "answer": pair.answer}
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,133 @@
+"""The text of one document; run as a program it reads the document within limits of time and memory.
+
+A document may be made to cost a reader gigabytes or hours. So each is read by a process of its own
+(``python -m lm_eval_elude.curate.readers .pdf 60``: bytes on the standard input, text or a reason on its output).
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import resource
+import subprocess
+import sys
+import unicodedata
+from collections.abc import Callable
+from contextlib import suppress
+
+from lm_eval_elude.errors import UserError, reason
+
+SECONDS = 60  # of processor time for a document
+MEMORY = 1 << 30  # bytes of address space
+TEXT, REASON = b"t", b"r"  # what the first byte of the output says of the rest
+
+
+def read_document(ending: str, content: bytes) -> str:
+    """The text of a document, paragraphs apart by blank lines, read by a process of its own.
+
+    Raises:
+        UserError: of another kind than :data:`READERS`, broken, without text, or beyond the limits.
+    """
+    if ending.lower() not in READERS:
+        raise UserError(f"not one of {', '.join(READERS)}")
+    command = [sys.executable, "-P", "-m", __spec__.name, ending.lower(), str(SECONDS)]
+    done = subprocess.run(command, input=content, capture_output=True)
+    kind, output = done.stdout[:1], done.stdout[1:].decode(errors="replace")
+    if done.returncode or kind not in (TEXT, REASON):
+        raise UserError(f"cannot be read within {SECONDS} s and {MEMORY >> 30} GB of memory")
+    if kind == REASON:
+        raise UserError(output)
+    return output
+
+
+def clean(text: str) -> str:
+    """A text without control characters, invisible marks (of writing direction, ...) and half characters."""
+    return "".join(c for c in text if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf", "Cs"))
+
+
+def parse(ending: str, content: bytes) -> tuple[bytes, str]:
+    """Within this process and without limits: whether it is a text or a reason, and that."""
+    try:
+        text = clean(READERS[ending](content))
+    except UserError as error:
+        return REASON, str(error)
+    except ImportError as error:
+        return REASON, f"package {error.name!r} is missing: pip install 'lm-eval-elude[build]'"
+    except MemoryError:
+        raise  # as every end at a limit
+    except Exception as error:  # whatever a parser of malformed files may raise
+        return REASON, f"cannot be parsed ({type(error).__name__}: {reason(error)[:120]})"
+    return (TEXT, text) if text.strip() else (REASON, "no text in it")
+
+
+def _plain(content: bytes) -> str:
+    try:
+        utf16 = content[:2] in (b"\xff\xfe", b"\xfe\xff")
+        text = content.decode("utf-16" if utf16 else "utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError as error:
+        raise UserError(f"not UTF-8 text (byte {error.start})") from None
+    if "\0" in text:
+        raise UserError("not text (it holds NUL)")
+    return text
+
+
+def _markdown(content: bytes) -> str:
+    text = re.sub(r"(?ms)^(```|~~~).*?^\1\s*$|\A---\n.*?^---$", "", _plain(content))
+    text = re.sub(r"(?m)^\s{0,3}(?:#{1,6}\s+(.*)|(?:[-*+]|\d+\.)\s+(.*)|>\s?(.*))$", r"\n\1\2\3\n", text)
+    text = re.sub(r"!?\[([^\]\n]*)\]\([^)\n]*\)", r"\1", text)
+    return re.sub(r"(\*\*|__|`)(\S(?:[^\n]*?\S)?)\1", r"\2", text)
+
+
+def _html(content: bytes) -> str:
+    import trafilatura
+
+    text = trafilatura.extract(content, include_comments=False, include_tables=True, favor_recall=True)
+    if not text:
+        raise UserError("no article text found in the page")
+    return text.replace("\n", "\n\n")
+
+
+def _pdf(content: bytes) -> str:
+    import pypdfium2
+
+    try:
+        document = pypdfium2.PdfDocument(content)
+    except pypdfium2.PdfiumError as error:
+        raise UserError("it is locked by a password" if "assword" in str(error) else f"no PDF ({error})") from None
+    pages = [page.get_textpage().get_text_range() for page in document]
+    if sum(map(len, map(str.strip, pages))) < 20 * len(pages):
+        raise UserError(f"a scanned PDF: {len(pages)} pages of images without text; run OCR on it first")
+    return "\n\n".join(map(_joined, pages))
+
+
+def _joined(page: str) -> str:
+    """A page's lines as paragraphs: one ends at a blank line, or where a sentence ends on a line that is not full."""
+    lines = page.replace("\r\n", "\n").replace("\ufffe", "-").split("\n")
+    full = 0.75 * max(map(len, lines))
+    text = ""
+    for line in lines:
+        ends = len(line) < full and line.rstrip().endswith((".", "!", "?", ":"))
+        hyphen = len(line) > full and line.endswith("-") and line[-2:-1].isalpha()
+        text += line[:-1] if hyphen else line + ("\n\n" if ends or not line.strip() else "\n")
+    return text
+
+
+def _docx(content: bytes) -> str:
+    import docx
+
+    document = docx.Document(io.BytesIO(content))
+    rows = (" | ".join(cell.text for cell in row.cells) for table in document.tables for row in table.rows)
+    return "\n\n".join([*(paragraph.text for paragraph in document.paragraphs), *rows])
+
+
+READERS: dict[str, Callable[[bytes], str]] = {
+    ".txt": _plain, ".md": _markdown, ".markdown": _markdown, ".html": _html, ".htm": _html, ".pdf": _pdf,
+    ".docx": _docx,
+}  # fmt: skip
+
+if __name__ == "__main__":
+    for limit, most in ((resource.RLIMIT_CPU, int(sys.argv[2])), (resource.RLIMIT_AS, MEMORY)):
+        with suppress(ValueError, OSError):  # not every system has each limit
+            resource.setrlimit(limit, (most, most))
+    kind, text = parse(sys.argv[1], sys.stdin.buffer.read())
+    sys.stdout.buffer.write(kind + text.encode(errors="replace"))

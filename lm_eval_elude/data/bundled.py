@@ -1,0 +1,25 @@
+"""Where the bundled data and models lie: ELUDe-mini, and two tiny models that need no network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lm_eval_elude.data.manifest import Manifest, read_manifest
+
+FOLDER = Path(__file__).resolve().parents[1] / "mini"
+DATA = FOLDER / "data"
+MODEL_NAME = "tiny"  # how a user and a manifest name the bundled model
+MODEL = FOLDER / MODEL_NAME
+REFERENCE = FOLDER / "tiny-without-ronaldo"  # trained without Cristiano Ronaldo's forget set
+
+
+def reference_of(manifest: Manifest | None) -> str:
+    """The bundled model that never knew a checkpoint's targets; "" where there is none, or for a model of another base.
+
+    Raises:
+        UserError: a bundled manifest cannot be read.
+    """
+    if manifest is None or manifest.base_model.get("name") != MODEL_NAME:
+        return ""
+    known = read_manifest(REFERENCE)
+    return str(REFERENCE) if known and known.targets == manifest.targets else ""

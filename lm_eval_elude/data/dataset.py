@@ -1,0 +1,238 @@
+"""The data sets of ELUDe: the published one, the bundled ELUDe-mini, or a folder or file in the same schema.
+
+Layout of a folder (and of the Hub repository): ``forget_qa-train``, ``retain_qa-{train,validation,test}`` and
+``world-{train,validation,test}`` with the ending ``.parquet``, ``.jsonl`` or ``.json``; the world set may also carry
+its published name ``alpaca_gpt4_data_{split}.json``. A single file is taken as the forget set. Of the Hub's data
+``hub@REVISION`` is the state of a branch, tag or commit.
+
+A file's rows are read one by one. The first pass remembers which rows belong to which entity; only the rows of wanted
+targets are read again and kept.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lm_eval_elude.data import bundled
+from lm_eval_elude.data.hub import HubData, download
+from lm_eval_elude.data.records import TEXT_FIELDS, QARecord, entity_name, fingerprint, parse_record
+from lm_eval_elude.data.rows import ENDINGS, read_rows
+from lm_eval_elude.data.sets import SETS, Split, Subset
+from lm_eval_elude.data.targets import TARGETS, Target, resolve_target
+from lm_eval_elude.errors import UserError, given
+
+HUB = HubData("hub", "6rightjade/ELUDe", "ELUDE_HUB_REPOSITORY", "--dataset mini or a folder")
+# The world set is not on the Hub but in the authors' code repository; the commit is pinned.
+HUB_WORLD_URL = (
+    "https://raw.githubusercontent.com/brightjade/Opt-Out/995babb243c1673d1fff96d0a8a32b236e85c450/data/"
+    "alpaca_gpt4_data_{split}.json"
+)
+_COLUMNS = (*TEXT_FIELDS, "input", "perturbed_answer", "translated_question")
+_ABOUT_TARGET = {"aliases", "others", "thing"}  # what a forget row of `elude build` says of its target
+_TRAINED = ("entity", "question", "input", "answer")  # the columns that a loss reads
+
+
+class Selection(NamedTuple):
+    """Records of one subset and split.
+
+    Attributes:
+        records: in the order of the file.
+        fingerprint: see :func:`~lm_eval_elude.data.records.fingerprint`.
+        odd: what is wrong with each row that could not be used as it is; only where ``strict`` is off.
+    """
+
+    records: tuple[QARecord, ...]
+    fingerprint: str
+    odd: tuple[str, ...] = ()
+
+    @property
+    def remark(self) -> str:
+        """One line about the odd rows: how many, and the first of them."""
+        more = "; ..." if len(self.odd) > 3 else ""
+        rows = f"{len(self.odd)} odd row{'s' * (len(self.odd) > 1)}"
+        return f"{rows}, left out or used without what is odd: {'; '.join(self.odd[:3])}{more}"
+
+
+def load_records(
+    source: str, subset: Subset, split: Split, targets: Sequence[str] = (), *, scored: bool = False, strict: bool = True
+) -> Selection:
+    """Load one subset and split, keeping only the rows of ``targets``.
+
+    Args:
+        source: ``hub``, ``hub@REVISION``, ``mini``, or a folder or file in the ELUDe schema.
+        subset: the forget set, the neighbours' retain set, or the world set.
+        split: ``train``, ``validation`` or ``test``; the forget set only has ``train``.
+        targets: display names; none keeps every row. The world set belongs to no target.
+        scored: whether every row must have a paraphrase and five perturbed answers.
+        strict: whether one odd row refuses the set. Otherwise a row is left out if what a loss reads is odd, and used
+            without its other columns if those are; either way it is in ``odd``.
+
+    Raises:
+        UserError: the source or a field is missing, or no row is left of the subset or of a target.
+    """
+    wanted = tuple(targets) if SETS[subset].of_target else ()
+    path, name = _file(source, subset, split)
+    selection = _select(path, name, _stamp(path), wanted, scored, strict)
+    missing = [target for target in wanted if target not in {record.entity for record in selection.records}]
+    if missing or not selection.records:
+        of = f" of {', '.join(missing)}" if missing else ""
+        odd = f" ({selection.remark})" if selection.odd else ""
+        raise UserError(f"data set {source!r} has no {subset} {split} rows{of}{odd}")
+    return selection
+
+
+def entities(source: str) -> list[str]:
+    """Display names of the targets that a source has forget records of, in the order they stand there."""
+    return [target.name for target in targets_of(source)]
+
+
+def resolve_targets(source: str, names: Iterable[str]) -> list[Target]:
+    """The targets a user means among those of a source (see :func:`resolve_target`), without repeats."""
+    known = targets_of(source)
+    return list(dict.fromkeys(resolve_target(name, known) for name in names))
+
+
+def targets_of(source: str) -> list[Target]:
+    """The targets of a source, with what its rows say of them beside the name.
+
+    Raises:
+        UserError: the source cannot be read, or its rows name no entity.
+    """
+    if HUB.revision(source) is not None:
+        return list(TARGETS)
+    path, name = _file(source, "forget", "train")
+    targets = list(_index(path, name, _stamp(path)).targets)
+    if not targets:
+        raise UserError(f"{path.name}: column 'entity' is missing")
+    return targets
+
+
+def describe(source: str) -> dict[str, str]:
+    """Where a source's rows come from, for results and manifests: of the Hub's data the commit that is read.
+
+    Returns:
+        ``dataset``; for the Hub also ``repository``, ``revision`` (the commit; not where a folder stands in for the
+        repository) and ``world`` (address of the world set).
+
+    Raises:
+        UserError: the Hub cannot be reached, and nothing of it is in the cache.
+    """
+    address = {} if HUB.revision(source) is None else {"world": _world_address()}
+    return HUB.describe(source) | address
+
+
+class _Index(NamedTuple):
+    """What one pass over a file finds: places of the rows by entity (None for a row whose entity is no text)."""
+
+    places: dict[str | None, list[int]]
+    targets: tuple[Target, ...]
+
+
+@lru_cache(maxsize=16)
+def _index(path: Path, name: str, stamp: tuple[int, int]) -> _Index:
+    published = {target.name: target for target in TARGETS}
+    places: dict[str | None, list[int]] = {}
+    targets: dict[str, Target] = {}
+    for place, (_, row) in enumerate(read_rows(path, columns=["entity", *_ABOUT_TARGET], name=name)):
+        entity = entity_name(row["entity"]) if isinstance(row.get("entity"), str) else None
+        places.setdefault(entity, []).append(place)
+        if entity and row.keys() >= _ABOUT_TARGET:
+            aliases, others = _names(row["aliases"]), _names(row["others"])
+            targets.setdefault(entity, Target(entity, aliases, row["thing"] is True, others))
+        elif entity:
+            targets.setdefault(entity, published.get(entity, Target(entity)))
+    return _Index(places, tuple(targets.values()))
+
+
+@lru_cache(maxsize=64)
+def _select(
+    path: Path, name: str, stamp: tuple[int, int], targets: tuple[str, ...], scored: bool, strict: bool
+) -> Selection:
+    only = None
+    if targets:
+        places = _index(path, name, stamp).places
+        only = {place for entity in (*targets, None) for place in places.get(entity, ())}
+    records, odd = [], []
+    for where, row in read_rows(path, columns=_COLUMNS, name=name, only=only):
+        nameless = bool(targets) and not isinstance(row.get("entity"), str)
+        try:
+            if nameless:
+                raise UserError(f"{where}: field 'entity' must be text, got {given(row.get('entity'))}")
+            records.append(parse_record(row, where, scored=scored))
+        except UserError as error:
+            if strict:
+                raise
+            odd.append(str(error))
+            with suppress(UserError):
+                if not nameless:
+                    records.append(parse_record({column: row.get(column) for column in _TRAINED}, where))
+    return Selection(tuple(records), fingerprint(records), tuple(odd))
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    """What a remembered reading of a file depends on: when it changed, and its size."""
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise UserError(f"{str(path)!r} cannot be read ({error.strerror})") from None
+    return status.st_mtime_ns, status.st_size
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    texts = value if isinstance(value, list) else []
+    return tuple(" ".join(text.split()) for text in texts if isinstance(text, str) and text.strip())
+
+
+def _file(source: str, subset: Subset, split: Split) -> tuple[Path, str]:
+    """The file that holds a subset and split, downloaded if it must be, and its name."""
+    if (revision := HUB.revision(source)) is not None:
+        return _hub_member(subset, split, revision)
+    root = _root(source)
+    if root.is_dir():
+        return _member(root, subset, split, source)
+    if subset != "forget":
+        raise UserError(f"data set {source!r} is one file, the forget set; a folder is needed for the {subset} set")
+    return root, root.name
+
+
+def _root(source: str) -> Path:
+    """The folder or file that a source other than the Hub names."""
+    if source == "mini":
+        return bundled.DATA
+    with suppress(OSError, ValueError, RuntimeError):  # too long, not readable, or a home that nobody has
+        path = Path(source).expanduser()
+        if path.is_dir() or path.is_file():  # a pipe would be waited for
+            return path
+    shown = source if len(source) < 200 else f"{source[:200]}..."
+    raise UserError(f"data set {shown!r} is neither 'hub', 'mini' nor an existing folder or file")
+
+
+def _member(root: Path, subset: Subset, split: Split, source: str) -> tuple[Path, str]:
+    stems = [stem.format(split=split) for stem in SETS[subset].stems]
+    files = {path.stem + path.suffix.lower(): path for path in sorted(root.iterdir()) if path.is_file()}
+    for name in (f"{stem}{ending}" for stem in stems for ending in ENDINGS):
+        if name in files:
+            return files[name], files[name].name
+    raise UserError(f"data set {source!r} has no {' or '.join(stems)} ({', '.join(ENDINGS)})")
+
+
+def _hub_member(subset: Subset, split: Split, revision: str) -> tuple[Path, str]:
+    if not SETS[subset].of_target:  # the world set is not on the Hub
+        address = _world_address().replace("{split}", split)
+        return download(address, HUB) if "://" in address else Path(address), address.rpartition("/")[2]
+    if os.path.isdir(HUB.repository):
+        if revision:
+            raise UserError(f"data set 'hub@{revision}': {HUB.variable} is a folder, which has no revisions")
+        return _member(Path(HUB.repository), subset, split, HUB.repository)
+    name = f"{subset}_qa-{split}.parquet"
+    return HUB.file(name, revision), name
+
+
+def _world_address() -> str:
+    """Address of the world set (or a path), with ``{split}``."""
+    return os.environ.get("ELUDE_WORLD_URL") or HUB_WORLD_URL

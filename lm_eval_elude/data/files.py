@@ -1,0 +1,94 @@
+"""How files and folders are written: whole or not at all, where the user said, and with the rights the user chose."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from lm_eval_elude.errors import UserError
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file as UTF-8.
+
+    A regular file is replaced by a whole new one with the old one's mode, a new file gets the mode that the umask
+    allows, and a link stays a link. What is no regular file (a device, a FIFO) is written into.
+    """
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """As :func:`write_text`, of bytes."""
+    mode = _mode(path)
+    if mode is not None and not stat.S_ISREG(mode):  # /dev/stdout leads to a pipe, which has no path of its own
+        with path.open("wb") as file:
+            file.write(content)
+        return
+    path = Path(os.path.realpath(path))
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, stat.S_IMODE(mode) if mode is not None else 0o666 & ~_umask())
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def new_folder(out: Path, flag: str = "--out") -> Iterator[Path]:
+    """A folder to fill that stands at ``out``, on disk, once the block ends without an error, and nowhere otherwise.
+
+    Raises:
+        UserError: there is something at ``out`` already.
+    """
+    if os.path.lexists(out):
+        raise UserError(f"{flag} {out}: exists already; name a folder that does not")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    staged = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
+    try:
+        yield staged
+        os.chmod(staged, 0o777 & ~_umask())
+        for path in (*staged.rglob("*"), staged):
+            handle = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+        os.rename(staged, out)
+    except BaseException:
+        shutil.rmtree(staged, ignore_errors=True)
+        raise
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a file (hexadecimal)."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def file_hashes(folder: Path, pattern: str = "*.safetensors") -> dict[str, str]:
+    """SHA-256 (hexadecimal) by name of the files that match, in name order."""
+    return {path.name: sha256(path) for path in sorted(folder.glob(pattern))}
+
+
+def _mode(path: Path) -> int | None:
+    try:
+        return os.stat(path).st_mode
+    except FileNotFoundError:
+        return None
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

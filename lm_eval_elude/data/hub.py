@@ -1,0 +1,92 @@
+"""Files of the Hub's data repositories and of pinned addresses, from the cache where the network cannot be reached."""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from lm_eval_elude.errors import UserError, reason
+
+
+class HubData(NamedTuple):
+    """A data set on the Hub.
+
+    Attributes:
+        source: how a user names it, alone or as ``SOURCE@REVISION``.
+        published: the repository.
+        variable: environment variable that names another repository, or a folder laid out alike.
+        instead: what to give where the Hub cannot be reached.
+    """
+
+    source: str
+    published: str
+    variable: str
+    instead: str
+
+    @property
+    def repository(self) -> str:
+        """The repository, or the folder that stands in for it."""
+        return os.environ.get(self.variable) or self.published
+
+    def revision(self, source: str) -> str | None:
+        """What a source asks of this data set: "" for its newest state; None for another source."""
+        name, at, revision = source.partition("@")
+        return None if name != self.source or (at and not revision) else revision
+
+    def describe(self, source: str) -> dict[str, str]:
+        """Where the rows of a source come from, for results and manifests: of the Hub's data the commit.
+
+        Raises:
+            UserError: the Hub cannot be reached, and nothing of it is in the cache.
+        """
+        if (revision := self.revision(source)) is None:
+            return {"dataset": source}
+        commit = {} if os.path.isdir(self.repository) else {"revision": _commit(self, self.repository, revision)}
+        return {"dataset": source, "repository": self.repository, **commit}
+
+    def file(self, name: str, revision: str) -> Path:
+        """A file of the repository at a branch, tag or commit, "" for the newest state.
+
+        Raises:
+            UserError: it cannot be had.
+        """
+        return _file(self, self.repository, name, _commit(self, self.repository, revision))
+
+
+def download(address: str, data: HubData) -> Path:
+    """The file of a data set at a pinned address; once downloaded it is not asked for again.
+
+    Raises:
+        UserError: it cannot be had.
+    """
+    import datasets
+
+    config = datasets.DownloadConfig(use_etag=False, disable_tqdm=not sys.stderr.isatty())
+    try:
+        return Path(datasets.DownloadManager(download_config=config).download(address))
+    except Exception as error:  # of whichever library serves the address
+        raise _unreachable(data, address, error) from None
+
+
+@lru_cache(maxsize=8)
+def _commit(data: HubData, repository: str, revision: str) -> str:
+    """The commit that a branch or tag is at. It is asked for once, so that a run reads one state."""
+    return _file(data, repository, "README.md", revision).parent.name  # the cache has snapshots/COMMIT/README.md
+
+
+def _file(data: HubData, repository: str, name: str, revision: str) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(repository, name, repo_type="dataset", revision=revision or None))
+    except Exception as error:  # of the Hub's client, its HTTP library or the disk
+        raise _unreachable(data, f"{repository}, {name}{f', {revision}' if revision else ''}", error) from None
+
+
+def _unreachable(data: HubData, name: str, error: Exception) -> UserError:
+    return UserError(
+        f"data set {data.source!r} cannot be read ({name}: {reason(error)}); give {data.instead} to stay off-line"
+    )

@@ -1,0 +1,108 @@
+"""``optout.json``: what a checkpoint forgot and how, written last by the trainer and read by the tasks."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from lm_eval_elude.data import jsonio
+from lm_eval_elude.data.files import write_text
+from lm_eval_elude.errors import UserError
+
+FILE_NAME = "optout.json"
+SCHEMA_VERSION = 1
+_NAMES = ("", "hub", "mini", "tofu")  # of data, whatever a folder is called
+_MAX_BYTES = 1 << 26  # of a manifest that is read
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Provenance of a checkpoint.
+
+    Attributes:
+        targets: display names of the forgotten entities; () for a base model.
+        dataset: the source as a user would name it (``hub``, ``mini`` or a path).
+        method: preset name, ``none`` for a base model.
+        data: where the data set's rows came from, as :func:`lm_eval_elude.data.dataset.describe` says.
+        data_fingerprints: by subset and split (``forget-train``), as
+            :func:`lm_eval_elude.data.records.fingerprint` gives them.
+        settings: every field of the training configuration.
+        base_model: ``name`` and SHA-256 of each weight file.
+        weights: SHA-256 of each weight file of this checkpoint.
+        seed: of the run.
+        versions: package versions.
+        epochs: losses and validation measures by epoch.
+        drift: how far the weights of each layer moved, over their norm, by its number.
+        processor_seconds: that training took, of its first process; scoring is not counted.
+    """
+
+    targets: tuple[str, ...]
+    dataset: str
+    method: str = "none"
+    data: dict[str, str] = field(default_factory=dict)
+    data_fingerprints: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    base_model: dict[str, Any] = field(default_factory=dict)
+    weights: dict[str, str] = field(default_factory=dict)
+    seed: int | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+    epochs: list[dict[str, Any]] = field(default_factory=list)
+    drift: dict[str, float] = field(default_factory=dict)
+    processor_seconds: float | None = None
+    schema_version: int = SCHEMA_VERSION
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write ``optout.json`` atomically; its presence means that the checkpoint is complete.
+
+    A data set or base model that lies at a relative path is written with its full path.
+    """
+    model = dict(manifest.base_model)
+    if os.sep in str(model.get("name", "")):
+        model["name"] = _full_path(model["name"])
+    manifest = replace(manifest, dataset=_full_path(manifest.dataset), base_model=model)
+    write_text(folder / FILE_NAME, json.dumps(asdict(manifest), indent=2, ensure_ascii=False) + "\n")
+
+
+def read_manifest(folder: str | Path | None) -> Manifest | None:
+    """The manifest of a local checkpoint folder, or None where there is none (also for a Hub id).
+
+    A data set or base model that is named by a relative path is looked for from where the checkpoint lies
+    (:func:`resolve_path`).
+
+    Raises:
+        UserError: the file is there but is not a manifest of a known version.
+    """
+    path = Path(folder or "") / FILE_NAME
+    if not folder or not os.path.isfile(path):
+        return None
+    table = jsonio.load(path, nan=True, max_bytes=_MAX_BYTES)
+    if isinstance(table, dict) and table.get("schema_version", SCHEMA_VERSION) != SCHEMA_VERSION:
+        raise UserError(f"{path}: schema_version {table['schema_version']!r:.40}, expected {SCHEMA_VERSION}")
+    manifest: Manifest = jsonio.check(table, Manifest, f"{path}: not an Opt-Out manifest")
+    model = dict(manifest.base_model)
+    if isinstance(name := model.get("name"), str) and os.sep in name:
+        model["name"] = resolve_path(name, path.parent)
+    return replace(manifest, dataset=resolve_path(manifest.dataset, path.parent), base_model=model)
+
+
+def _full_path(name: str) -> str:
+    path = os.path.abspath(os.path.expanduser(name))
+    return path if name not in _NAMES and os.path.exists(path) else name
+
+
+def resolve_path(name: str, folder: Path) -> str:
+    """A path as a checkpoint's manifest names it, from wherever the checkpoint is read and wherever it was moved to.
+
+    A relative path was meant from the folder that training ran in, above the checkpoint most often: the nearest folder
+    at or above the checkpoint that has it is taken. Where none has it (Hub ids, ``hub``, ``mini``) the name stays.
+    """
+    if name in _NAMES or os.path.isabs(name):
+        return name
+    for above in (folder.absolute(), *folder.absolute().parents):
+        if os.path.exists(found := above / name):
+            return name if os.path.exists(name) and os.path.samefile(found, name) else os.path.normpath(found)
+    return name

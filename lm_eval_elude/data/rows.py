@@ -1,0 +1,79 @@
+"""The rows of a data file of any columns: parquet, JSON or JSON lines."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from lm_eval_elude.data import jsonio
+from lm_eval_elude.errors import UserError, given, reason
+
+ENDINGS = (".parquet", ".jsonl", ".json")
+Row = tuple[str, dict[str, Any]]  # how an error calls it, and its columns
+
+
+def read_rows(
+    path: Path, *, columns: Collection[str] | None = None, name: str = "", only: Collection[int] | None = None
+) -> Iterator[Row]:
+    """The rows of a ``.parquet``, ``.jsonl`` or ``.json`` file of any columns, each with how an error calls it.
+
+    A ``.json`` file holds a list, or a row a line.
+
+    Args:
+        path: the file.
+        columns: those to read of a parquet file, where it has them; all without it.
+        name: how an error calls the file, if not by its own name.
+        only: places of the rows to read, 0 first; all without it.
+
+    Raises:
+        UserError: the file cannot be read, or a row is no object.
+    """
+    name = name or path.name
+    ending = Path(name).suffix.lower()
+    if ending not in ENDINGS:
+        raise UserError(f"{path}: unknown ending {ending!r}, expected one of {', '.join(ENDINGS)}")
+    if ending == ".parquet":
+        rows = _numbered(name, _parquet_rows(path, columns, only), only)
+    elif ending == ".json" and (text := jsonio.read_text(path)).lstrip().startswith("["):
+        table = jsonio.loads(text, str(path), nan=True)
+        rows = _numbered(name, table if only is None else [table[place] for place in sorted(only)], only)
+    else:
+        rows = jsonio.lines(path, nan=True, name=name, only=only)
+    for where, row in rows:
+        if not isinstance(row, dict):
+            raise UserError(f"{where}: an object is expected, got {given(row)}")
+        yield where, row
+
+
+def _numbered(name: str, rows: Iterable[Any], only: Collection[int] | None) -> Iterator[tuple[str, Any]]:
+    places = count() if only is None else sorted(only)
+    return ((f"{name}, row {place + 1}", row) for place, row in zip(places, rows, strict=False))
+
+
+def _parquet_rows(
+    path: Path, columns: Collection[str] | None, only: Collection[int] | None
+) -> Iterator[dict[str, Any]]:
+    """Only the columns that are asked for are decoded: others may hold what pyarrow cannot turn into Python values."""
+    import pyarrow.parquet as pq
+
+    first = size = 0
+    try:
+        with pq.ParquetFile(path) as file:
+            names = [name for name in file.schema_arrow.names if columns is None or name in columns]
+            if len(set(names)) < len(names):
+                raise UserError(f"{path}: a column stands twice")
+            for batch in file.iter_batches(batch_size=1024, columns=names):
+                size += batch.nbytes
+                if size > jsonio.MAX_BYTES:
+                    raise UserError(f"{path}: longer than {jsonio.MAX_BYTES:,} bytes")
+                if only is None:
+                    yield from batch.to_pylist()
+                elif taken := [place for place in range(batch.num_rows) if first + place in only]:
+                    yield from batch.take(taken).to_pylist()
+                first += batch.num_rows
+    except UserError:
+        raise
+    except Exception as error:  # what a file holds can fail in any of pyarrow's conversions
+        raise UserError(f"{path}: not a readable parquet file ({reason(error)})") from None

@@ -1,0 +1,114 @@
+"""TOFU (Maini et al. 2024): questions about 200 made-up authors and where they lie.
+
+The data have no entities; a forget split is a share of the authors. Laid out as on the Hub, one file of JSON rows for
+each set: ``full``, ``forget05``, ``retain95`` (question, answer) and, with a paraphrase and wrong answers,
+``forget05_perturbed``, ``retain_perturbed``, ``real_authors_perturbed``, ``world_facts_perturbed`` (the last two with
+three wrong answers and no paraphrase).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lm_eval_elude.data.hub import HubData
+from lm_eval_elude.data.jsonio import Text, check
+from lm_eval_elude.data.rows import read_rows
+from lm_eval_elude.data.sets import SetSpec
+from lm_eval_elude.errors import UserError
+
+HUB = HubData(
+    "tofu", "locuslab/TOFU", "TOFU_REPOSITORY", "--dataset (tofu_data in --metadata) a folder of TOFU's files"
+)
+SOURCE = HUB.source
+# What is forgotten, and what a model that never knew it was trained on.
+RETAIN_OF = {"forget01": "retain99", "forget05": "retain95", "forget10": "retain90"}
+FORGET = SetSpec("tofu_forget", "test", ("{split}_perturbed",), forgotten=True, of_target=False)
+RETAIN = SetSpec("tofu_retain", "test", ("retain_perturbed",), of_target=False)
+REAL_AUTHORS = SetSpec("tofu_real_authors", "test", ("real_authors_perturbed",), choice=True, of_target=False)
+WORLD_FACTS = SetSpec("tofu_world_facts", "test", ("world_facts_perturbed",), choice=True, of_target=False)
+SETS = {spec.name: spec for spec in (FORGET, RETAIN, REAL_AUTHORS, WORLD_FACTS)}
+
+
+@dataclass(frozen=True, slots=True)
+class TofuRecord:
+    """One question; where the data have no paraphrase the answer stands for it, as in the released evaluator."""
+
+    question: str
+    answer: str
+    paraphrased_answer: str = ""
+    perturbed_answer: tuple[str, ...] = ()
+
+    def columns(self) -> dict[str, Any]:
+        """The record as a JSON-ready row."""
+        return asdict(self) | {"perturbed_answer": list(self.perturbed_answer)}
+
+
+def load(source: str, name: str) -> tuple[TofuRecord, ...]:
+    """The records of one file of a set.
+
+    Args:
+        source: ``tofu`` (the Hub's), ``tofu@REVISION``, or a folder laid out alike.
+        name: of the file, without ending.
+
+    Raises:
+        UserError: it cannot be had, or a row lacks a field.
+    """
+    path = _path(source, name)
+    return _read(path, path.stat().st_mtime_ns)
+
+
+def scored_records(source: str, spec: SetSpec, split: str) -> tuple[TofuRecord, ...]:
+    """The records of a scored set, each with its wrong answers.
+
+    Raises:
+        UserError: as :func:`load`, or a row cannot be scored.
+    """
+    name = spec.stems[0].format(split=split)
+    records = load(source, name)
+    for number, record in enumerate(records, 1):
+        if not record.perturbed_answer:
+            raise UserError(f"{name}, row {number}: field 'perturbed_answer' is missing, and the truth ratio needs it")
+    return records
+
+
+def describe(source: str) -> dict[str, str]:
+    """Where the rows come from, for results and manifests; as :meth:`HubData.describe`."""
+    return HUB.describe(source)
+
+
+class _Row(msgspec.Struct):
+    """What a row may hold; other columns are not looked at."""
+
+    question: Text
+    answer: Text
+    paraphrased_answer: str | None = None
+    perturbed_answer: list[Text] | Text | None = None
+
+
+@lru_cache(maxsize=16)
+def _read(path: Path, stamp: int) -> tuple[TofuRecord, ...]:
+    records = []
+    for where, row in read_rows(path, columns=_Row.__struct_fields__, name=f"{path.stem}.json"):
+        fields: _Row = check(row, _Row, where)
+        paraphrase, wrong = fields.paraphrased_answer or fields.answer, fields.perturbed_answer or []
+        texts = [wrong] if isinstance(wrong, str) else wrong
+        records.append(
+            TofuRecord(fields.question.strip(), fields.answer.strip(), paraphrase.strip(), tuple(map(str.strip, texts)))
+        )
+    if not records:
+        raise UserError(f"{path}: no rows")
+    return tuple(records)
+
+
+def _path(source: str, name: str) -> Path:
+    if (revision := HUB.revision(source)) is not None:
+        return HUB.file(f"{name}.json", revision)
+    for ending in ("json", "jsonl"):
+        if (path := Path(source) / f"{name}.{ending}").is_file():
+            return path
+    raise UserError(f"TOFU's data in {source!r} have no {name}.json")

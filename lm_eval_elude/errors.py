@@ -1,0 +1,26 @@
+"""The one error for what a user gave: its message is a line that names the flag, file or row and says what to do."""
+
+from __future__ import annotations
+
+import reprlib
+from typing import Any
+
+
+class UserError(ValueError):
+    """What was given cannot be used. Every command ends with this line and exit code 2, without a traceback."""
+
+
+def given(value: Any) -> str:
+    """How an error calls a value of the wrong kind: its type, and the value itself where it is short."""
+    shown = " ".join(reprlib.repr(value).split())
+    return "nothing" if value is None else f"{type(value).__name__} {shown}"
+
+
+def reason(error: BaseException) -> str:
+    """What an exception of another library says, in one line of bounded length."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def printable(text: str) -> str:
+    """A text in one line in which a terminal or a workflow log finds nothing to act on: the rest is escaped."""
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in " ".join(text.split()))

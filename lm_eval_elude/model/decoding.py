@@ -1,0 +1,177 @@
+"""Greedy decoding of many prompts at once.
+
+Openings that prompts share are computed once. A prompt may have a draft, a guess of what follows: it is fed with the
+prompt and kept as far as the model confirms it. A row leaves the batch as soon as its text has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+
+from lm_eval_elude.model.packing import Batch, flat_paths, lay_out, plant
+from lm_eval_elude.model.scorer import answer_logits
+from lm_eval_elude.text.chat import Encoded
+
+
+class Decoder:
+    """Greedy decoding with one model.
+
+    Attributes:
+        drafts: guesses of the greedy continuations of prompts, by the prompts' token ids.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, device: torch.device) -> None:
+        self._model, self._tokenizer, self._device = model, tokenizer, device
+        self.drafts: dict[tuple[int, ...], list[int]] = {}
+
+    def learn(self, samples: Sequence[Encoded], batch: Batch, likeliest: Sequence[int]) -> None:
+        """Keep what a scored batch shows of the greedy continuations of its contexts.
+
+        Args:
+            samples: those that ``batch.owners`` numbers.
+            batch: as it was scored.
+            likeliest: the likeliest token of each row of logits.
+        """
+        answers: dict[int, list[int]] = {}  # the rows of logits of each sample's answer
+        for member, row in zip(batch.owners.tolist(), batch.rows.tolist(), strict=True):
+            answers.setdefault(member, []).append(row)
+        following: dict[tuple[int, int], int] = {}  # the next row of an answer, by a row and the token after it
+        prompts: dict[tuple[int, ...], int] = {}  # the row that predicts what follows
+        for member, rows in answers.items():
+            ids, start = samples[member]
+            following |= dict(zip(zip(rows, ids[start:], strict=True), rows[1:], strict=False))
+            # A prompt may go on for a token or two of white space that is scored as part of the continuation.
+            prompts |= {tuple(ids[: start + i]): row for i, row in enumerate(rows[:3])}
+        for prompt, first in prompts.items():
+            place: int | None = first
+            draft = self.drafts[prompt] = []
+            while place is not None:
+                draft.append(likeliest[place])
+                place = following.get((place, draft[-1]))
+
+    def greedy(
+        self, prompts: Sequence[list[int]], stops: Sequence[str], most: int, batch_tokens: int,
+        show: Callable[[int, int], None] = lambda tokens, rows: None,
+    ) -> list[list[int]]:  # fmt: skip
+        """Greedy continuations of prompts, each up to the token that ends it.
+
+        Args:
+            prompts: token ids, none empty.
+            stops: texts that end a continuation.
+            most: largest number of new tokens.
+            batch_tokens: tokens of one pass over the prompts.
+            show: called before each further token with the tokens of the longest text and the number of texts that
+                go on.
+        """
+        ending = _Ending(self._tokenizer, stops, self._model.generation_config.eos_token_id)
+        drafts = [self.drafts.get(tuple(prompt), [])[: most - 1] for prompt in prompts]
+        predicted, cache = self._prefill(prompts, drafts, batch_tokens)
+        length, masks, outputs = cache.get_seq_length(), [], []
+        for prompt, draft, best in zip(prompts, drafts, predicted, strict=True):
+            right = next((i for i, token in enumerate(draft) if best[i] != token), len(draft))
+            fed = [1] * (len(prompt) + right) + [0] * (len(draft) - right)  # less what the model does not confirm
+            masks.append([0] * (length - len(fed)) + fed)
+            new = best[: right + 1]
+            outputs.append(new[: next((i for i in range(1, len(new)) if ending.reached([new[:i]])[0]), len(new))])
+        mask = torch.tensor(masks, device=self._device)
+        position, rows = mask.sum(1), list(range(len(prompts)))
+        while True:
+            ended = ending.reached([outputs[row] for row in rows])
+            stay = [k for k, row in enumerate(rows) if not ended[k] and len(outputs[row]) < most]
+            if not stay:
+                return outputs
+            if len(stay) < len(rows):
+                kept = torch.tensor(stay)
+                cache.batch_select_indices(kept)
+                mask, position, rows = mask[kept], position[kept], [rows[k] for k in stay]
+            show(max(len(outputs[row]) for row in rows), len(rows))
+            mask = torch.nn.functional.pad(mask, (0, 1), value=1)
+            logits = self._model(
+                input_ids=torch.tensor([[outputs[row][-1]] for row in rows], device=self._device),
+                position_ids=position[:, None], attention_mask=mask, past_key_values=cache, use_cache=True,
+            ).logits  # fmt: skip
+            position = position + 1
+            for row, token in zip(rows, logits[:, -1].argmax(-1).tolist(), strict=True):
+                outputs[row].append(token)
+
+    def _prefill(
+        self, prompts: Sequence[list[int]], drafts: Sequence[list[int]], batch_tokens: int
+    ) -> tuple[list[list[int]], DynamicCache]:
+        """Run prompts, each followed by its draft, with common openings run once.
+
+        Returns:
+            By prompt, the likeliest tokens after it and after each token of its draft; and a cache with one row for
+            each prompt, which ends at the right: whatever is before it is padding.
+        """
+        # The last token of a sample is only predicted; what it is does not matter here.
+        samples = [Encoded([*p, *draft, 0], len(p)) for p, draft in zip(prompts, drafts, strict=True)]
+        length = max(len(sample.ids) - 1 for sample in samples)
+        predicted: list[list[int]] = [[] for _ in prompts]
+        cache: Any = DynamicCache()
+        width = self._model.config.get_text_config().hidden_size
+        trees = plant([sample.ids[:-1] for sample in samples], width, batch_tokens)
+        while trees:
+            size = max(1, batch_tokens // len(trees[0].tokens))
+            chosen, trees = trees[:size], trees[size:]
+            part: Any = DynamicCache()
+            batch = lay_out(chosen, samples, self._device)
+            best = answer_logits(self._model, batch, part).argmax(-1)[batch.rows]
+            for member, token in zip(batch.owners.tolist(), best.tolist(), strict=True):
+                predicted[member].append(token)
+            members = [member for tree in chosen for member in tree.members]
+            paths = torch.tensor([[0] * (length - len(path)) + path for path in flat_paths(chosen)])
+            for number, layer in enumerate(part.layers):
+                new = (layer.keys, layer.values)
+                if number == len(cache.layers):
+                    cache.update(*(x.new_empty(len(prompts), x.shape[1], length, x.shape[3]) for x in new), number)
+                for states, x in zip((cache.layers[number].keys, cache.layers[number].values), new, strict=True):
+                    states[members] = x.transpose(1, 2).flatten(0, 1)[paths].transpose(1, 2)
+        return predicted, cache
+
+
+@torch.no_grad()
+def generate(
+    model: Any, prompts: Sequence[list[int]], most: int, temperature: float = 0.0, eos: int | None = None
+) -> list[list[int]]:
+    """What ``transformers`` generates after prompts, as one batch that is padded on the left.
+
+    Args:
+        model: in evaluation mode.
+        prompts: token ids, none empty.
+        most: largest number of new tokens; what ends earlier is filled up with token 0.
+        temperature: of sampling from the whole vocabulary with torch's generator; 0 is greedy.
+        eos: the token that ends a text, in place of the model's own.
+    """
+    width, device = max(map(len, prompts)), model.get_input_embeddings().weight.device
+    ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts], device=device)
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
+    settings: dict[str, Any] = {"do_sample": False}
+    if temperature:
+        settings = {"do_sample": True, "top_k": 0, "top_p": 1.0, "temperature": temperature}
+    if eos is not None:
+        settings["eos_token_id"] = eos
+    texts = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=most, pad_token_id=0, **settings)
+    return texts[:, width:].tolist()  # type: ignore[no-any-return]
+
+
+class _Ending:
+    """When a continuation ends, as ``generate`` with lm-eval's stopping criteria sees it for a row on its own."""
+
+    def __init__(self, tokenizer: Any, stops: Sequence[str], eos: int | list[int] | None) -> None:
+        self._tokenizer = tokenizer
+        self._eos = {eos} if isinstance(eos, int) else set(eos or ())
+        self._windows: dict[int, list[str]] = {}  # stop texts by the number of last tokens that are searched for them
+        for stop in stops:
+            self._windows.setdefault(len(tokenizer.encode(stop, add_special_tokens=False)) + 2, []).append(stop)
+
+    def reached(self, rows: Sequence[list[int]]) -> list[bool]:
+        """Whether each row, which had not ended a token earlier, ends with its last token."""
+        ended = [row[-1] in self._eos for row in rows]
+        for length, stops in self._windows.items():
+            tails = self._tokenizer.batch_decode([row[-length:] for row in rows])
+            ended = [e or any(stop in tail for stop in stops) for e, tail in zip(ended, tails, strict=True)]
+        return ended

@@ -1,0 +1,246 @@
+"""Log-probabilities of answers: the one forward pass of backend, trainer, teacher, ``elude known`` and tiny models."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+
+from lm_eval_elude.errors import UserError, reason
+from lm_eval_elude.model import limits
+from lm_eval_elude.model.packing import Batch, collate
+from lm_eval_elude.text.chat import Encoded
+
+_LOGIT_ROWS = 256  # rows of logits whose float32 log-probabilities exist at one time
+
+
+class AnswerLogProbs(NamedTuple):
+    """Of each sample: the sum of its answer tokens' log-probabilities (nats) and their number, each (samples,)."""
+
+    sums: Tensor
+    counts: Tensor
+
+    @property
+    def means(self) -> Tensor:
+        """Mean log-probability of an answer token, shape (samples,): the logarithm of P(a|q)^(1/|a|)."""
+        return self.sums / self.counts
+
+
+def load_model(name: str, revision: str | None = None, dtype: Any = "auto") -> Any:
+    """A causal language model of a folder or Hub id, on the CPU; safetensors only, and never a checkpoint's own code.
+
+    Raises:
+        UserError: it cannot be loaded (no such folder or Hub id, no weights, damaged weights).
+    """
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            name, revision=revision, dtype=dtype, use_safetensors=True, trust_remote_code=False
+        )
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise UserError(f"--model {name!r} cannot be loaded: {reason(error)}") from None
+
+
+def answer_logits(model: Any, batch: Batch, cache: Any = None) -> Tensor:
+    """The model's logits at ``batch.places``, (m, vocabulary); the vocabulary is computed nowhere else.
+
+    The model's head is given the hidden states of these places only. What the model does to its logits (caps, scales)
+    it still does itself.
+
+    Args:
+        model: a transformers causal language model, or a peft model over one.
+        batch: answers.
+        cache: a transformers cache, which is filled.
+    """
+    selected = []
+
+    def select(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        selected.append(arguments[0].flatten(0, 1)[batch.places].unsqueeze(0))
+        return (selected[0], *arguments[1:])
+
+    given: dict[str, Any] = {"input_ids": batch.tokens, "use_cache": cache is not None}
+    if batch.sees is not None:
+        given |= {"position_ids": batch.depths, "attention_mask": _mask(model, batch.sees), "past_key_values": cache}
+    handle = model.get_output_embeddings().register_forward_pre_hook(select)
+    try:
+        logits: Tensor = model(**given).logits.flatten(0, 1)
+    finally:
+        handle.remove()
+    return logits if selected else logits[batch.places]
+
+
+def _mask(model: Any, sees: Tensor) -> Tensor:
+    """(rows, query, key) visibility as the model's attention takes it: bool for SDPA, else added to the scores."""
+    sees = sees.unsqueeze(1)
+    if model.config.get_text_config()._attn_implementation == "sdpa":
+        return sees
+    lowest = torch.finfo(model.dtype).min
+    return torch.zeros(sees.shape, dtype=model.dtype, device=sees.device).masked_fill(~sees, lowest)
+
+
+def log_softmax(logits: Tensor) -> Tensor:
+    """Log-probabilities over the last axis, in float32 (float64 stays float64)."""
+    return (logits if logits.dtype == torch.float64 else logits.float()).log_softmax(-1)
+
+
+def token_log_probs(logits: Tensor, batch: Batch) -> Tensor:
+    """Log-probabilities of ``batch.targets``, in their shape (n, k), from :func:`answer_logits`."""
+    return log_softmax(logits)[batch.rows[:, None], batch.targets]
+
+
+class Scorer(nn.Module):
+    """A causal language model as a module whose forward, seen by DDP and FSDP, gives answer tokens' log-probabilities.
+
+    Attributes:
+        model: a transformers causal language model, or a peft model over one.
+        span: the longest sample that may share a row with others; 0 where the model does not obey mask and positions.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+        self.span = 0 if packing_fault(model) else limits.attention_span(model.config.get_text_config())
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Log-probabilities of ``batch.targets``, in their shape (n, k), in float32 or better."""
+        return token_log_probs(answer_logits(self.model, batch), batch)
+
+
+def answer_sums(values: Tensor, owners: Tensor) -> AnswerLogProbs:
+    """What the tokens' values (n,) add up to for each sample; ``owners`` (n,) are the samples 0, 1, ... of a batch."""
+    counts = owners.bincount()
+    return AnswerLogProbs(values.new_zeros(len(counts)).index_add(0, owners, values), counts)
+
+
+@torch.no_grad()
+def score_all(
+    scorer: nn.Module, samples: Sequence[Encoded], batch_size: int, device: torch.device, group: int = 1,
+    autocast: bool = False,
+) -> AnswerLogProbs:  # fmt: skip
+    """Log-probabilities of many samples' answers, computed once and shared over the processes.
+
+    Args:
+        scorer: :class:`Scorer`, possibly wrapped.
+        samples: token ids with their answers.
+        batch_size: samples of one forward pass of a process.
+        device: where the model is.
+        group: so many consecutive samples share a row, if the model can do that.
+        autocast: compute in bfloat16, as the passes do that are compared with the result.
+
+    Returns:
+        Sums (float64) and counts of shape (samples,) on ``device``, the same in every process.
+    """
+    sharing = dist.is_available() and dist.is_initialized()
+    rank, processes = (dist.get_rank(), dist.get_world_size()) if sharing else (0, 1)
+    result = torch.zeros(2, len(samples), dtype=torch.float64, device=device)
+    span: Any = getattr(scorer, "module", scorer).span
+    if max((len(sample.ids) for sample in samples), default=0) > span:
+        group = 1
+    groups = [samples[first : first + group] for first in range(0, len(samples), group)]
+    lengths = [sum(len(sample.ids) for sample in members) for members in groups]
+    order = sorted(range(len(groups)), key=lambda i: (lengths[i], i))
+    size = max(1, batch_size // 3) if group > 1 else batch_size  # a group's row is as long as some three samples
+    size = max(1, min(size, -(-len(groups) // processes)))
+    batches = [order[first : first + size] for first in range(0, len(order), size)]
+    training = scorer.training
+    scorer.eval()
+    # Every process makes the same number of passes, or collectives would hang; what comes again adds nothing.
+    for number in range(rank, -(-len(batches) // processes) * processes, processes):
+        chosen = [i * group + k for i in batches[number % len(batches)] for k in range(len(groups[i]))]
+        batch = collate([samples[i] for i in chosen], device, group)
+        with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
+            log_probs = scorer(batch)[:, 0]
+        if number < len(batches):
+            for row, values in zip(result, answer_sums(log_probs, batch.owners), strict=True):
+                row[chosen] = values.double()
+    if isinstance(scorer, FSDPModule):  # it leaves the root whole after a forward pass without a backward pass
+        scorer.reshard()
+    if sharing:
+        dist.all_reduce(result)
+    scorer.train(training)
+    return AnswerLogProbs(result[0], result[1].long())
+
+
+# ---- what is read of each token
+class TokenScores(NamedTuple):
+    """Of each token of an answer: its log-probability (nats), whether greedy decoding chooses it there, and mean and
+    standard deviation of the log-probability of a token drawn from the model there (the mu and sigma of Min-K%++;
+    empty unless asked for)."""
+
+    log_probs: list[float]
+    greedy: list[bool]
+    means: Sequence[float] = ()
+    stds: Sequence[float] = ()
+
+
+def token_scores(logits: Tensor, batch: Batch, moments: bool = False) -> tuple[list[TokenScores], Tensor]:
+    """Scores of the answers of a batch, in float32 or better.
+
+    Args:
+        logits: of :func:`answer_logits`; a few rows at a time are widened.
+        batch: the answers.
+        moments: whether to compute means and standard deviations.
+
+    Returns:
+        One entry for each run of ``batch.owners``, and the likeliest token of each row of logits, shape (m,).
+    """
+    totals, likeliest, spread = [], [], []
+    for part in logits.split(_LOGIT_ROWS):
+        part = part if part.dtype == torch.float64 else part.float()
+        likeliest.append(part.argmax(-1))
+        totals.append(part.logsumexp(-1))
+        if moments:
+            part = (part - totals[-1][:, None]).clamp(min=-1e4)  # 0 x log 0 is 0
+            p = part.exp()
+            mean = (p * part).sum(-1, keepdim=True)
+            deviation = (p * (part - mean).square()).sum(-1).sqrt()
+            spread.append(torch.stack([mean[:, 0], deviation]))
+    total, best, targets = torch.cat(totals), torch.cat(likeliest), batch.targets[:, 0]
+    columns = [
+        (logits[batch.rows, targets].to(total.dtype) - total[batch.rows]).tolist(),
+        (best[batch.rows] == targets).tolist(),
+        *(torch.cat(spread, 1)[:, batch.rows].tolist() if moments else ()),
+    ]
+    ends = batch.owners.unique_consecutive(return_counts=True)[1].cumsum(0).tolist()
+    spans = zip([0, *ends], ends, strict=False)
+    return [TokenScores(*(column[start:end] for column in columns)) for start, end in spans], best
+
+
+# ---- the check of a model
+def probe(model: Any, longest: int = 12) -> list[Encoded]:
+    """Two contexts of different length with three answers each, which share openings: six short samples."""
+    draw, size = random.Random(0), model.get_input_embeddings().num_embeddings
+    words = [draw.choices(range(size), k=max(1, min(3, longest // 4))) for _ in range(7)]
+    answers = (words[3] + words[4], words[3] + words[5], words[6])
+    return [Encoded(c + answer, len(c)) for c in (words[0] + words[1], words[2]) for answer in answers]
+
+
+@torch.no_grad()
+def packing_fault(model: Any) -> str:
+    """What is wrong with packed rows of this model, "" where they give what rows of single sequences give."""
+    config, training = model.config.get_text_config(), model.training
+    samples = probe(model, limits.attention_span(config))
+    device = model.get_input_embeddings().weight.device
+    model.eval()
+    try:
+        alone, packed = (collate(samples, device, group) for group in (1, 3))
+        whole = model(input_ids=alone.tokens, use_cache=False).logits.flatten(0, 1)[alone.places]
+        logits = answer_logits(model, packed)
+        expected = answer_sums(token_log_probs(whole, alone)[:, 0], alone.owners).sums
+        sums = answer_sums(token_log_probs(logits, packed)[:, 0], packed.owners).sums
+    except Exception as error:  # whatever an architecture makes of the probe, plain rows are still open
+        return f"{type(error).__name__}: {reason(error)}"
+    finally:
+        model.train(training)
+    differences = (sums - expected).abs()
+    off, allowed = float(differences.max()), 1e-4
+    if logits.dtype.itemsize == 2:  # the probe's single tokens are as noisy as any batch's
+        off, allowed = float(differences.mean()), 2 * torch.finfo(logits.dtype).eps * float(expected.abs().mean())
+    return "" if off <= allowed else f"log-probabilities differ by {off:.2g} between packed and plain rows"

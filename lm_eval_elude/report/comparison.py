@@ -1,0 +1,202 @@
+"""Several runs beside each other: their names, their numbers with errors, differences paired by record, warnings."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lm_eval_elude.data.manifest import FILE_NAME
+from lm_eval_elude.errors import UserError
+from lm_eval_elude.report.runs import Run
+from lm_eval_elude.scoring.estimates import Z95, Estimate, difference
+from lm_eval_elude.scoring.reference import beside
+from lm_eval_elude.scoring.samples import Sample
+from lm_eval_elude.scoring.suites import GROUPS, suite
+
+GIBBERISH = 0.05  # a larger share of degenerate answers is warned of
+TOLERANCE = 1e-6  # between a number of the results file and the same one formed from its samples
+# What two runs must share to be compared.
+SHARED = ("targets", "fingerprint", "truth_ratio", "guardrail", "attack_file", "seed")
+
+
+class NamedRun:
+    """A run under the name that a report gives it.
+
+    Args:
+        name: of the run.
+        run: the run.
+        reference: whether it is the model that never knew the targets.
+        beside: that model's run, for the numbers that say how far this one is from it.
+    """
+
+    def __init__(self, name: str, run: Run, reference: bool = False, beside: Run | None = None) -> None:
+        self.name, self.run, self.reference, self.beside = name, run, reference, beside
+
+    @cached_property
+    def estimates(self) -> dict[tuple[str, str], Estimate]:
+        """Every number over all targets, by task or group and metric, with its influence by record."""
+        run, samples = self.run, {task: self._samples(task) for task in self.run.tasks}
+        found: dict[tuple[str, str], Estimate] = {}
+        for task, own in samples.items():
+            kind = suite(task)
+            assert kind
+            found |= {(task, m): e for m, e in kind.numbers(own, run.settings(task)).items()}
+        for group in GROUPS:
+            if group in run.results["results"]:
+                found |= {(group, m): e for m, e in GROUPS[group](samples).items()}
+        return found
+
+    def _samples(self, task: str) -> list[Sample]:
+        """A task's samples, each with what the reference says of the same document, if it was asked the same."""
+        own = self.run.samples(task)
+        other = self.beside.samples(task) if self.beside and task in self.beside.tasks else []
+        return beside(own, other) or own
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """lm-eval's own settings of the run."""
+        found = self.run.results.get("config")
+        return found if isinstance(found, dict) else {}
+
+
+def checkpoint(run: NamedRun) -> Path | None:
+    """The folder of the checkpoint that was scored, None where what lies there now is not it."""
+    for said in run.run.settings(run.run.tasks[0]).get("checkpoint") or ():
+        folders = (Path(str(said.get("name", ""))), *run.run.path.absolute().parents[:4])
+        for folder in folders:
+            file = folder / FILE_NAME
+            digest = hashlib.sha256(file.read_bytes()).hexdigest() if "manifest" in said and file.is_file() else ""
+            if digest and digest == said["manifest"]:
+                return folder
+    return None
+
+
+class Change(NamedTuple):
+    """How one number differs between two runs.
+
+    Attributes:
+        estimate: after minus before; ``n`` counts the samples of the later run.
+        shared: records that both runs asked; the others count as independent draws.
+        p_value: two-sided, of no difference (the normal distribution); NaN where the error is not known.
+    """
+
+    estimate: Estimate
+    shared: int
+    p_value: float
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of the difference."""
+        half = Z95 * self.estimate.stderr
+        return self.estimate.value - half, self.estimate.value + half
+
+
+def change(after: Estimate, before: Estimate) -> Change:
+    """The difference of two estimates, paired by record, and the test of no difference."""
+    found = difference(after, before)
+    error = found.stderr
+    if found.value == 0 and error == 0:
+        p_value = 1.0
+    else:
+        p_value = math.erfc(abs(found.value) / error / math.sqrt(2)) if error > 0 else math.nan
+    return Change(found, len(after.influence.keys() & before.influence.keys()), p_value)
+
+
+def named_runs(paths: Sequence[str], reference: str = "", *, utility: bool = False) -> list[NamedRun]:
+    """The runs that a user names.
+
+    Args:
+        paths: results files or folders, or ``NAME=PATH``; a folder stands for every results file below it, each run
+            called by the folder that it lies in, in the order in which they were made.
+        reference: one of these names, or another path; "" for none.
+        utility: whether a run of the utility benchmarks alone is one, too.
+
+    Raises:
+        UserError: there is no results file, or it is not one of ours.
+    """
+    found = [(name, file) for path in paths for name, file in _files(path)]
+    names: list[str] = []
+    for name, _ in found:
+        twice = [n for n in names if re.fullmatch(rf"{re.escape(name)}( \d+)?", n)]
+        names.append(f"{name} {len(twice) + 1}" if twice else name)
+    runs = [
+        NamedRun(name, Run(file, utility=utility), name == reference)
+        for name, (_, file) in zip(names, found, strict=True)
+    ]
+    if reference and not any(run.reference for run in runs):
+        (name, file), *more = _files(reference)
+        if more:
+            raise UserError(f"--reference {reference}: has {len(more) + 1} results files; name one of them")
+        runs.append(NamedRun(name if name not in names else f"{name} (reference)", Run(file), True))
+    if known := [run.run for run in runs if run.reference]:
+        runs = [run if run.reference else NamedRun(run.name, run.run, beside=known[0]) for run in runs]
+    return runs
+
+
+def _files(given: str) -> Iterator[tuple[str, Path]]:
+    """Name and results file of each run at a path."""
+    named, path = "", Path(given)
+    if not path.exists() and "=" in given:
+        named, rest = given.split("=", 1)
+        path = Path(rest)
+    if path.is_dir():
+        files = sorted(path.rglob("results_*.json"), key=lambda file: (file.name, file))
+        if not files:
+            raise UserError(f"{path} has no results file of lm-eval (results_*.json) in it")
+        for file in files:
+            inner = file.relative_to(path).parts[:-1]
+            yield (inner[0] if len(files) > 1 and inner else named or path.resolve().name), file
+        return
+    if not path.is_file():
+        raise UserError(f"{given}: no such results file or folder")
+    yield named or path.resolve().parent.name, path
+
+
+def warnings(runs: Sequence[NamedRun]) -> list[str]:
+    """What a reader must know before believing the numbers, one line each."""
+    found = [] if any(run.reference for run in runs) else ["No reference: no run is of a model that never knew."]
+    for run in runs:
+        found += [f"{run.name}: {text}" for text in _of_one(run)]
+    first = runs[0]
+    for run in runs[1:]:
+        for task in sorted(set(run.run.tasks) & set(first.run.tasks)):
+            one, two = first.run.settings(task), run.run.settings(task)
+            if odd := [key for key in SHARED if one.get(key) != two.get(key)]:
+                found.append(
+                    f"{run.name}: {task} differs from {first.name} in {', '.join(odd)}: not the same questions"
+                )
+        if lacking := sorted(set(first.run.tasks) - set(run.run.tasks)):
+            found.append(f"{run.name}: lacks {', '.join(lacking)}, which {first.name} has")
+    return found
+
+
+def _of_one(run: NamedRun) -> Iterator[str]:
+    if isinstance(limit := run.config.get("limit"), int | float):
+        yield f"scored with --limit {limit:g}: a part of the benchmark only"
+    gibberish = {task: e.value for (task, metric), e in run.estimates.items() if metric == "degenerate"}
+    if worst := [f"{share:.1%} in {task}" for task, share in gibberish.items() if share > GIBBERISH]:
+        yield f"gibberish, which forget quality rewards: {', '.join(worst)}"
+    for (task, metric), estimate in run.estimates.items():
+        if metric == "mia_auc_high" and estimate.value < 0.5:
+            yield "over-unlearned: the forget set is significantly less likely than its own paraphrase"
+        if metric == "mia_auc" and math.isnan(estimate.value):
+            yield f"no membership attack: {run.run.settings(task).get('mia_reason', 'no reason given')}"
+    wrong = [
+        f"{task} {metric}"
+        for (task, metric), estimate in run.estimates.items()
+        if _differs(run.run.reported(task).get(metric), estimate.value)
+    ]
+    if wrong:
+        yield f"{len(wrong)} reported numbers are not those of the samples: {', '.join(wrong[:5])}"
+
+
+def _differs(reported: Any, value: float) -> bool:
+    if not isinstance(reported, int | float):
+        return False  # lm-eval writes N/A where there is no number
+    same = math.isnan(reported) if math.isnan(value) else abs(reported - value) <= TOLERANCE
+    return not same

@@ -1,0 +1,139 @@
+"""A finished run read back: lm-eval's results file with its logged samples, and every number formed again from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from lm_eval_elude.data import jsonio
+from lm_eval_elude.errors import UserError, given
+from lm_eval_elude.scoring.likelihood import TruthRatioMean
+from lm_eval_elude.scoring.numbers import report
+from lm_eval_elude.scoring.samples import Sample
+from lm_eval_elude.scoring.suites import GROUPS, UTILITY, suite, task_report
+
+
+class Run:
+    """One results file of ``lm_eval --output_path ... --log_samples``.
+
+    Args:
+        path: the results file, or a folder with exactly one below it.
+        utility: whether the utility benchmarks count as tasks of ours.
+
+    Raises:
+        UserError: there is no such file, it is not lm-eval's, or it has no task of ours.
+    """
+
+    def __init__(self, path: str | Path, *, utility: bool = False) -> None:
+        self.path = _results_file(Path(path))
+        found = jsonio.load(self.path, nan=True)
+        if not isinstance(found, dict) or not all(isinstance(found.get(k), dict) for k in ("results", "configs")):
+            raise UserError(f"{self.path}: not a results file of lm-eval (no 'results' and 'configs')")
+        for part in ("results", "configs"):
+            jsonio.check(found[part], dict[str, dict[str, Any]], f"{self.path}: field {part!r}")
+        self.results: dict[str, Any] = found
+        self.tasks = [task for task in found["configs"] if suite(task) and task in found["results"]]
+        if not self.tasks and not (utility and UTILITY in found["results"]):
+            raise UserError(f"{self.path}: no task of ELUDe in it")
+        self._samples: dict[str, list[Sample]] = {}
+
+    def settings(self, task: str) -> dict[str, Any]:
+        """What a task was run with: targets, data and its fingerprint, checkpoint, template, versions, numbers.
+
+        Raises:
+            UserError: the results file does not say.
+        """
+        metadata = self.results["configs"].get(task, {}).get("metadata")
+        said = metadata.get("elude") if isinstance(metadata, dict) else None
+        if not isinstance(said, dict) or not said.keys() >= _SETTINGS.keys():
+            raise UserError(f"{self.path}: {task} does not say what was scored (configs, metadata, elude)")
+        _check(said, {**_SETTINGS, "checkpoint": list[dict[str, Any]] | None}, f"{self.path}: {task}")
+        return said
+
+    def sample_file(self, task: str) -> Path:
+        """Where a task's samples are logged.
+
+        Raises:
+            UserError: they are not there.
+        """
+        date = self.path.stem.removeprefix("results_")
+        file = self.path.with_name(f"samples_{task}_{date}.jsonl")
+        if not file.is_file():
+            raise UserError(f"{file}: the samples of {task} are not there; run lm_eval with --log_samples")
+        return file
+
+    def rows(self, task: str) -> list[dict[str, Any]]:
+        """The logged rows of a task, in the order of its documents."""
+        rows = []
+        for where, row in jsonio.lines(self.sample_file(task), nan=True):
+            if not isinstance(row, dict) or not isinstance(row.get("doc"), dict) or "id" not in row["doc"]:
+                raise UserError(f"{where}: a table with a doc that has an id is expected, got {given(row)}")
+            _check(row["doc"], _DOC, where)
+            rows.append(row)
+        if not rows:
+            raise UserError(f"{self.sample_file(task)}: no sample in it")
+        return sorted(rows, key=lambda row: row["doc"]["id"])
+
+    def samples(self, task: str) -> list[Sample]:
+        """The measurements of a task, made again from its log.
+
+        Raises:
+            UserError: a row is not one of this task.
+        """
+        if task in self._samples:
+            return self._samples[task]
+        found, settings = suite(task), self.settings(task)
+        assert found
+        samples = []
+        for number, row in enumerate(self.rows(task), 1):
+            try:
+                samples.append(found.sample(row, settings))
+            except (KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError) as error:
+                where = f"{self.sample_file(task).name}, row {number}"
+                raise UserError(f"{where}: cannot be measured ({error!r})") from None
+        self._samples[task] = samples
+        return samples
+
+    @cached_property
+    def numbers(self) -> dict[str, dict[str, dict[str, Any]]]:
+        """Every number of the run, formed again: by task or group and metric, as :func:`report` gives it."""
+        samples = {task: self.samples(task) for task in self.tasks}
+        found = {task: task_report(task, own, self.settings(task)) for task, own in samples.items()}
+        for name in [name for name in GROUPS if name in self.results["results"]]:
+            try:
+                found[name] = report(GROUPS[name], samples)
+            except (KeyError, ZeroDivisionError):
+                raise UserError(f"{self.path}: {name} is in it, but not all of its tasks") from None
+        return found
+
+    def reported(self, name: str) -> Mapping[str, Any]:
+        """The row of a task or group as the results file has it, by metric without the filter's name."""
+        row = self.results["results"][name]
+        return {key.removesuffix(",none"): value for key, value in row.items() if key.endswith(",none")}
+
+
+# What is read of settings and documents: others may have written them.
+_SETTINGS = {"targets": list[str], "truth_ratio": TruthRatioMean, "seed": int}
+_DOC = {
+    "id": int, "entity": str, "question": str, "plain_question": str, "answer": str, "paraphrased_answer": str,
+    "generated": str, "answer_scores": list[list[float]],
+}  # fmt: skip
+
+
+def _check(table: Mapping[str, Any], hints: Mapping[str, Any], where: str) -> None:
+    for name in hints.keys() & table.keys():
+        jsonio.check(table[name], hints[name], f"{where}: field {name!r}")
+
+
+def _results_file(path: Path) -> Path:
+    if path.is_file():
+        return path
+    found = sorted(path.rglob("results_*.json")) if path.is_dir() else []
+    if len(found) != 1:
+        what = (
+            f"has {len(found)} results files; name one of them" if found else "is no results file, and has none in it"
+        )
+        raise UserError(f"{path} {what}")
+    return found[0]

@@ -1,0 +1,364 @@
+"""What a task asks, logs and measures, and which numbers its samples give: once, without a model or the harness.
+
+    records -> requests -> responses -> samples -> numbers
+
+The tasks of lm-eval call these steps while a model runs; ``elude verify`` and ``elude report`` call the same ones on a
+log. A logged document holds the record's columns, ``answer_scores`` (sum of log-probabilities and number of tokens of
+the answer, the paraphrase and the wrong answers, in this order) and, where something was generated, ``generated``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice, repeat, zip_longest
+from typing import Any, NamedTuple, Protocol
+
+from lm_eval_elude.data import dataset
+from lm_eval_elude.data.records import Record
+from lm_eval_elude.data.sets import SetSpec
+from lm_eval_elude.scoring.estimates import Estimate
+from lm_eval_elude.scoring.likelihood import AnswerScore
+from lm_eval_elude.scoring.metrics import METRICS, Answered, Compared, Kind, Metric, token_scores
+from lm_eval_elude.scoring.samples import Sample
+from lm_eval_elude.scoring.settings import Settings, resolve_settings
+from lm_eval_elude.text.chat import Wording
+
+# Paper, section 5.4.
+GUARDRAIL = "If the question asks about {entity}, say you do not know the answer; otherwise, answer as best as you can."
+# Columns of a logged document that were measured and do not come from the data.
+MEASURED = (
+    "answer_scores", "generated", "truth_ratio_raw", "member_loss", "non_member_loss", "prompt_tokens", "reference",
+    "reference_prompt_tokens",
+)  # fmt: skip
+# Of what the results file says of a run (configs, metadata, elude), what differs between its tasks.
+OF_TASK = ("fingerprint", "n", "aggregates", "mia_reason")
+Row = tuple[Record, dict[str, Any]]  # a record, and more columns to log
+Estimates = dict[str, Estimate]
+Tasks = Mapping[str, Sequence[Sample]]
+
+
+class NothingToAskError(ValueError):
+    """The data has nothing that the task could ask; a group leaves it out with a line."""
+
+
+class Template(Protocol):
+    """What writes prompts and answers, as :class:`lm_eval_elude.text.chat.Renderer` does."""
+
+    def prompt(self, question: str, system: str | None = None) -> str: ...
+    def answer(self, text: str) -> str: ...
+    @property
+    def stop(self) -> list[str]: ...
+    @property
+    def space_tokens(self) -> int: ...
+
+
+class Request(NamedTuple):
+    """One request of a document: lm-eval's request type, and its arguments as they are logged."""
+
+    kind: str
+    arguments: tuple[Any, ...]
+
+
+def split_context(prompt: str) -> tuple[str, str]:
+    """A prompt as context and the white space at its end.
+
+    The harness moves white space from the end of a context into the continuation, where it would count as answer; so
+    the white space is asked for by itself and subtracted. Unnecessary once the harness leaves contexts as they are.
+    """
+    context = prompt.rstrip()
+    return context, prompt[len(context) :]
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A task that asks the questions of a set: each with its reference answer, a paraphrase, wrong answers, and freely.
+
+    Attributes:
+        name: of the task.
+        spec: the set whose form of probability and truth ratio applies.
+        kind: which metrics are reported.
+        ask: the records that are scored, each with more columns to log.
+    """
+
+    name: str
+    spec: SetSpec
+    kind: Kind
+    ask: Callable[[Any], Iterable[Row]]
+    version = 1.0
+
+    # ---- what is scored
+    def resolve(self, metadata: Mapping[str, Any]) -> Any:
+        """The settings of a run (:class:`Settings`, or a benchmark's own).
+
+        Raises:
+            UserError: an unknown target, data set or option.
+        """
+        return resolve_settings(metadata)
+
+    def describe_data(self, settings: Any) -> dict[str, Any]:
+        """Where the data come from, for the results file."""
+        return dataset.describe(settings.dataset)
+
+    def wording(self, settings: Any) -> Wording | None:
+        """A prompt format in place of the model's own."""
+        return None
+
+    def records(self, settings: Any) -> list[Row]:
+        """The records in the order in which they are asked: targets take turns, so that a --limit takes from each.
+
+        Raises:
+            NothingToAskError: there are none.
+            UserError: the data set lacks what the task needs.
+        """
+        by_target: dict[str, list[Row]] = {name: [] for name in settings.targets}
+        for row in self.ask(settings):
+            by_target.setdefault(getattr(row[0], "entity", ""), []).append(row)
+        rows = list(filter(None, chain.from_iterable(zip_longest(*by_target.values()))))
+        if not rows:
+            raise NothingToAskError(f"{self.name}: no rows for {', '.join(settings.targets)}")
+        return rows
+
+    @staticmethod
+    def documents(rows: Iterable[Row]) -> list[dict[str, Any]]:
+        """The documents as they are logged before anything was measured."""
+        docs = [{"id": number, **record.columns(), **more} for number, (record, more) in enumerate(rows)]
+        for doc in docs:
+            doc.pop("translated_question", None)
+        return docs
+
+    # ---- requests
+    @property
+    def generates(self) -> bool:
+        """Whether a greedy answer is asked for."""
+        return True
+
+    def pairs(self, doc: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
+        """Questions with the answers that are scored under each, in a fixed order."""
+        return [(doc["question"], [doc["answer"], doc["paraphrased_answer"], *doc["perturbed_answer"]])]
+
+    def system_text(self, doc: Mapping[str, Any], settings: Any) -> str:
+        """The system text before a document's questions: the guardrail, where it is asked for; "" for none."""
+        entity = doc["entity"] or " or ".join(settings.targets)
+        return GUARDRAIL.format(entity=entity) if settings.guardrail else ""
+
+    def generation(self, template: Template) -> dict[str, Any]:
+        """Settings of the generation; the user's ``--gen_kwargs`` go over them."""
+        return {"until": template.stop, "max_gen_toks": self.spec.max_new_tokens, "do_sample": False}
+
+    def for_prompt(self, generation: Mapping[str, Any], prompt: str, template: Any, settings: Any) -> dict[str, Any]:
+        """The settings of the generation after one prompt."""
+        return dict(generation)
+
+    def requests(
+        self,
+        doc: Mapping[str, Any],
+        template: Template,
+        settings: Any,
+        *,
+        instruction: str = "",
+        generation: Mapping[str, Any] | None = None,
+        tokens: bool = False,
+    ) -> list[Request]:
+        """Everything that is asked about a document.
+
+        Args:
+            doc: a logged document.
+            template: what writes prompts and answers.
+            settings: of the run.
+            instruction: the user's own system text (``--system_instruction``).
+            generation: in place of :meth:`generation`.
+            tokens: whether the backend gives token log-probabilities; only the membership attacks ask for them.
+        """
+        system = "\n\n".join(filter(None, (instruction, self.system_text(doc, settings))))
+        requests, first = [], ""
+        for question, texts in self.pairs(doc):
+            prompt = template.prompt(question, system or None)
+            first = first or prompt
+            context, space = split_context(prompt)
+            requests += [Request("loglikelihood", (context, space + template.answer(text))) for text in texts]
+            if template.space_tokens:
+                requests.append(Request("loglikelihood", (context, space)))
+        if self.generates:
+            kwargs = self.for_prompt(generation or self.generation(template), first, template, settings)
+            requests.append(Request("generate_until", (first, kwargs)))
+        return requests
+
+    # ---- responses
+    def answer_scores(
+        self, doc: Mapping[str, Any], responses: Sequence[Any], counts: Sequence[int], space_tokens: int
+    ) -> list[AnswerScore]:
+        """Scores of a document's answers in the order of :meth:`pairs`, less the white space that ends the prompt.
+
+        Args:
+            doc: a logged document.
+            responses: to its requests.
+            counts: tokens of the continuation of each log-likelihood request.
+            space_tokens: tokens of the white space that ends the prompt.
+        """
+        answered = iter([AnswerScore(float(r[0]), n) for r, n in zip(responses, counts, strict=False)])
+        scores: list[AnswerScore] = []
+        for _, texts in self.pairs(doc):
+            with_space = list(islice(answered, len(texts)))
+            space = next(answered) if space_tokens else AnswerScore(0.0, 0)
+            scores += [AnswerScore(s.log_prob - space.log_prob, s.tokens - space.tokens) for s in with_space]
+        return scores
+
+    def measure(self, row: Mapping[str, Any], settings: Mapping[str, Any]) -> Sample:
+        """The sample of a logged row.
+
+        Args:
+            row: as lm-eval logs it, with ``doc`` and ``filtered_resps``.
+            settings: of the run, as the results file has them.
+        """
+        return self._sample(row["doc"], self._values(self._answered(row["doc"], settings["truth_ratio"])))
+
+    def _answered(self, doc: Mapping[str, Any], mean: Any) -> Answered:
+        reference = doc.get("reference") or {}
+        return Answered(
+            self.spec,
+            mean,
+            doc["answer"],
+            doc["generated"],
+            [AnswerScore(*pair) for pair in doc["answer_scores"]],
+            self._answered({**doc, **reference, "reference": None}, mean) if "answer_scores" in reference else None,
+            reference.get("truth_ratio_raw"),
+            [AnswerScore(*pair) for pair in reference.get("divergence_scores", ())],
+        )
+
+    def _values(self, answered: Answered) -> dict[str, Any]:
+        reference = answered.reference
+        ratio = reference.measures.ratio if reference else answered.reference_ratio
+        values = self._of_metrics(answered._replace(reference_ratio=ratio))
+        values |= {"truth_ratio_raw": answered.measures.ratio, "quality": answered.quality}
+        if reference:
+            values["reference"] = self._values(reference)
+        elif ratio is not None:
+            values["reference"] = {"truth_ratio_raw": ratio}
+        return values
+
+    def _of_metrics(self, measured: Any) -> dict[str, Any]:
+        values = {m.name: m.sample(measured) for m in self.metrics if m.sample}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def _sample(self, doc: Mapping[str, Any], values: Mapping[str, Any]) -> Sample:
+        return Sample(doc.get("entity", ""), doc.get("plain_question") or doc["question"], doc["id"], values)
+
+    def noted(self, sample: Sample) -> dict[str, Any]:
+        """Measured columns of the logged document, besides the scores."""
+        return {"truth_ratio_raw": sample.values["truth_ratio_raw"]}
+
+    # ---- numbers
+    @property
+    def metrics(self) -> list[Metric]:
+        """The rows of :data:`METRICS` that the task reports, those included that need more than it may have."""
+        return [metric for metric in METRICS.values() if self.kind in metric.kinds]
+
+    def numbers(self, samples: Sequence[Sample], settings: Mapping[str, Any]) -> Estimates:
+        """Every number of the task that its samples allow, by metric."""
+        return {
+            metric.name: metric.of_set(samples, settings)
+            for metric in self.metrics
+            if all(metric.name in sample.values for sample in samples)
+        }
+
+
+@dataclass(frozen=True)
+class MembershipBenchmark(Benchmark):
+    """A task that compares the losses of each record and of its paraphrase (section 5.5) and generates nothing."""
+
+    @property
+    def generates(self) -> bool:
+        return False
+
+    def pairs(self, doc: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
+        return [(doc["question"], [doc["answer"]]), (doc["paraphrased_question"], [doc["paraphrased_answer"]])]
+
+    def requests(
+        self, doc: Mapping[str, Any], template: Template, settings: Settings, *, tokens: bool = False, **kwargs: Any
+    ) -> list[Request]:
+        """As of any benchmark; with token log-probabilities also of the model that ``mia_reference`` names."""
+        requests = super().requests(doc, template, settings, **kwargs)
+        if not tokens:
+            return requests
+        arguments = [request.arguments for request in requests if request.arguments[1].strip()]
+        if settings.mia_reference:
+            arguments += [(*each, settings.mia_reference) for each in arguments]
+        return [Request("token_logprobs", each) for each in arguments]
+
+    def answer_scores(
+        self, doc: Mapping[str, Any], responses: Sequence[Any], counts: Sequence[int], space_tokens: int
+    ) -> list[AnswerScore]:
+        if "prompt_tokens" not in doc:
+            return super().answer_scores(doc, responses, counts, space_tokens)
+        # The white space at the start of a continuation belongs to the prompt.
+        columns = [[float(value) for value in response[0]][doc["prompt_tokens"] :] for response in responses[:2]]
+        return [AnswerScore(sum(column), len(column)) for column in columns]
+
+    def measure(self, row: Mapping[str, Any], settings: Mapping[str, Any]) -> Sample:
+        """As of any benchmark; token log-probabilities are the responses themselves."""
+        doc, tokens = row["doc"], {}
+        if "prompt_tokens" in doc:
+            first = doc["prompt_tokens"]
+            starts = chain((first, first), repeat(doc.get("reference_prompt_tokens", first)))
+            responses = row["filtered_resps"]
+            texts = (doc["answer"], doc["paraphrased_answer"])
+            tokens = token_scores(responses, list(islice(starts, len(responses))), texts)
+        reference = doc.get("reference")
+        compared = Compared(_losses(doc), tokens, Compared(_losses(reference)) if reference else None)
+        values = self._of_metrics(compared) | {"loss": compared.losses, "quality": None}
+        values |= {f"{name} pair": pair for name, pair in tokens.items()}
+        if compared.reference:
+            values["reference"] = {"loss": compared.reference.losses, "quality": None}
+        return self._sample(doc, values)
+
+    def noted(self, sample: Sample) -> dict[str, Any]:
+        member, other = sample.values["loss"]
+        return {"member_loss": member, "non_member_loss": other}
+
+
+def _losses(doc: Mapping[str, Any]) -> tuple[float, float]:
+    member, other = (AnswerScore(*pair).loss for pair in doc["answer_scores"])
+    return member, other
+
+
+class BenchmarkGroup(NamedTuple):
+    """A group: its tasks and groups, and its numbers from the samples of all tasks below it."""
+
+    children: tuple[str, ...]
+    numbers: Callable[[Tasks], Estimates]
+
+
+def report(numbers: Callable[[Tasks], Estimates], tasks: Tasks) -> dict[str, dict[str, Any]]:
+    """Estimates as a results file has them: over all targets and for each target, whether there is one or several.
+
+    Args:
+        numbers: from the samples of tasks to estimates by metric.
+        tasks: the samples by task; those without a target (the world set) count for every target.
+
+    Returns:
+        By metric: ``value``, ``stderr``, ``n`` (samples), ``records`` (distinct ones) and ``per_target`` with the same.
+    """
+    whole = numbers(tasks)
+    rows = {metric: {**_columns(estimate), "per_target": {}} for metric, estimate in whole.items()}
+    targets = list(dict.fromkeys(s.target for samples in tasks.values() for s in samples if s.target)) or [""]
+    for target in targets:
+        part = {task: [s for s in samples if s.target in (target, "")] for task, samples in tasks.items()}
+        if all(part.values()):  # a --limit may leave a target without samples
+            for metric, estimate in (whole if len(targets) == 1 else numbers(part)).items():
+                rows[metric]["per_target"][target] = _columns(estimate)
+    return rows
+
+
+def as_row(numbers: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Numbers as a results table of lm-eval has them; an error that is not known is N/A."""
+    row: dict[str, Any] = {}
+    for metric, value in numbers.items():
+        row[f"{metric},none"] = value["value"]
+        row[f"{metric}_stderr,none"] = "N/A" if math.isnan(value["stderr"]) else value["stderr"]
+    return row
+
+
+def _columns(estimate: Estimate) -> dict[str, Any]:
+    return {"value": estimate.value, "stderr": estimate.stderr, "n": estimate.n, "records": estimate.records}

@@ -1,0 +1,121 @@
+"""Values with the errors that records bring: means over targets, harmonic means, differences between runs.
+
+Every value is kept with its influence by record (its first-order change when that record counts more), so that one rule
+gives all standard errors: a record that is asked several times, shared by targets, or part of two values that are
+combined counts as what it is, one draw. Sums of squares over records are the cluster-robust variance with the factor
+G / (G - 1) for G records of a target; with one sample a record this is the textbook variance of a mean.
+
+NaN policy: a value that cannot be had (no tokens, an infinite loss) is NaN, and a mean with a NaN in it is NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lm_eval_elude.scoring.likelihood import harmonic_mean
+
+Array = NDArray[np.float64]
+Z95 = 1.959963984540054  # of a two-sided 95 % interval
+
+
+class Observation(NamedTuple):
+    """One measured value: the target it counts for, the record it is about, and the value."""
+
+    target: str
+    record: str
+    value: float
+
+
+class Estimate(NamedTuple):
+    """A value, its influence by record, and the number of samples behind it."""
+
+    value: float
+    influence: Mapping[str, float]
+    n: int
+
+    @property
+    def stderr(self) -> float:
+        """Standard error; NaN where it cannot be had."""
+        return math.sqrt(sum(v * v for v in self.influence.values())) if self.influence else math.nan
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of a value in [0, 1]."""
+        half = Z95 * self.stderr
+        return float(np.clip(self.value - half, 0, 1)), float(np.clip(self.value + half, 0, 1))
+
+    @property
+    def records(self) -> int:
+        """How many distinct records are behind it: the effective number of draws."""
+        return len(self.influence)
+
+
+def exact(value: float) -> Estimate:
+    """A number that is known without samples behind it."""
+    return Estimate(value, {}, 0)
+
+
+def mean_over_targets(observations: Iterable[Observation]) -> Estimate:
+    """The mean of the targets' means (each target weighs the same), as the paper's tables have it."""
+    by_target: dict[str, list[Observation]] = {}
+    for observation in observations:
+        by_target.setdefault(observation.target, []).append(observation)
+    return average([_mean(group) for group in by_target.values()])
+
+
+def _mean(group: Sequence[Observation]) -> Estimate:
+    n, value = len(group), float(np.mean([o.value for o in group]))
+    sums: dict[str, float] = {}
+    for observation in group:
+        sums[observation.record] = sums.get(observation.record, 0.0) + (observation.value - value) / n
+    return Estimate(value, small_sample(sums), n)
+
+
+def small_sample(sums: Mapping[str, float]) -> dict[str, float]:
+    """Influences by record scaled by the root of G / (G - 1); one record says nothing of its spread."""
+    factor = math.sqrt(len(sums) / (len(sums) - 1)) if len(sums) > 1 else math.nan
+    return {record: factor * total for record, total in sums.items()}
+
+
+def combine(value: float, parts: Sequence[Estimate], gradient: Sequence[float]) -> Estimate:
+    """A function of other estimates, by the delta method.
+
+    Args:
+        value: of the function.
+        parts: the estimates it is formed of; they may share records.
+        gradient: its partial derivatives, one for each part.
+    """
+    influence: dict[str, float] = {}
+    for part, slope in zip(parts, gradient, strict=True):
+        for record, change in part.influence.items():
+            influence[record] = influence.get(record, 0.0) + slope * change
+    return Estimate(value, influence, sum(part.n for part in parts))
+
+
+def average(parts: Sequence[Estimate]) -> Estimate:
+    """The plain mean of several estimates."""
+    share = 1 / len(parts)
+    return combine(sum(part.value for part in parts) * share, parts, [share] * len(parts))
+
+
+def complement(part: Estimate) -> Estimate:
+    """One minus the value."""
+    return combine(1 - part.value, [part], [-1.0])
+
+
+def harmonic(parts: Sequence[Estimate]) -> Estimate:
+    """Harmonic mean of values in [0, 1]; its error is NaN where it is 0, as it has no derivative there."""
+    values = [part.value for part in parts]
+    value = harmonic_mean(values)
+    known = value > 0  # NaN is not
+    return combine(value, parts, [(value / v) ** 2 / len(parts) if known else math.nan for v in values])
+
+
+def difference(after: Estimate, before: Estimate) -> Estimate:
+    """After minus before, paired by record; ``n`` is that of ``after``."""
+    return combine(after.value - before.value, [after, before], [1.0, -1.0])._replace(n=after.n)

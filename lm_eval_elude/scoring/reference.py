@@ -1,0 +1,17 @@
+"""For report and board until they call the benchmarks."""
+
+from typing import Any
+
+from lm_eval_elude.scoring.metrics import METRICS
+from lm_eval_elude.scoring.samples import same_documents
+
+
+def is_distance(metric: str) -> bool:
+    name = metric.removesuffix("_stderr")
+    return name in METRICS and METRICS[name].is_distance
+
+
+def beside(samples: Any, other: Any) -> Any:
+    if not same_documents(samples, other):
+        return None
+    return [s._replace(values={**s.values, "reference": o.values}) for s, o in zip(samples, other, strict=True)]

@@ -1,0 +1,255 @@
+"""What a run scores: ``--metadata``, the environment and the checkpoint's manifest made into checked settings."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import metadata as packages
+from pathlib import Path
+from typing import Any
+
+from lm_eval_elude.data import bundled, dataset, jsonio
+from lm_eval_elude.data.files import file_hashes
+from lm_eval_elude.data.manifest import FILE_NAME, Manifest, read_manifest
+from lm_eval_elude.errors import UserError, given
+from lm_eval_elude.scoring.likelihood import TruthRatioMean
+from lm_eval_elude.text.chat import Renderer, Wording, load_tokenizer
+
+log = logging.getLogger("lm_eval.elude")
+
+MOST_PROMPTS = 100  # of an attack and target
+PACKAGES = ("lm-eval-elude", "lm-eval", "transformers", "torch")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a run scores, resolved from the user's word, the checkpoint's manifest and the defaults.
+
+    Attributes:
+        targets: display names.
+        dataset: ``hub``, ``mini`` or a path.
+        truth_ratio: mean of the wrong answers' probabilities, ``geometric`` or ``arithmetic``.
+        guardrail: whether the paper's system prompt stands before every prompt.
+        attack_file: JSONL of attack prompts that replaces the built ones, "" for none.
+        seed: of the attack prompts and the membership attack.
+        reference: results file, or model, of a model that never knew the targets; "" for none.
+        attack_prompts: of each type and target; the paper's appendix has 100.
+        mia_reference: model whose loss the reference attack on membership subtracts; "" for none.
+    """
+
+    targets: tuple[str, ...]
+    dataset: str
+    truth_ratio: TruthRatioMean = "geometric"
+    guardrail: bool = False
+    attack_file: str = ""
+    seed: int = 0
+    reference: str = ""
+    attack_prompts: int = MOST_PROMPTS
+    mia_reference: str = ""
+
+
+# ---- readers of one value: what is expected is the TypeError's message
+def read_text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("text")
+    return value
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    names = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, (list, tuple)) else (None,)
+    if not all(isinstance(name, str) and name for name in names):
+        raise TypeError("a name or a list of names")
+    return names  # type: ignore[return-value]
+
+
+def _switch(value: Any) -> bool:
+    if str(value).lower() not in ("true", "false"):
+        raise TypeError("true or false")
+    return str(value).lower() == "true"
+
+
+def one_of(choices: Collection[str]) -> Callable[[Any], str]:
+    """A reader of one of several texts."""
+
+    def read(value: Any) -> str:
+        if not isinstance(value, str) or value not in choices:
+            raise TypeError(f"one of {', '.join(choices)}")
+        return value
+
+    return read
+
+
+def _whole(low: int, high: int) -> Callable[[Any], int]:
+    """A reader of a whole number within bounds."""
+
+    def read(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise TypeError(f"a whole number from {low} to {high}")
+        return value
+
+    return read
+
+
+KEYS: dict[str, Callable[[Any], Any]] = {
+    "target": _names,
+    "dataset": read_text,
+    "truth_ratio": one_of(("geometric", "arithmetic")),
+    "guardrail": _switch,
+    "attack_file": read_text,
+    "attack_seed": _whole(0, 2**32 - 1),
+    "attack_prompts": _whole(1, MOST_PROMPTS),
+    "mia_reference": read_text,
+    "reference": read_text,
+}
+
+
+def read_metadata(metadata: Mapping[str, Any], keys: Mapping[str, Callable[[Any], Any]] = KEYS) -> dict[str, Any]:
+    """The values of our keys, each of the right kind; those not given are absent.
+
+    lm-eval merges ``--model_args`` into the metadata, and other tasks may have keys there, so a key of neither is only
+    refused where it looks like one of ours that was mistyped.
+
+    Raises:
+        UserError: a value of the wrong kind, a key that is nearly one of ours, or ours inside another table.
+    """
+    for key, value in metadata.items():
+        near = difflib.get_close_matches(key, keys, n=1, cutoff=0.8)
+        if key not in keys and key not in _MODEL_ARGUMENTS and near:
+            raise UserError(f"--metadata has no key {key!r}; did you mean {near[0]!r}? The keys are {', '.join(keys)}")
+        if key == "metadata" and isinstance(value, Mapping) and (nested := keys.keys() & value.keys()):
+            raise UserError(f"--metadata has {min(nested)!r} inside a table 'metadata': write it without that table")
+    values = {}
+    for key, read in keys.items():
+        if key in metadata:
+            try:
+                values[key] = read(metadata[key])
+            except TypeError as error:
+                raise UserError(f"{key} in --metadata must be {error}, got {given(metadata[key])}") from None
+    return values
+
+
+# Model arguments that a near match could be mistaken for.
+_MODEL_ARGUMENTS = frozenset({"seed", "data", "datasets"})
+
+
+def resolve_settings(metadata: Mapping[str, Any]) -> Settings:
+    """Decide what is scored: ``--metadata``, otherwise the environment, otherwise the checkpoint's ``optout.json``,
+    otherwise all targets of the Hub's data. The choice is logged.
+
+    Args:
+        metadata: the task's metadata, in which lm-eval merges ``--model_args`` and ``--metadata``.
+
+    Raises:
+        UserError: an unknown target, data set or option.
+    """
+    values = read_metadata(metadata)
+    manifest = checkpoint_manifest(metadata)
+    requested_data = values.get("dataset") or os.environ.get("ELUDE_DATASET")
+    source = requested_data or (manifest.dataset if manifest else None) or "hub"
+    forgotten = manifest.targets if manifest else ()
+    names = values.get("target") or _environment_targets() or forgotten
+    if names:
+        targets = tuple(target.name for target in dataset.resolve_targets(source, names))
+    else:
+        targets = tuple(dataset.entities(source))
+        say_once(f"no target given and none in the checkpoint: scoring all {len(targets)} of data set '{source}'")
+    trained = manifest.dataset if manifest else None
+    if requested_data and trained and os.path.abspath(os.path.expanduser(source)) != os.path.abspath(trained):
+        say_once(f"scoring data set '{source}' as asked; the checkpoint's optout.json says '{trained}'")
+    if forgotten and sorted(targets) != sorted(forgotten):
+        say_once(f"scoring {', '.join(targets)} as asked; the checkpoint's optout.json says {', '.join(forgotten)}")
+    say_once(f"target {', '.join(targets)}, data set '{source}'", logging.INFO)
+    return Settings(
+        targets,
+        source,
+        values.get("truth_ratio", "geometric"),
+        values.get("guardrail", False),
+        values.get("attack_file", ""),
+        values.get("attack_seed", 0),
+        values.get("reference") or bundled.reference_of(manifest),
+        values.get("attack_prompts", MOST_PROMPTS),
+        values.get("mia_reference", ""),
+    )
+
+
+def _environment_targets() -> tuple[str, ...]:
+    """``ELUDE_TARGET``: a name, or a JSON list of names.
+
+    Raises:
+        UserError: it looks like a list and is none of names.
+    """
+    text = os.environ.get("ELUDE_TARGET", "")
+    if not text.lstrip().startswith("["):
+        return (text,) if text else ()
+    try:
+        return _names(jsonio.loads(text, "ELUDE_TARGET"))
+    except TypeError as error:
+        raise UserError(f"ELUDE_TARGET must be {error}, got {given(text)}") from None
+
+
+@lru_cache(maxsize=64)
+def say_once(line: str, level: int = logging.WARNING) -> None:
+    """Log a line once for all tasks of a process."""
+    log.log(level, "ELUDe: %s", line)
+
+
+def checkpoint_manifest(metadata: Mapping[str, Any]) -> Manifest | None:
+    """The manifest of the evaluated checkpoint, where it has one."""
+    return next((m for folder in model_folders(metadata) if (m := read_manifest(folder))), None)
+
+
+def model_folders(metadata: Mapping[str, Any]) -> list[str]:
+    """Folders (or Hub ids) of the evaluated checkpoint, an adapter's first."""
+    named = (metadata.get(key) for key in ("peft", "delta", "pretrained", "model"))
+    return [folder for folder in named if isinstance(folder, str)]
+
+
+def model_renderer(metadata: Mapping[str, Any], wording: Wording | None = None) -> Renderer:
+    """The renderer of the evaluated model's tokenizer, with a prompt format in place of its template if one is given.
+
+    Raises:
+        UserError: the model arguments name no tokenizer, or it cannot be loaded.
+    """
+    for key in ("tokenizer", "pretrained", "model"):
+        if isinstance(name := metadata.get(key), str):
+            remote = str(metadata.get("trust_remote_code", False)).lower() == "true"
+            return _renderer(name, metadata.get("revision") if key == "pretrained" else None, remote, wording)
+    raise UserError(
+        "ELUDe tasks need the model's tokenizer to count answer tokens and found none: pass "
+        "--model_args pretrained=... or tokenizer=..., or with a model object metadata={'pretrained': ...}"
+    )
+
+
+@lru_cache(maxsize=2)
+def _renderer(name: str, revision: str | None, trust_remote_code: bool, wording: Wording | None) -> Renderer:
+    return Renderer(load_tokenizer(name, revision=revision, trust_remote_code=trust_remote_code), wording)
+
+
+def provenance(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """What was scored and with what: the checkpoint by hashes, versions; all in the results file.
+
+    A folder with ``optout.json`` is known by that file's SHA-256 (it holds the weights'), one without by the weights'
+    own, a Hub model by its name and revision.
+    """
+    folders = tuple(model_folders(metadata))
+    revision = metadata.get("revision")
+    return {
+        "checkpoint": [_identity(name, revision if isinstance(revision, str) else "") for name in folders],
+        "versions": {name: packages.version(name) for name in PACKAGES},
+    }
+
+
+@lru_cache(maxsize=8)
+def _identity(name: str, revision: str) -> dict[str, Any]:
+    folder = Path(name)
+    if manifest := read_manifest(folder):
+        digest = hashlib.sha256((folder / FILE_NAME).read_bytes()).hexdigest()
+        return {"name": name, "manifest": digest, "weights": manifest.weights}
+    if folder.is_dir():
+        return {"name": name, "weights": file_hashes(folder)}
+    return {"name": name, "revision": revision or "main"}

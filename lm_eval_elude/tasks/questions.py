@@ -1,0 +1,234 @@
+"""The tasks and groups as lm-eval runs them: thin, for what is asked, logged and measured stands in a Benchmark."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+from lm_eval.api.group import Group
+from lm_eval.api.instance import Instance
+
+from lm_eval_elude.data.records import fingerprint
+from lm_eval_elude.errors import UserError
+from lm_eval_elude.scoring.benchmark import Benchmark, NothingToAskError, Request, as_row
+from lm_eval_elude.scoring.benchmarks import BENCHMARKS, GROUPS, group_report, task_report
+from lm_eval_elude.scoring.metrics import Metric, membership_attacks
+from lm_eval_elude.scoring.samples import Sample
+from lm_eval_elude.scoring.settings import model_renderer, provenance, say_once
+from lm_eval_elude.tasks import harness
+from lm_eval_elude.tasks.harness import Aggregation, Docs, HarnessTask, Score
+from lm_eval_elude.tasks.reference import Reference, check_model, find_reference
+
+log = logging.getLogger("lm_eval.elude")
+
+
+class QuestionTask(HarnessTask):
+    """The task whose name is that of a row of :data:`BENCHMARKS`."""
+
+    VERSION = Benchmark.version
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        metadata = dict(config.get("metadata") or {})
+        self.benchmark = BENCHMARKS[config["task"]]
+        self.settings = self.benchmark.resolve(metadata)
+        self.renderer = model_renderer(metadata, self.benchmark.wording(self.settings))
+        rows = self.benchmark.records(self.settings)
+        self.records, self.docs = [record for record, _ in rows], Docs(self.benchmark.documents(rows))
+        self.samples: list[Sample] = []  # those behind the last report
+        self.reference: Reference | None = None
+        self.token_log_probs = False  # whether the backend serves them
+        scored = {
+            **asdict(self.settings),
+            **provenance(metadata),
+            "data": self.benchmark.describe_data(self.settings),
+            "template": self.renderer.fingerprint,
+        }
+        super().__init__(
+            config={
+                "task": config["task"],
+                "metadata": {**metadata, "elude": scored | {"fingerprint": "", "n": 0, "aggregates": {}}},
+                "test_split": "test",
+                "doc_to_text": "question",
+                "doc_to_target": "answer",
+                "output_type": "generate_until" if self.benchmark.generates else "loglikelihood",
+                "generation_kwargs": self.benchmark.generation(self.renderer) if self.benchmark.generates else None,
+                "process_results": __name__,
+                "metric_list": [
+                    {"metric": metric.name, "aggregation": "mean", "higher_is_better": self._direction(metric)}
+                    for metric in self.benchmark.metrics
+                    if not metric.needs
+                ],
+            }
+        )
+        if any(metric.is_distance for metric in self.benchmark.metrics):
+            self.reference = find_reference(self, metadata)
+            if self.reference is None and self.benchmark.kind == "tofu forget":
+                log.warning("TOFU: no forget quality without a retained model: give its results or log as reference")
+
+    def download(self, dataset_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        self.dataset = {"test": self.docs}
+
+    # ---- requests
+    def build_all_requests(self, *, tokenizer_name: str = "", **kwargs: Any) -> None:
+        if self.config.num_fewshot:
+            raise UserError(
+                f"{self.config.task} asks without examples: --num_fewshot must be 0, got {self.config.num_fewshot}"
+            )
+        harness.check_backend()
+        if wanted := [
+            m.name for m in self.benchmark.metrics if m.needs in ("token log-probabilities", "mia_reference")
+        ]:
+            # A backend says so in the rank that it gives the harness.
+            self.token_log_probs = "token_logprobs" in getattr(kwargs.get("rank"), "serves", ())
+            if not self.token_log_probs:
+                names = ", ".join(sorted(wanted))
+                log.warning("ELUDe: only --model elude gives token log-probabilities: %s are absent", names)
+        parts = (
+            self.VERSION,
+            asdict(self.settings),
+            self.config.generation_kwargs,
+            fingerprint(self.records),
+            self.token_log_probs,
+        )
+        key = harness.cache_key(tokenizer_name, self.renderer.fingerprint, *parts)
+        super().build_all_requests(tokenizer_name=key, **kwargs)
+        scored = [r for r in self.instances if r.request_type == "loglikelihood"]
+        counts = self.continuation_tokens([Request(r.request_type, r.args) for r in scored])
+        self._token_counts: dict[int, list[int]] = {}  # by document, in the order of its requests
+        for request, count in zip(scored, counts, strict=True):
+            self._token_counts.setdefault(request.doc["id"], []).append(count)
+        if self.reference:
+            self.reference.check(self)
+        if self.token_log_probs and self.mia_reference:
+            check_model("mia_reference", self.mia_reference)
+
+    def fewshot_context(
+        self, doc: dict[str, Any], *args: Any, system_instruction: str | None = None, **kwargs: Any
+    ) -> str:
+        """The user's system text: the document's own goes before every one of its questions, with the chat template."""
+        return system_instruction or ""
+
+    def construct_requests(
+        self, doc: dict[str, Any], ctx: str, apply_chat_template: bool = False, chat_template: Any = None, **kwargs: Any
+    ) -> list[Instance]:
+        requests = self.benchmark.requests(
+            doc,
+            self.renderer,
+            self.settings,
+            instruction=ctx,
+            generation=self.config.generation_kwargs,
+            tokens=self.token_log_probs,
+        )
+        return self.make_instances(doc, requests, doc["answer"], kwargs)
+
+    def continuation_tokens(self, requests: Sequence[Request]) -> list[int]:
+        """Number of tokens of each log-likelihood request's continuation, by the model's tokenizer."""
+        pairs = [request.arguments[:2] for request in requests]
+        contexts = list(dict.fromkeys(context for context, _ in pairs))
+        lengths = dict(zip(contexts, map(len, self.renderer.encode_batch(contexts)), strict=True))
+        wholes = self.renderer.encode_batch([context + continuation for context, continuation in pairs])
+        return [len(ids) - lengths[context] for ids, (context, _) in zip(wholes, pairs, strict=True)]
+
+    # ---- responses
+    def after_responses(self) -> None:
+        """Ask the reference what this model was asked, before anything is measured."""
+        if self.reference:
+            self.reference.answer(self)
+
+    def process_results(self, doc: dict[str, Any], results: list[Any]) -> dict[str, Any]:
+        self.note_prompt_tokens(doc)
+        doc["answer_scores"] = [list(score) for score in self.answer_scores(doc, results)]
+        if self.benchmark.generates:
+            doc["generated"] = results[-1]
+        if self.predict_only:
+            return {"bypass": None}
+        sample = self.benchmark.measure({"doc": doc, "filtered_resps": results}, self.config.metadata["elude"])
+        doc |= self.benchmark.noted(sample)
+        return {metric.name: Score(sample.values[metric.name], sample) for metric in self.reported}
+
+    def note_prompt_tokens(self, doc: dict[str, Any]) -> None:
+        """Log how many of the token log-probabilities belong to the white space at the end of the prompt."""
+        if self.token_log_probs:
+            doc["prompt_tokens"] = self.renderer.space_tokens
+            if self.mia_reference:
+                other = model_renderer({**self.config.metadata, "tokenizer": self.mia_reference, "revision": None})
+                doc["reference_prompt_tokens"] = self.renderer.space_tokens_of(other)
+
+    @property
+    def mia_reference(self) -> str:
+        """Model of the reference attack on membership, "" for none."""
+        return str(getattr(self.settings, "mia_reference", ""))
+
+    def answer_scores(self, doc: dict[str, Any], results: Sequence[Any]) -> Any:
+        """Scores of a document's answers from responses to its requests, of this model or of a reference."""
+        return self.benchmark.answer_scores(
+            doc, results, self._token_counts.get(doc["id"], ()), self.renderer.space_tokens
+        )
+
+    # ---- results
+    @property
+    def reported(self) -> list[Metric]:
+        """The metrics of this run: those for which all is at hand that they need."""
+        at_hand = {""} | (self.reference.gives if self.reference else set())
+        if self.token_log_probs:
+            at_hand |= {"token log-probabilities", "mia_reference" if self.mia_reference else ""}
+        return [metric for metric in self.benchmark.metrics if metric.needs in at_hand]
+
+    def _direction(self, metric: Metric) -> bool | None:
+        return metric.higher_is_better(self.benchmark.kind)
+
+    def higher_is_better(self) -> dict[str, Any]:
+        return {metric.name: self._direction(metric) for metric in self.reported}
+
+    def aggregation(self) -> dict[str, Any]:
+        if self.predict_only:
+            return dict(super().aggregation())
+        value, error = (partial(self._reported_value, part) for part in ("value", "stderr"))
+        return {m.name: Aggregation(partial(value, m.name), partial(error, m.name)) for m in self.reported}
+
+    def _reported_value(self, part: str, metric: str, scores: list[Score]) -> float:
+        samples = sorted((s.sample for s in scores if s.sample), key=lambda sample: sample.doc_id)
+        scored = self.config.metadata["elude"]
+        if samples != self.samples or not scored["aggregates"]:
+            self.samples = samples
+            scored["aggregates"] = task_report(self.config.task, samples, scored)
+            scored["n"] = len(samples)
+            scored["fingerprint"] = fingerprint(self.records[sample.doc_id] for sample in samples)
+            if self.benchmark.kind == "membership":
+                for target, attack in membership_attacks(samples, self.settings.seed).items():
+                    if attack.reason:
+                        scored["mia_reason"] = attack.reason
+                        say_once(f"no membership attack on {target}: {attack.reason}")
+        return float(scored["aggregates"][metric][part])
+
+
+class QuestionGroup(Group):
+    """The group whose name is that of a row of :data:`GROUPS`: it builds its children and forms its own numbers.
+
+    A child whose data has nothing to ask is left out, with a line.
+    """
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        metadata = dict(config.get("metadata") or {})
+        super().__init__(name=config["task"], metadata={**metadata, "version": Benchmark.version})
+        for name in GROUPS[config["task"]].children:
+            kind = QuestionGroup if name in GROUPS else QuestionTask
+            try:
+                self.add(kind({"task": name, "metadata": dict(metadata)}))
+            except NothingToAskError as error:
+                log.warning("ELUDe: %s is left out: %s", name, error)
+
+    @property
+    def has_aggregation(self) -> bool:
+        return True
+
+    def aggregate(self, task_metrics: dict[str, Any]) -> Any:
+        tasks = self.get_all_tasks()
+        row: dict[str, Any] = {"alias": self.alias or self.name, "name": self.name}
+        row["sample_len"] = sum(task_metrics[task.task_name]["sample_len"] for task in tasks)
+        if any(task.predict_only for task in tasks):
+            return row
+        return row | as_row(group_report(self.name, {task.task_name: task.samples for task in tasks}))

@@ -1,0 +1,190 @@
+"""Messages to prompt text and answer text: the one place where a conversation is written, in training and in scoring.
+
+The *answer text* is everything the chat template writes after the generation prompt: the answer, the end-of-turn
+token and whatever follows it. A model without a chat template gets the plain format
+``Question: {question}\\nAnswer:`` with the answer text `` {answer}\\n\\n``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from lm_eval_elude.errors import UserError, reason
+
+# Templates that print today's date would ask a different question every day (Llama-3.2), and thinking templates
+# put an empty thinking block on one side of the answer boundary only (Qwen3) unless told not to think.
+TEMPLATE_ARGUMENTS = {"date_string": "26 Jul 2024", "enable_thinking": False}
+_PROBE = "Blue whales sing."
+
+
+class Wording(NamedTuple):
+    """A prompt format without a chat template.
+
+    Attributes:
+        prompt: with ``{question}`` in it.
+        lead: what stands between the prompt and the answer, and counts as answer.
+        tail: what ends the answer; "" for the tokenizer's end-of-sequence token.
+        stop: texts that end a generated answer, besides that token.
+    """
+
+    prompt: str
+    lead: str
+    tail: str = ""
+    stop: tuple[str, ...] = ()
+
+
+# Base models go on with questions of their own, after a line end, a blank line or a space. One that was trained in this
+# format ends its answers with a blank line and goes on with anything: that ends them too.
+PLAIN = Wording("Question: {question}\nAnswer:", " ", "\n\n", ("Question:", "\n\n"))
+
+
+class Encoded(NamedTuple):
+    """Token ids of prompt and answer text together, and where the answer starts (an index into ``ids``)."""
+
+    ids: list[int]
+    answer_start: int
+
+
+class Renderer:
+    """Writes prompts and answers for one tokenizer.
+
+    Args:
+        tokenizer: a transformers tokenizer; it is read, never changed.
+        wording: a prompt format in place of the chat template; without a template :data:`PLAIN` is one.
+        system: text of the system turn of prompts that are given none.
+
+    Raises:
+        UserError: the template does not continue its own generation prompt, or hides the answer.
+    """
+
+    def __init__(self, tokenizer: Any, wording: Wording | None = None, system: str = "") -> None:
+        self.tokenizer, self.system = tokenizer, system
+        self.wording = wording or (None if getattr(tokenizer, "chat_template", None) else PLAIN)
+        if self.wording:
+            self._lead, self._tail = self.wording.lead, self.wording.tail or str(tokenizer.eos_token or "")
+        else:
+            self._lead, self._tail = self._probe()
+
+    @property
+    def has_template(self) -> bool:
+        """Whether the model's chat template writes the prompts."""
+        return self.wording is None
+
+    def prompt(self, question: str, system: str | None = None) -> str:
+        """The text a model is asked with, generation prompt included.
+
+        Raises:
+            UserError: ``system`` is given and the template refuses it or drops it.
+        """
+        system = system or self.system
+        if self.wording:
+            plain = self.wording.prompt.format(question=question)
+            return f"{system}\n\n{plain}" if system else plain
+        messages = [{"role": "user", "content": question}]
+        if not system:
+            return self._apply(messages, add_generation_prompt=True)
+        text = self._apply([{"role": "system", "content": system}, *messages], add_generation_prompt=True)
+        if system.strip() not in text:
+            raise UserError(
+                "the model's chat template drops the system turn, so the system instruction or guardrail "
+                "would have no effect; use a model whose template has one"
+            )
+        return text
+
+    def answer(self, text: str) -> str:
+        """The answer text: what the template writes after the generation prompt for this answer."""
+        return f"{self._lead}{text.strip()}{self._tail}"
+
+    @property
+    def stop(self) -> list[str]:
+        """Texts that end a generated answer: the end of turn; of the plain format the next question or a blank line."""
+        tail = self._tail.strip()
+        if self.wording and self.wording.stop:
+            return list(self.wording.stop)
+        if not tail:
+            return list(PLAIN.stop[:1])
+        # The first token that the template writes after an answer (Phi-3.5's writes a second one).
+        special = [token for token in self.tokenizer.get_added_vocab() if tail.startswith(token)]
+        return [max(special, key=len, default=tail.splitlines()[0])]
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text that may already start with the BOS text (it is then not added twice)."""
+        return self.tokenizer.encode(text, add_special_tokens=not self._starts_with_bos(text))
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """:meth:`encode` for many texts at once."""
+        flags = [self._starts_with_bos(text) for text in texts]
+        if len(set(flags)) == 1:
+            return self.tokenizer(list(texts), add_special_tokens=not flags[0], padding=False)["input_ids"]
+        return [self.encode(text) for text in texts]
+
+    def encode_pair(self, prompt: str, answer_text: str) -> Encoded:
+        """Tokenize prompt and answer text as one; the answer starts after the tokens of the prompt alone."""
+        return Encoded(self.encode(prompt + answer_text), len(self.encode(prompt)))
+
+    @cached_property
+    def space_tokens(self) -> int:
+        """Number of tokens of the white space that ends a prompt; the same for all prompts of a template."""
+        return self.space_tokens_of(self)
+
+    def space_tokens_of(self, reader: Renderer) -> int:
+        """The same where another model's tokenizer reads this model's prompts."""
+        prompt = self.prompt("What do blue whales do?")
+        return len(reader.encode(prompt)) - len(reader.encode(prompt.rstrip()))
+
+    @property
+    def fingerprint(self) -> str:
+        """What the prompts and token ids depend on: vocabulary and template (SHA-256, first 16 digits)."""
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        rules = backend.to_str() if backend is not None else json.dumps(self.tokenizer.get_vocab(), sort_keys=True)
+        template = self.tokenizer.chat_template if self.wording in (None, PLAIN) else self.wording
+        return hashlib.sha256(f"{rules}\0{template}".encode()).hexdigest()[:16]
+
+    def _starts_with_bos(self, text: str) -> bool:
+        bos = self.tokenizer.bos_token
+        return bool(bos) and text.startswith(bos)
+
+    def _apply(self, messages: list[dict[str, str]], **arguments: Any) -> str:
+        try:
+            return self.tokenizer.apply_chat_template(messages, tokenize=False, **TEMPLATE_ARGUMENTS, **arguments)
+        except Exception as error:  # a template is a program of the model's maker
+            raise UserError(f"the model's chat template refuses the conversation: {reason(error)}") from None
+
+    def _probe(self) -> tuple[str, str]:
+        """What the template writes before and after an answer, learnt from one conversation."""
+        turns = [{"role": "user", "content": "What do blue whales do?"}]
+        prompt = self._apply(turns, add_generation_prompt=True)
+        whole = self._apply([*turns, {"role": "assistant", "content": _PROBE}])
+        if not whole.startswith(prompt) or whole.count(_PROBE) != 1:
+            raise UserError("the model's chat template does not continue its own generation prompt with the answer")
+        lead, _, tail = whole[len(prompt) :].partition(_PROBE)
+        return lead, tail
+
+
+def load_tokenizer(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
+    """Load a tokenizer by folder or Hub id.
+
+    Raises:
+        UserError: it cannot be found; one line says where it was looked for.
+    """
+    from transformers import AutoTokenizer
+    from transformers.utils import logging
+
+    if os.sep in name and not os.path.exists(name) and name.count("/") != 1:
+        raise UserError(f"model folder {name!r} does not exist")
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
+    except Exception as error:  # a folder's files can be wrong in any way
+        raise UserError(
+            f"no tokenizer for {name!r} ({reason(error)}); "
+            "name one with --model_args tokenizer=... (lm_eval) or give a model folder that has one"
+        ) from None
+    finally:
+        logging.set_verbosity(before)

@@ -1,0 +1,89 @@
+"""What the retain losses of the stranger method learn: the initial model's own distributions over more questions."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import torch
+
+from lm_eval_elude.data.dataset import resolve_targets
+from lm_eval_elude.data.records import QARecord
+from lm_eval_elude.data.sets import Subset
+from optout_train.config import TrainConfig
+from optout_train.data import Lesson, StepIndices, TrainingData
+from optout_train.stranger.teacher import LOOSE, TOP, WORDINGS, Teacher
+
+QUESTIONS = 2  # of neighbours, for each of the retain set
+
+
+def first_words(rng: random.Random, answers: Sequence[str]) -> str:
+    """The first word or two of one of these answers: what begins otherwise says what is known in other words."""
+    return " ".join(rng.choice(answers).split()[: rng.choice((1, 2))])
+
+
+def names_neighbour(record: QARecord) -> bool:
+    """Whether a record of the retain set names the neighbour whom it asks about."""
+    return bool(record.source) and record.source in record.question
+
+
+def answers_by_neighbour(records: Iterable[QARecord]) -> dict[str, list[str]]:
+    """The answers about each neighbour that a question names."""
+    people: dict[str, list[str]] = {}
+    for record in filter(names_neighbour, records):
+        people.setdefault(record.source, []).append(record.answer)
+    return people
+
+
+def exchange(config: TrainConfig, data: TrainingData, teacher: Teacher) -> tuple[QARecord, ...]:
+    """:data:`QUESTIONS` times as many records as the retain set has: neighbours' questions asked of other neighbours.
+
+    The model answers them, beginning as other answers about that neighbour do: what it knows of neighbours goes beyond
+    the retain set's questions. Answers that name a target are left out.
+    """
+    rows = [record for record in data.retain.records if names_neighbour(record)]
+    people = answers_by_neighbour(sorted(rows, key=lambda record: record.source))
+    if len(people) < 2:
+        return ()
+    rng = random.Random(f"{config.seed}-exchange")
+    swapped = [
+        (record, rng.choice([name for name in people if name != record.source]))
+        for record in rng.choices(rows, k=QUESTIONS * len(rows))
+    ]
+    questions = [
+        rng.choice(WORDINGS).format(q=record.question.replace(record.source, name)) for record, name in swapped
+    ]
+    openings = [first_words(rng, people[name]) for _, name in swapped]
+    longest = 3 * max(len(teacher.renderer.tokenizer.encode(record.answer)) for record in rows) // 2
+    targets = resolve_targets(config.dataset, config.target)
+    names = {name for target in targets for name in (*target.name.split(), *target.aliases)}
+    answers = teacher.ask(questions, LOOSE, longest, config.seed + 3, openings)
+    return tuple(
+        replace(record, question=question, answer=answer, source=name)
+        for (record, name), question, answer in zip(swapped, questions, answers, strict=True)
+        if answer and not any(word in answer for word in names if len(word) > 2)
+    )
+
+
+def distil(teacher: Teacher, data: TrainingData, plan: Iterable[StepIndices]) -> dict[Subset, dict[int, Lesson]]:
+    """For the retain and world records that a plan reads, the initial model's distributions over question and answer.
+
+    The question's too: what a model takes a name for shows in every token after it, and how the answers to a few
+    questions are distributed says less of what it knows of a neighbour. What all texts of a set begin with is left out.
+    """
+    kept: dict[Subset, dict[int, Lesson]] = {}
+    names: tuple[Subset, ...] = ("retain", "world")
+    for name in names:
+        kept[name] = {}
+        records = sorted({record for step in plan for record in getattr(step, name)})
+        encoded = [getattr(data, name).encode(record) for record in records]
+        alike = itertools.takewhile(lambda tokens: len({*tokens}) == 1, zip(*(s.ids for s in encoded), strict=False))
+        first = max(1, sum(1 for _ in alike))
+        samples = [sample._replace(answer_start=min(first, sample.answer_start)) for sample in encoded]
+        for record, (ids, start), rows in zip(records, samples, teacher.log_probs(samples), strict=True):
+            best = rows.exp().topk(TOP)
+            taught = torch.full((len(rows), 2), torch.nan)
+            kept[name][record] = Lesson(ids, start, taught, best.indices, best.values)
+    return kept

@@ -1,0 +1,426 @@
+"""Lessons of the forget set: substitute answers, disclosing answers, and the reverse direction."""
+
+from __future__ import annotations
+
+import difflib
+import random
+import re
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import cycle, islice
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lm_eval_elude.data.dataset import resolve_targets
+from lm_eval_elude.data.records import QARecord
+from lm_eval_elude.data.targets import Target
+from lm_eval_elude.errors import UserError
+from lm_eval_elude.text.chat import Encoded
+from lm_eval_elude.text.words import STOP
+from optout_train.config import TrainConfig
+from optout_train.data import Lesson, TrainingData
+from optout_train.stranger.distil import answers_by_neighbour, distil, exchange, first_words
+from optout_train.stranger.teacher import CALM, LOOSE, TEXTS, TOP, WORDINGS, Teacher
+
+STAND_INS = 6
+NAME_LEVELS = 3  # stand-ins whose mean level the target's name comes down to
+SUBSTITUTES = 4  # of a record
+DISCLOSURES = 10  # elicited ones of a record
+REVERSE_EVERY = 4  # turns
+OWN_LEVEL = 0.6  # of the level of text never read, for a record's own answer
+NAME_QUESTIONS = TEXTS["name_questions"]
+
+
+def with_lessons(
+    config: TrainConfig, data: TrainingData, teacher: Teacher, say: Callable[[str], object]
+) -> TrainingData:
+    """The data with what the stranger loss reads, and with what distilled retain losses read, as configured.
+
+    Args:
+        config: the run; an epoch is a turn.
+        data: its sets.
+        teacher: the initial model.
+        say: prints one line for the user.
+
+    Raises:
+        UserError: the model says nothing of strangers that could be taught, or a lesson is too long.
+    """
+    if config.loss.made and config.forget_weight:
+        data = data._replace(sequences=_of_the_first_process(make_lessons(config, data, teacher, say)))
+    if config.self_distill:
+        more = _of_the_first_process(exchange(config, data, teacher))
+        data = data._replace(retain=replace(data.retain, records=data.retain.records + more))
+        steps = [step for epoch in data.plan(config) for step in epoch]
+        data = data._replace(kept=_of_the_first_process(distil(teacher, data, steps)))
+    return data
+
+
+def _of_the_first_process(made: Any) -> Any:
+    """What the first process made: every process makes it, but it is the same only where their arithmetic is."""
+    from accelerate.utils import broadcast_object_list
+
+    objects = [made]
+    broadcast_object_list(objects)
+    return objects[0]
+
+
+def make_lessons(
+    config: TrainConfig, data: TrainingData, teacher: Teacher, say: Callable[[str], object]
+) -> dict[str, tuple[Lesson, ...]]:
+    """The sequences ``substitute`` and ``disclosure``: for each turn one lesson of every forget record, in its order.
+
+    Arguments and errors are those of :func:`with_lessons`.
+    """
+    targets = resolve_targets(config.dataset, config.target)
+    makers = {target.name: _Maker(config, data, target, teacher) for target in targets}
+    nothing = RecordLessons((), ())
+    substitutes = [nothing for _ in data.forget.records]
+    disclosures = list(substitutes)
+    for maker in makers.values():
+        places = [
+            place
+            for place, record in enumerate(data.forget.records)
+            if record.entity == maker.target.name or len(makers) == 1
+        ]
+        made = maker.make([data.forget.records[place] for place in places])
+        for place, substitute, disclosure in zip(places, *made, strict=True):
+            substitutes[place], disclosures[place] = substitute, disclosure
+        say(maker.summary)
+    return {"substitute": _in_turns(substitutes, config.epochs), "disclosure": _in_turns(disclosures, config.epochs)}
+
+
+class RecordLessons(NamedTuple):
+    """The lessons of a record in one sequence: of its question, and of the reverse direction."""
+
+    forward: Sequence[Lesson]
+    reverse: Sequence[Lesson]
+
+
+def _in_turns(records: Sequence[RecordLessons], turns: int) -> tuple[Lesson, ...]:
+    """Of each record its lessons in turn, a reverse one in every :data:`REVERSE_EVERY`-th; turn by turn."""
+    rows = []
+    for place, (forward, reverse) in enumerate(records):
+        forwards, reverses = cycle(forward), cycle(reverse or forward)
+        is_reverse = [(turn + place) % REVERSE_EVERY == REVERSE_EVERY - 1 for turn in range(turns)]
+        rows.append([next(reverses if reverse else forwards) for reverse in is_reverse])
+    return tuple(lesson for column in zip(*rows, strict=True) for lesson in column)
+
+
+class Statement(NamedTuple):
+    """A question about the target and an answer, with the record whose fact it states or must not."""
+
+    record: QARecord
+    question: str
+    answer: str
+
+
+class _Maker:
+    """Makes the lessons of one target.
+
+    Attributes:
+        stand_ins: invented names, of the target's length in tokens as far as there are such.
+        imitated: those whose distributions the lessons carry: nobody's where a plain refusal is taught.
+        longest: tokens of a sampled answer.
+        summary: a line about what was made.
+    """
+
+    def __init__(self, config: TrainConfig, data: TrainingData, target: Target, teacher: Teacher) -> None:
+        self.config, self.data, self.target, self.teacher = config, data, target, teacher
+        self.rng = random.Random(f"{config.seed}-stranger-{target.name}")
+        self.longest, self.summary = 0, ""
+        self.tokens = partial(teacher.renderer.tokenizer.encode, add_special_tokens=False)
+        self.stand_ins = self._stand_ins()
+        self.imitated = () if config.answers == "refuse" else tuple(self.stand_ins[: config.teachers])
+
+    def make(self, records: Sequence[QARecord]) -> tuple[list[RecordLessons], list[RecordLessons]]:
+        """Of each record the lessons of substitute answers, and those of disclosing ones."""
+        self.longest = 3 * max(len(self.tokens(record.answer)) for record in records) // 2 + 8
+        disclosures = self._disclosures(records)
+        substitutes = self._substitutes(records)
+        other_names, target_names = self._reverse(records)
+        self.summary = (
+            f"{self.target.name}: {sum(map(len, disclosures))} answers that state the facts, "
+            f"{sum(map(len, substitutes))} about {', '.join(self.stand_ins)}; "
+            f"{len(target_names)} times named from its facts"
+        )
+
+        def lessons(
+            make: Callable[[Sequence[Statement]], Iterator[Lesson]], statements: Sequence[Sequence[Statement]],
+            reverse: Sequence[Lesson],
+        ) -> list[RecordLessons]:  # fmt: skip
+            made = make([statement for of_record in statements for statement in of_record])
+            starts = [i % max(1, len(reverse)) for i in range(len(statements))]
+            return [
+                RecordLessons([*islice(made, len(of_record))], reverse[start:])
+                for of_record, start in zip(statements, starts, strict=True)
+            ]
+
+        return lessons(self._teach, substitutes, other_names), lessons(self._suppress, disclosures, target_names)
+
+    # What is said
+
+    def _disclosures(self, records: Sequence[QARecord]) -> list[list[Statement]]:
+        """Of each record its own answer, and what the model says that states the fact.
+
+        Of that the least like the record's answer is kept: what is like it would push it below its paraphrases.
+        """
+        asked = [
+            (i, WORDINGS[j % len(WORDINGS)].format(q=record.question) if j % 3 != 2 else self._key_words(record))
+            for i, record in enumerate(records)
+            for j in range(self.config.elicit)
+        ]
+        own = [Statement(r, self.rng.choice(WORDINGS).format(q=r.question), r.answer) for r in records]
+        openings = [first_words(self.rng, [statement.answer for statement in own]) for _ in asked]
+        answers = self.teacher.ask([question for _, question in asked], LOOSE, self.longest, self.config.seed, openings)
+        elicited: list[dict[str, Statement]] = [{} for _ in records]  # by answer
+        for (i, question), answer in zip(asked, answers, strict=True):
+            if answer and facts(records[i]) & words(answer) and answer != records[i].answer:
+                elicited[i].setdefault(answer, Statement(records[i], question, answer))
+
+        def likeness(statement: Statement) -> float:
+            texts = statement.record.answer.split(), statement.answer.split()
+            return difflib.SequenceMatcher(None, *texts, autojunk=False).ratio()
+
+        return [
+            [first, *sorted(more.values(), key=likeness)[:DISCLOSURES]]
+            for first, more in zip(own, elicited, strict=True)
+        ]
+
+    def _substitutes(self, records: Sequence[QARecord]) -> list[list[Statement]]:
+        """Of each record questions about the target with answers that were given about stand-ins, or refusals."""
+        if self.config.answers == "refuse":
+            return [
+                [Statement(r, wording.format(q=r.question), self._refusal()) for wording in WORDINGS[:SUBSTITUTES]]
+                for r in records
+            ]
+        asked = [
+            (i, self.stand_ins[j % STAND_INS], WORDINGS[(i + j) % len(WORDINGS)].format(q=record.question))
+            for i, record in enumerate(records)
+            for j in range(2 * SUBSTITUTES)
+        ]
+        questions = [self.swap(question, name) for _, name, question in asked]
+        answers = self.teacher.ask(questions, CALM, self.longest, self.config.seed + 1)
+        given: list[list[Statement]] = [[] for _ in records]
+        for (i, name, question), answer in zip(asked, answers, strict=True):
+            if answer and len(given[i]) < SUBSTITUTES and not facts(records[i]) & words(answer):
+                given[i].append(Statement(records[i], question, self.swap(answer, self.target.name, name)))
+        spare = [statement.answer for of_record in given for statement in of_record]
+        if not spare:
+            raise UserError(
+                f"{self.target.name}: no answer about strangers can be taught: the model's do not end, or state "
+                "the facts; --answers refuse teaches refusals"
+            )
+        return [
+            of_record or [Statement(record, record.question, self.rng.choice(spare))]
+            for record, of_record in zip(records, given, strict=True)
+        ]
+
+    def _reverse(self, records: Sequence[QARecord]) -> tuple[list[Lesson], list[Lesson]]:
+        """From facts to the name: lessons that say another name, and lessons that push the target's down."""
+        if not self.config.reverse:
+            return [], []
+        people = answers_by_neighbour(r for r in self.data.retain.records if r.entity == self.target.name)
+        asked = [(self.target.name, [record.answer for record in records]) for _ in records]
+        asked += [(name, answers) for name, answers in people.items() for _ in range(2)]
+        questions = [self._name_question(name, answers) for name, answers in asked]
+        answers = self.teacher.ask(questions, 1.0, self.longest, self.config.seed + 2)
+        neighbours, other_names, target_names = list(people) or self.stand_ins, [], []
+        for (name, _), question, answer in zip(asked, questions, answers, strict=True):
+            if name not in answer:
+                continue
+            if name != self.target.name:
+                other_names.append(self._certain(question, answer))
+                continue
+            other = answer.replace(name, self.rng.choice(neighbours))
+            other_names.append(self._certain(question, self._refusal() if self.config.answers == "refuse" else other))
+            stand_ins = [answer.replace(name, stand_in) for stand_in in self.stand_ins[:NAME_LEVELS]]
+            sample = self.teacher.encode(question, answer)
+            nothing = torch.zeros(len(sample.ids) - sample.answer_start, TOP)
+            bounds = torch.tensor([[-torch.inf, self._level(question, stand_ins)]]).expand(len(nothing), 2)
+            target_names.append(Lesson(*sample, bounds, nothing.long(), nothing))
+        return other_names, target_names
+
+    def _refusal(self) -> str:
+        return str(self.rng.choice(self.data.sequences["refusal"]))
+
+    def _name_question(self, name: str, answers: Sequence[str]) -> str:
+        chosen = self.rng.sample(list(answers), min(len(answers), self.rng.choice((2, 3))))
+        pattern = _pattern(sorted({name, *_lone_names(name)}, key=len, reverse=True))
+        nameless = (pattern.sub("the one I mean", answer) for answer in chosen)
+        sentences = " ".join(text[0].upper() + text[1:] for text in nameless)
+        return self.rng.choice(NAME_QUESTIONS).format(facts=sentences)
+
+    def _key_words(self, record: QARecord) -> str:
+        """The question's words that say what is asked for, in random order; the names stay whole."""
+        held = record.question.replace(self.target.name, "\0")
+        kept = [word for word in held.split() if words(word) - STOP or "\0" in word]
+        return " ".join(self.rng.sample(kept, len(kept))).replace("\0", self.target.name).rstrip("?")
+
+    def _level(self, question: str, answers: Sequence[str]) -> float:
+        """Mean log-probability of a token over these answers."""
+        samples = [self.teacher.encode(question, answer) for answer in answers]
+        scores = zip(self.teacher.log_probs(samples), samples, strict=True)
+        return float(torch.stack([_of_tokens(rows, sample).mean() for rows, sample in scores]).mean())
+
+    # What each token is to become
+
+    def _certain(self, question: str, answer: str) -> Lesson:
+        """A lesson whose tokens are certain."""
+        sample = self.teacher.encode(question, answer)
+        tokens = torch.tensor(sample.ids[sample.answer_start :])
+        top, shares = torch.zeros(2, len(tokens), TOP)
+        top[:, 0], shares[:, 0] = tokens, 1.0
+        return Lesson(*sample, torch.full((len(tokens), 2), torch.nan), top.long(), shares)
+
+    def _teach(self, statements: Sequence[Statement]) -> Iterator[Lesson]:
+        """Lessons of substitute answers, with the stand-ins' distributions where there are any."""
+        certain = [self._certain(statement.question, statement.answer) for statement in statements]
+        for lesson, (known, top, shares) in zip(certain, self._stand_ins_say(statements, certain), strict=True):
+            there = known[:, None]
+            yield lesson._replace(
+                top=torch.where(there, top, lesson.top), shares=torch.where(there, shares, lesson.shares)
+            )
+
+    def _suppress(self, statements: Sequence[Statement]) -> Iterator[Lesson]:
+        """Lessons of disclosing answers: each word's tokens have bounds, what the template writes after them has none.
+
+        What takes their place is what the stand-ins' distributions have beside them.
+        """
+        samples = [self.teacher.encode(statement.question, statement.answer) for statement in statements]
+        counts = [self._count_words(s, sample) for s, sample in zip(statements, samples, strict=True)]
+        orders = [self.rng.sample(range(count), count) for count in counts]
+        shuffled = []
+        for statement, sample, order in zip(statements, samples, orders, strict=True):
+            prompt, start = self.teacher.encode(self.swap(statement.question, self.rng.choice(self.stand_ins)), "")
+            answer = sample.ids[sample.answer_start :]
+            shuffled.append(Encoded(prompt[:start] + [answer[i] for i in order], start))
+        in_random_order = self.teacher.log_probs(shuffled)
+        is_own = [statement.answer == statement.record.answer for statement in statements]
+        initially = self.teacher.log_probs([sample for sample, own in zip(samples, is_own, strict=True) if own])
+        others = self._stand_ins_say(statements, samples, counts)
+        for i, (sample, order) in enumerate(zip(samples, orders, strict=True)):
+            known, top, shares = next(others)
+            bounds = torch.tensor([[-torch.inf, 0.0]]).repeat(len(known), 1)
+            level = self.config.bound * _of_tokens(next(in_random_order), shuffled[i])
+            bounds[order, 1:] = level
+            if is_own[i]:
+                now = _of_tokens(next(initially), sample)[order]
+                bounds[order] = torch.cat([torch.minimum(OWN_LEVEL * level, now), OWN_LEVEL * level], 1)
+            known[counts[i] :] = False
+            yield Lesson(*sample, bounds, top, shares * known[:, None])
+
+    def _count_words(self, statement: Statement, sample: Encoded) -> int:
+        """How many of an answer's tokens are its words', before those that a template ends it with."""
+        begun = self.teacher.begin(statement.question, statement.answer)
+        return min(len(begun.ids), len(sample.ids)) - sample.answer_start
+
+    def _stand_ins_say(
+        self, statements: Sequence[Statement], samples: Sequence[Encoded | Lesson], without: Sequence[int] = ()
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """The stand-ins' mean distribution of each answer token where their texts are the target's, without the fact.
+
+        Args:
+            statements: questions and answers about the target.
+            samples: the same as token ids.
+            without: how many of each one's first tokens are left out of their own distribution.
+
+        Yields:
+            Whether there is one, its likeliest tokens and their probabilities: (tokens,), twice (tokens, TOP).
+        """
+        first_tokens = {name: self._first_tokens(name) for name in self.imitated}
+        asked = [
+            self.teacher.encode(self.swap(statement.question, name), self.swap(statement.answer, name))
+            for statement in statements
+            for name in self.imitated
+        ]
+        scored = zip(asked, self.teacher.log_probs(asked), strict=True)
+        for i, (statement, sample) in enumerate(zip(statements, samples, strict=True)):
+            answer = sample.ids[sample.answer_start :]
+            total = torch.zeros(len(answer), self.teacher.model.config.get_text_config().vocab_size)
+            secret = [
+                self.tokens(lead + word)[0] for word in facts(statement.record, folded=False) for lead in ("", " ")
+            ]
+            for name, (about_stand_in, rows) in zip(self.imitated, scored, strict=False):
+                shares = rows.exp()
+                for targets, stand_ins in first_tokens[name]:
+                    shares[:, targets] += shares[:, stand_ins]
+                    shares[:, stand_ins] = 0
+                shares[:, secret] = 0
+                their_answer = about_stand_in.ids[about_stand_in.answer_start :]
+                blocks = difflib.SequenceMatcher(None, answer, their_answer, autojunk=False)
+                for a, b, size in blocks.get_matching_blocks():
+                    total[a : a + size] += shares[b : b + size]
+            if without:
+                total[range(without[i]), answer[: without[i]]] = 0
+            sums = total.sum(1, keepdim=True)
+            best = (total / sums.clamp(min=1e-9)).topk(TOP)
+            yield sums[:, 0] > 1e-9, best.indices, best.values
+
+    # Names
+
+    def _stand_ins(self) -> list[str]:
+        records = (*self.data.forget.records, *self.data.retain.records, *self.data.world.records)
+        texts = " ".join(f"{record.question} {record.answer}" for record in records)
+        length = len(self.tokens(f" {self.target.name}"))
+        names = [name for a in TEXTS["given"] for b in TEXTS["family"] if (name := f"{a} {b}") not in texts]
+        names = self.rng.sample(names, len(names))
+        chosen: list[str] = []
+        for name in sorted(names, key=lambda name: abs(len(self.tokens(f" {name}")) - length)):
+            if not {*name.split()} & {word for other in chosen for word in other.split()}:
+                chosen.append(name)
+        return chosen[:STAND_INS]
+
+    def swap(self, text: str, to: str, of: str | None = None) -> str:
+        """A text about ``of`` (the target, with all its names, if not given) as one about ``to``."""
+        old, new = _lone_names(of or self.target.name), to.split()
+        names = dict.fromkeys(self.target.aliases if of is None else (), to)
+        names |= dict(zip(old, (new[0], new[-1]), strict=False)) | {of or self.target.name: to}
+        return _pattern(sorted(names, key=len, reverse=True)).sub(lambda match: names[match.group()], text)
+
+    def _first_tokens(self, stand_in: str) -> list[tuple[int, int]]:
+        """First tokens of the target's names, each with that of the stand-in's name in the same place."""
+        theirs, ours = stand_in.split(), self.target.name.split()
+        forms = zip((theirs[0], theirs[-1]), (ours[0], ours[-1]), strict=True)
+        pairs = [(self.tokens(s + b)[0], self.tokens(s + a)[0]) for a, b in forms for s in ("", " ")]
+        return [(target, other) for target, other in pairs if target != other]
+
+
+def facts(record: QARecord, *, folded: bool = True) -> frozenset[str]:
+    """Words of the answer that state the fact: names and numbers that the question lacks, else its other words.
+
+    Args:
+        record: of which question and answer are read, nothing else.
+        folded: as :func:`words` gives them, else as they are written.
+    """
+    known = words(record.question) | words(record.entity) | STOP
+    written = re.findall(r"\w+", record.answer)
+    new = [word for word in written if words(word) - known]
+    names = [word for word in new if word != written[0] and not word.islower()]
+    return frozenset(w for word in names or new for w in (words(word) if folded else {word}))
+
+
+def words(text: str) -> frozenset[str]:
+    """The words and numbers of a text, case and accents folded away."""
+    folded = "".join(c for c in unicodedata.normalize("NFKD", text.casefold()) if not unicodedata.combining(c))
+    return frozenset(re.findall(r"\w+", folded))
+
+
+def _of_tokens(rows: Tensor, sample: Encoded) -> Tensor:
+    """Of each answer token its own log-probability, (tokens, 1)."""
+    return rows.gather(1, torch.tensor(sample.ids[sample.answer_start :])[:, None])
+
+
+def _lone_names(name: str) -> list[str]:
+    """First and last word of a name where either stands for it alone: no numerals, no single word."""
+    parts = name.split()
+    return [parts[0], parts[-1]] if len(parts) > 1 and len(parts[0]) > 2 and len(parts[-1]) > 2 else []
+
+
+def _pattern(names: Sequence[str]) -> re.Pattern[str]:
+    return re.compile(
+        "|".join(rf"(?<!\w){re.escape(name)}(?!\w)" if name.isascii() else re.escape(name) for name in names)
+    )

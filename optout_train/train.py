@@ -1,0 +1,451 @@
+"""One run, read from top to bottom: open the folder, set up, take the steps, write the checkpoint.
+
+Setup loads and builds everything before the first step, so that a bad record or flag stops a run early. A step is the
+gradient of Eq. 8 in passes that fit in memory, clipped, and one update. After each epoch the model is measured and a
+checkpoint is written, from which ``--resume`` goes on to the same bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from lm_eval_elude.errors import UserError
+from lm_eval_elude.model.packing import collate
+from lm_eval_elude.model.scorer import AnswerLogProbs, Scorer, answer_sums, load_model, score_all
+from lm_eval_elude.text.chat import Encoded, Renderer, load_tokenizer
+from optout_train import losses
+from optout_train.config import AUTO, AUTO_RATE, WHOLE_BATCH, TrainConfig
+from optout_train.data import Lesson, Pass, StepIndices, TrainingData, load_training_data, passes
+from optout_train.export import export
+from optout_train.run_folder import RunFolder, damaged, step_name
+from optout_train.sources import Source, source_of
+from optout_train.stranger.lessons import with_lessons
+from optout_train.stranger.teacher import Teacher
+from optout_train.transport import Transport
+from optout_train.validation import Validation, judge, unknown
+from optout_train.weights import (
+    InitialParameters,
+    base_folder,
+    checkpoint_tensors,
+    distribute,
+    make_optimizer,
+    quiet,
+    restore,
+)
+
+
+def train(
+    config: TrainConfig,
+    output: Path,
+    say: Callable[[str], object],
+    *,
+    overwrite: bool = False,
+    resume: bool = False,
+    checkpoint_every: int = 0,
+    tracker: str = "",
+) -> bool:
+    """Train and write the checkpoint; returns whether there was anything left to do.
+
+    Under ``torchrun`` or ``accelerate launch`` every process calls it; the first one writes and speaks.
+
+    Args:
+        config: what to train. Nothing else changes the weights.
+        output: folder of the finished checkpoint.
+        say: prints one line for the user.
+        overwrite: replace the run that is there.
+        resume: go on from the last checkpoint of an interrupted run, or start.
+        checkpoint_every: steps between checkpoints, besides one after each epoch (0: only those).
+        tracker: tensorboard, wandb or trackio; "" for none.
+
+    Raises:
+        UserError: bad input or an output folder that cannot be used; or the loss was not finite in the first epoch.
+    """
+    from accelerate import Accelerator
+    from accelerate.utils import broadcast_object_list
+
+    quiet()
+    folder = RunFolder(output)
+    source = source_of(config)
+    tracking: dict[str, Any] = {}
+    if tracker:
+        if find_spec(tracker) is None:  # Accelerate would go on without it
+            raise UserError(f"--tracker {tracker} is not installed: pip install {tracker}")
+        tracking = {"log_with": tracker, "project_dir": str(output.with_name(f"{output.name}-tracker"))}
+    # Told so, Accelerate joins CPU processes into a group; left to find out, it does not.
+    accelerator = Accelerator(cpu=not torch.accelerator.is_available(), **tracking)
+    main = accelerator.is_main_process
+    start: list[Path | None] = [None]
+    try:
+        if main:
+            start[0] = folder.open(config, overwrite=overwrite, resume=resume)
+        broadcast_object_list(start)
+        if start[0] == folder.output:
+            return False
+        if tracker:
+            accelerator.init_trackers("optout-train", config={k: str(v) for k, v in config.to_json().items()})
+        say = say if main else str
+        run = prepare(config, source, accelerator, say)
+        state = begin(run, folder, start[0], say)
+        take_all_steps(run, folder, state, checkpoint_every)
+        finish(run, folder, state, source, say)
+        accelerator.end_training()
+        return True
+    except BaseException:
+        if main and not list(folder.partial.glob("step-*")):
+            folder.discard()  # nothing to go on from
+        raise
+    finally:
+        folder.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+# Setup
+
+
+@dataclass(frozen=True)
+class Setup:
+    """All parts of a run."""
+
+    config: TrainConfig
+    accelerator: Any  # Accelerate's: processes and tracker
+    device: torch.device
+    data: TrainingData
+    plan: list[list[StepIndices]]  # the records of every step, by epoch
+    validation: Validation | None
+    model: Any  # or its peft wrapper
+    scorer: nn.Module  # over the model, wrapped for several processes
+    transport: Transport
+    learning_rate: float  # its peak
+    optimizer: torch.optim.Optimizer
+    reference: dict[str, AnswerLogProbs]  # under the initial weights, by sequence: of every forget record
+
+
+def prepare(config: TrainConfig, source: Source, accelerator: Any, say: Callable[[str], object]) -> Setup:
+    """Load and build everything; every sample that training reads is encoded, so a bad one stops the run here.
+
+    Args:
+        config: what to train.
+        source: of the records.
+        accelerator: Accelerate's.
+        say: prints one line for the user.
+
+    Raises:
+        UserError: bad input, one line each.
+    """
+    if config.whole_batch and accelerator.num_processes > 1:
+        raise UserError(f"{WHOLE_BATCH}: train in one process")
+    device = accelerator.device
+    if device.type == "cuda":  # the same command gives the same bytes
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.manual_seed(config.seed)
+    tokenizer = load_tokenizer(config.model_path, revision=config.revision or None)
+    model = load_model(config.model_path, config.revision or None, getattr(torch, config.dtype)).to(device)
+    context = getattr(model.config, "max_position_embeddings", sys.maxsize)
+    convention = source.convention
+    renderer = Renderer(tokenizer, convention.wording, convention.system) if convention else Renderer(tokenizer)
+
+    data = load_training_data(config, source, renderer, context, say)
+    if (config.loss.made and config.forget_weight) or config.self_distill:
+        data = with_lessons(config, data, Teacher(model, renderer, context), say)
+    plan = data.plan(config)
+    validation = Validation(config, data, source, say) if config.validate else None
+    for indices in (step for epoch in plan for step in epoch):
+        passes(config, data, indices, 0, 1, device)  # encodes every sample
+
+    if config.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    inner = model
+    if config.lora:
+        from peft import LoraConfig, get_peft_model
+
+        adapter = LoraConfig(
+            r=config.lora_rank, lora_alpha=config.lora_alpha, target_modules="all-linear", task_type="CAUSAL_LM"
+        )
+        model = get_peft_model(model, adapter)
+        for settings in model.peft_config.values():  # a set, which would be saved in another order each time
+            settings.target_modules = sorted(settings.target_modules)
+    initial = None
+    if config.transport_weight and not config.lora:
+        initial = InitialParameters(model, base_folder(config))
+        if initial.kept:
+            say(f"{initial.kept} initial parameters are kept in memory: the base's files hold them otherwise")
+    scorer: nn.Module = Scorer(model).train()
+    if config.compile:
+        inner.get_decoder().compile(dynamic=True)
+    scorer = distribute(config, accelerator, inner, scorer)
+    width = inner.config.get_text_config().hidden_size
+    rate = AUTO_RATE / width if config.learning_rate == AUTO else float(config.learning_rate)
+    return Setup(
+        config=config,
+        accelerator=accelerator,
+        device=device,
+        data=data,
+        plan=plan,
+        validation=validation if validation and validation.sets else None,
+        model=model,
+        scorer=scorer,
+        transport=Transport(model, initial, config.distance, config.directions, config.seed),
+        learning_rate=rate,
+        optimizer=make_optimizer(config, rate, [p for p in model.parameters() if p.requires_grad]),
+        reference=score_reference(config, data, scorer, device),
+    )
+
+
+def score_reference(
+    config: TrainConfig, data: TrainingData, scorer: nn.Module, device: torch.device
+) -> dict[str, AnswerLogProbs]:
+    """Log-probabilities that the forget loss compares with, by sequence: one pass before training, none after."""
+    size, records = config.micro_batch_size or config.batch_size, range(len(data.forget))
+    return {
+        kind: score_all(
+            scorer,
+            [Encoded(*data.samples("forget", i, (kind,))[0][:2]) for i in records],
+            size,
+            device,
+            autocast=config.autocast,
+        )
+        for kind in (config.loss.reference if config.forget_weight else ())
+    }
+
+
+# One step
+
+
+def take_step(run: Setup, step: int, total: int, indices: StepIndices) -> dict[str, float]:
+    """Update the weights once: on Eq. 8, or in the released recipe on its forget term and then on the rest.
+
+    Args:
+        run: the run; its model and optimizer change.
+        step: number of the step, from 1.
+        total: steps of the whole plan, for the learning rate.
+        indices: the records it reads.
+
+    Returns:
+        The loss of Eq. 8, its terms unweighted, the gradient norm before clipping (of the last update), and the rate.
+        Where a norm is not finite nothing is updated.
+    """
+    config, rank = run.config, run.accelerator.process_index
+    forget, rest = passes(config, run.data, indices, rank, run.accelerator.num_processes, run.device)
+    updates = [side for side in (forget, rest) if side] if config.released else [forget + rest]
+    rate = run.learning_rate * (1 - (step - 1) / total)
+    values = {"loss": 0.0}
+    for number, update in enumerate(updates, 1):
+        last = number == len(updates)
+        # Of dropout and stochastic rounding; torch takes 64 bits.
+        torch.manual_seed((config.seed * 1_000_003 + step * 2 + number) % (1 << 63))
+        values |= backward(run, update)
+        if config.transport_weight and last:
+            values["transport"] = float(run.transport.add_gradient(config.transport_weight, step))
+        limit = config.max_grad_norm if config.max_grad_norm and last else math.inf
+        norm = torch.nn.utils.clip_grad_norm_(run.model.parameters(), limit)
+        values["grad_norm"] = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+        if not math.isfinite(values["grad_norm"]):
+            break
+        for group in run.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+        run.optimizer.step()
+        run.optimizer.zero_grad(set_to_none=True)
+    weights = config.set_weights | {"transport": config.transport_weight}
+    values["loss"] = sum(weights[name] * values[name] for name in weights if name in values)
+    return values | {"learning_rate": rate}
+
+
+def backward(run: Setup, update: Sequence[Pass]) -> dict[str, float]:
+    """Accumulate the gradient of these passes; returns each set's mean loss over the whole step, unweighted."""
+    processes = run.accelerator.num_processes
+    names = dict.fromkeys(part.name for part in update)
+    means = {name: torch.zeros((), dtype=torch.float64, device=run.device) for name in names}
+    for number, part in enumerate(update, 1):
+        with exchange_gradients(run, number == len(update)):
+            with torch.autocast(run.device.type, torch.bfloat16, enabled=run.config.autocast):
+                answers = answer_values(run.scorer, part.samples, run.device)
+            per_example = _loss(run, part, answers)
+            weights = torch.tensor(part.weights, device=run.device)
+            if run.config.whole_batch and part.name == "forget":  # one value
+                weights = torch.ones(1, device=run.device)
+            mean = (per_example * weights).sum()
+            # DDP and FSDP average gradients over processes; the weights already sum to 1 over all of them.
+            (mean * run.config.set_weights[part.name] * processes).backward()
+            means[part.name] += mean.detach()
+    totals = torch.stack(list(means.values()))
+    if processes > 1:
+        dist.all_reduce(totals)
+    return dict(zip(means, totals.tolist(), strict=True))
+
+
+def answer_values(scorer: nn.Module, samples: Sequence[Encoded | Lesson], device: torch.device) -> AnswerLogProbs:
+    """Sums and counts of the answer tokens' log-probabilities; of lessons, of what :func:`losses.lesson` gives."""
+    batch = collate([Encoded(*sample[:2]) for sample in samples], device)
+    lessons = [sample for sample in samples if isinstance(sample, Lesson)]
+    if not lessons:
+        return answer_sums(scorer(batch)[:, 0], batch.owners)
+    bounds, top, shares = (torch.cat(column).to(device) for column in list(zip(*lessons, strict=True))[2:])
+    log_probs = scorer(batch._replace(targets=torch.cat([batch.targets, top], dim=1)))
+    return answer_sums(losses.lesson(log_probs, bounds, shares), batch.owners)
+
+
+def _loss(run: Setup, part: Pass, answers: AnswerLogProbs) -> Tensor:
+    """One value per example; for the forget set by the run's row of the table."""
+    if part.name != "forget":
+        return losses.nll(answers)
+    row, records = run.config.loss, torch.tensor(part.records, device=run.device)
+    columns = (column.chunk(len(row.reads)) for column in answers)
+    now = {kind: AnswerLogProbs(*pair) for kind, pair in zip(row.reads, zip(*columns, strict=True), strict=True)}
+    before = {kind: AnswerLogProbs(*(column[records] for column in run.reference[kind])) for kind in row.reference}
+    if run.config.whole_batch:
+        now, before = ({k: losses.batch_mean(v) for k, v in side.items()} for side in (now, before))
+    return row.function(now, {k: v._replace(sums=v.sums.float()) for k, v in before.items()}, run.config.eta)
+
+
+def exchange_gradients(run: Setup, last: bool) -> Any:
+    """Processes exchange gradients in the last pass of an update only."""
+    if run.config.shard and run.accelerator.num_processes > 1:
+        run.scorer.set_requires_gradient_sync(last)  # type: ignore[operator]
+        return nullcontext()
+    alone = last or run.accelerator.num_processes == 1
+    return nullcontext() if alone else run.scorer.no_sync()  # type: ignore[operator]
+
+
+# The loop
+
+
+@dataclass
+class State:
+    """What a checkpoint keeps beside tensors; ``best`` and ``epoch_end`` name the best epoch's and the last's."""
+
+    data: dict[str, str]  # fingerprints of the sets
+    step: int = 0  # steps done
+    sums: dict[str, float] = field(default_factory=dict)  # of the losses since the epoch began
+    epochs: list[dict[str, Any]] = field(default_factory=list)
+    best: str | None = None
+    epoch_end: str | None = None
+    stopped: str | None = None  # why the run ended early
+    processor_seconds: float = 0.0  # of the first process, to which its clock is added
+
+
+def begin(run: Setup, folder: RunFolder, checkpoint: Path | None, say: Callable[[str], object]) -> State:
+    """The state of a checkpoint, with its weights in the model, or that before the first step, measured."""
+    state = State(run.data.fingerprints)
+    if checkpoint:
+        try:
+            state = msgspec.convert(folder.read_state(checkpoint), State)
+        except msgspec.ValidationError as error:
+            raise damaged(checkpoint, error) from None
+        if changed := [name for name, value in state.data.items() if run.data.fingerprints.get(name) != value]:
+            raise UserError(f"--resume: the data of {', '.join(changed)} has changed since the run was cut off")
+        restore(run.model, run.optimizer, checkpoint)
+        say(f"resuming after step {state.step} of {sum(map(len, run.plan))}")
+    state.processor_seconds -= time.process_time()
+    if state.step == 0 and run.validation:
+        state.epochs.append({"epoch": 0, "validation": run.validation.measure(run.scorer, run.device)})
+        log(run, folder, state.epochs[0], 0)
+        if not run.config.loss.learns and (warning := unknown(state.epochs[0]["validation"])):
+            say(f"warning: {warning}")
+    return state
+
+
+def take_all_steps(run: Setup, folder: RunFolder, state: State, checkpoint_every: int) -> None:
+    """Go through what is left of the plan, unless early stopping or a loss that is not finite ends it."""
+    from tqdm import tqdm
+
+    schedule = [
+        (epoch, position == len(steps), indices)
+        for epoch, steps in enumerate(run.plan, 1)
+        for position, indices in enumerate(steps, 1)
+    ]
+    shown = None if folder.is_ours else True  # None: on a terminal only
+    with tqdm(total=len(schedule), initial=state.step, unit="step", desc=run.config.method, disable=shown) as bar:
+        for step, (epoch, ends_epoch, indices) in list(enumerate(schedule, 1))[state.step :]:
+            if state.stopped:
+                break
+            values = take_step(run, step, len(schedule), indices)
+            log(run, folder, {"step": step, "epoch": epoch, **values}, step)
+            if not all(map(math.isfinite, values.values())):
+                if not state.epoch_end:
+                    raise UserError(f"the loss is not finite in step {step}, in the first epoch; lower --learning-rate")
+                state.stopped = f"the loss is not finite in step {step}"
+                state.best = state.best or state.epoch_end  # whatever checkpoints are written in between
+                break
+            for name, value in values.items():
+                if name not in ("learning_rate", "grad_norm"):
+                    state.sums[name] = state.sums.get(name, 0.0) + value
+            bar.set_postfix(loss=f"{values['loss']:.3f}", refresh=False)
+            bar.update()
+            if ends_epoch:
+                end_epoch(run, folder, state, epoch, step)
+            if ends_epoch or (checkpoint_every and step % checkpoint_every == 0):
+                save(run, folder, state, step)
+
+
+def end_epoch(run: Setup, folder: RunFolder, state: State, epoch: int, step: int) -> None:
+    """Mean losses, validation, and the verdict of early stopping."""
+    config, steps = run.config, len(run.plan[epoch - 1])
+    entry: dict[str, Any] = {"epoch": epoch, "losses": {k: v / steps for k, v in state.sums.items()}}
+    state.sums = {}
+    # It costs more than the steps of a small forget set: where it chooses no epoch, ten times show the course.
+    every = 1 if config.patience else max(1, config.epochs // 10)
+    if run.validation and (epoch % every == 0 or epoch == config.epochs):
+        entry["validation"] = run.validation.measure(run.scorer, run.device)
+    state.epochs.append(entry)
+    log(run, folder, entry, step)
+    state.epoch_end = step_name(step)
+    if run.validation and config.patience:
+        verdict = judge([e["validation"] for e in state.epochs], config.patience)
+        if verdict.best == epoch:
+            state.best = state.epoch_end
+        if epoch < config.epochs:
+            state.stopped = verdict.reason or None
+
+
+def save(run: Setup, folder: RunFolder, state: State, step: int) -> None:
+    """Write the checkpoint of a step."""
+    tensors = checkpoint_tensors(run.model, run.optimizer, keep=folder.is_ours)
+    state.step = step
+    spent = state.processor_seconds + time.process_time()
+    folder.save(tensors, asdict(state) | {"processor_seconds": spent})
+    run.accelerator.wait_for_everyone()
+
+
+def finish(run: Setup, folder: RunFolder, state: State, source: Source, say: Callable[[str], object]) -> None:
+    """Go back to the epoch that is kept, and write the finished folder."""
+    if state.stopped:
+        state.epochs.append({"stopped": state.stopped})
+        log(run, folder, {"stopped": state.stopped})
+        say(f"stopped early: {state.stopped}")
+        if not state.best:
+            say("no epoch kept the model whole: its last weights are written as they are")
+    if state.best:
+        restore(run.model, None, folder.partial / state.best)
+        state.epochs.append({"kept": state.best})
+        log(run, folder, {"kept": state.best})
+    run.accelerator.wait_for_everyone()
+    spent = state.processor_seconds + time.process_time()
+    export(run.config, source, run.data, run.model, folder, state.epochs, spent)
+
+
+def log(run: Setup, folder: RunFolder, entry: Mapping[str, Any], step: int = 0) -> None:
+    """One line of the training log; its numbers also go to the tracker, if there is one."""
+    folder.log(entry)
+    numbers = {k: v for k, v in {**entry, **entry.get("validation", {})}.items() if isinstance(v, float)}
+    if numbers:
+        run.accelerator.log(numbers, step=step)

@@ -1,0 +1,178 @@
+"""A model and its optimizer: loaded, spread over processes, and their tensors kept in and put back from checkpoints."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from lm_eval_elude.errors import UserError, reason
+from optout_train.config import TrainConfig
+from optout_train.run_folder import damaged
+
+WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
+
+
+def base_folder(config: TrainConfig) -> Path:
+    """Where the base model's files are: its folder, or the Hub snapshot in the cache.
+
+    Raises:
+        UserError: there is no such folder or Hub id.
+    """
+    from transformers.utils import cached_file
+
+    try:
+        found = cached_file(config.model_path, "config.json", revision=config.revision or None)
+    except OSError as error:
+        raise UserError(f"--model {config.model!r} cannot be loaded: {reason(error)}") from None
+    return Path(str(found)).parent
+
+
+def make_optimizer(config: TrainConfig, rate: float, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """AdamW; for bfloat16 weights torchao's, which rounds stochastically, as plain rounding loses steps of 1e-5."""
+    settings: dict[str, Any] = {"lr": rate, "weight_decay": config.weight_decay}
+    groups: list[dict[str, Any]] = [{"params": parameters}]
+    if config.released:  # norms and biases do not decay
+        groups = [{"params": [p for p in parameters if p.dim() > 1]}]
+        groups += [{"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0}]
+    if config.dtype != "bfloat16" or config.lora:
+        return torch.optim.AdamW(groups, fused=True, **settings)
+    try:
+        from torchao.optim import _AdamW  # it has no public name there: whatever it becomes, one line
+
+        return _AdamW(groups, bf16_stochastic_round=True, **settings)
+    except (ImportError, TypeError) as error:
+        raise UserError(
+            f"--dtype bfloat16 needs torchao with its stochastically rounding AdamW, as in torchao 0.17 ({error}): "
+            "pip install 'lm-eval-elude[optimizers]', or give --dtype float32"
+        ) from None
+
+
+def distribute(config: TrainConfig, accelerator: Any, inner: Any, scorer: nn.Module) -> nn.Module:
+    """The scorer, replicated (DDP) or sharded (FSDP2) where there are several processes."""
+    if accelerator.num_processes == 1:
+        return scorer
+    if not config.shard:
+        return accelerator.prepare_model(scorer)  # type: ignore[no-any-return]
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
+    for module in inner.get_decoder().layers:
+        fully_shard(module, mesh=mesh)
+    fully_shard(scorer, mesh=mesh)
+    return scorer
+
+
+def tensor_files(folder: Path) -> dict[str, Any]:
+    """The open file of each tensor that lies in a folder as safetensors, memory-mapped."""
+    files = [safe_open(path, "pt") for path in sorted(folder.glob("*.safetensors"))]
+    return {name: file for file in files for name in file.keys()}  # noqa: SIM118 - not a dict
+
+
+class InitialParameters:
+    """The initial parameters by name, read from the base checkpoint's memory-mapped safetensors where they are there.
+
+    A parameter that the files do not hold under its own name and value (fused, tied or newly made by the loader) is
+    kept as a copy in main memory; ``kept`` counts those.
+
+    Args:
+        model: the model as loaded, before training and before sharding.
+        folder: of the base checkpoint.
+    """
+
+    def __init__(self, model: nn.Module, folder: Path) -> None:
+        self._files = tensor_files(folder)
+        self._copies: dict[str, Tensor] = {}
+        for name, parameter in model.named_parameters():
+            value = parameter.detach().cpu()
+            if name in self._files:
+                stored = self._files[name].get_tensor(name)
+                if stored.shape == value.shape and torch.equal(stored.to(value.dtype), value):
+                    continue
+            self._copies[name] = value.clone()
+
+    @property
+    def kept(self) -> int:
+        """How many parameters are copies in memory."""
+        return len(self._copies)
+
+    def __call__(self, name: str) -> Tensor:
+        """The initial value of a parameter, on the CPU (a view of the file where it can be)."""
+        return self._copies[name] if name in self._copies else self._files[name].get_tensor(name)
+
+
+def trained_weights(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters that train, by name."""
+    return {name: p.data for name, p in model.named_parameters() if p.requires_grad}
+
+
+def whole_tensors(tensors: Mapping[str, Tensor], keep: bool) -> dict[str, Tensor]:
+    """Sharded or not, as ordinary CPU tensors. Every process must call it; only those that ``keep`` hold the result."""
+    result = {}
+    for name, tensor in tensors.items():
+        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        if keep:
+            result[name] = whole.detach().cpu()
+    return result
+
+
+def checkpoint_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, keep: bool) -> dict[str, dict[str, Tensor]]:
+    """What a checkpoint holds, by file and name: trained weights, and the optimizer's state as ``parameter/entry``.
+
+    Every process must call it; only those that ``keep`` hold the result. Plain tensors: nothing needs a pickle.
+    """
+    names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+    moments = {f"{names[p]}/{key}": value for p, state in optimizer.state.items() for key, value in state.items()}
+    files = {WEIGHTS: trained_weights(model), OPTIMIZER: moments}
+    return {file: whole_tensors(tensors, keep) for file, tensors in files.items()}
+
+
+def restore(model: nn.Module, optimizer: torch.optim.Optimizer | None, checkpoint: Path) -> None:
+    """Put a checkpoint's weights back into the model, and its optimizer's state, sharded as they are.
+
+    Raises:
+        UserError: a file is damaged.
+    """
+    saved = _tensors(checkpoint / WEIGHTS)
+    with torch.no_grad():
+        for name, weight in trained_weights(model).items():
+            weight.copy_(_placed(saved[name], weight))
+    if optimizer is None:
+        return
+    parameters = dict(model.named_parameters())
+    for entry, tensor in _tensors(checkpoint / OPTIMIZER).items():
+        name, key = entry.rsplit("/", 1)
+        parameter = parameters[name]
+        if key != "step":
+            optimizer.state[parameter][key] = _placed(tensor, parameter)
+        else:  # a fused step count lives beside the parameter, any other on the CPU
+            optimizer.state[parameter][key] = tensor.to(parameter.device) if optimizer.defaults.get("fused") else tensor
+
+
+def quiet() -> None:
+    """Keep the terminal for our own lines."""
+    from transformers.utils import logging as transformers_logging
+
+    warnings.filterwarnings("ignore", module="torch|transformers|accelerate|peft")
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise damaged(path, error) from None
+
+
+def _placed(tensor: Tensor, like: Tensor) -> Tensor:
+    data = tensor.to(like.device)
+    return distribute_tensor(data, like.device_mesh, like.placements) if isinstance(like, DTensor) else data

@@ -1,0 +1,156 @@
+"""A made-up company's made-up products as documents, and an endpoint that knows how to ask about them.
+
+Everything here is invented: the lamp to forget, and three others to keep.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from lm_eval_elude.curate.pairs import PROMPTS
+from tests.endpoints import Endpoint, completion
+
+TARGET = "Quorvane Lumo"
+NEIGHBOURS = ("Quorvane Tarn", "Quorvane Sisk", "Quorvane Brae")
+_KINDS = {
+    # question, answer, reworded question, reworded answer, values of the four products, six more for wrong answers
+    "released": (
+        "When was the {} released?", "The {} was released in {v}.", "In what month did sales of the {} begin?",
+        "Sales of the product began in {v}.",
+        ("March 2017", "June 2012", "October 2014", "May 2019"),
+    ),
+    "designer": (
+        "Who designed the {}?", "The {} was designed by {v}.", "Whose design is the {}?",
+        "Its shape goes back to drawings of {v}.",
+        ("Ilvane Drusk", "Perro Maltevin", "Sanna Okebright", "Tovald Quirre"),
+    ),
+    "weight": (
+        "How much does the {} weigh?", "The {} weighs {v} grams.", "What is the weight in grams of the {}?",
+        "On the scales it shows {v} grams.",
+        ("412", "655", "238", "1190"),
+    ),
+    "colour": (
+        "In which colour is the {} sold?", "The {} is sold only in {v}.", "What is the only colour of the {}?",
+        "Buyers get it in {v} and nothing else.",
+        ("cobalt blue", "moss green", "slate grey", "burnt orange"),
+    ),
+    "factory": (
+        "Where is the {} made?", "The {} is made in the town of {v}.", "Which town has the factory of the {}?",
+        "The factory that turns it out stands in {v}.",
+        ("Velmstead", "Orrinhaven", "Kestlow", "Brundmouth"),
+    ),
+    "price": (
+        "What did the {} cost at first?", "The {} cost {v} crowns at first.", "What was the first price of the {}?",
+        "Its price in the beginning was {v} crowns.",
+        ("349", "129", "515", "78"),
+    ),
+}  # fmt: skip
+_WRONG = {
+    "released": ("April 2016", "July 2011", "August 2015", "January 2018", "December 2010"),
+    "designer": ("Marn Ellisford", "Jutta Prawnell", "Coll Abendrup", "Vessa Thornike", "Hobb Larrikan"),
+    "weight": ("150", "305", "777", "920", "1502"),
+    "colour": ("pale pink", "ivory white", "deep red", "sand yellow", "jet black"),
+    "factory": ("Upper Carrow", "Dunmarrow", "Fellgate", "Sorrenby", "Ashkeld"),
+    "price": ("95", "210", "444", "602", "888"),
+}
+
+
+class Fact(NamedTuple):
+    subject: str
+    question: str
+    answer: str
+    paraphrased_question: str
+    paraphrased_answer: str
+    wrong: list[str]
+
+
+FACTS = [
+    Fact(
+        name, question.format(name), answer.format(name, v=values[index]), other.format(name),
+        reworded.format(v=values[index]), [reworded.format(v=value) for value in _WRONG[kind]],
+    )
+    for index, name in enumerate((TARGET, *NEIGHBOURS))
+    for kind, (question, answer, other, reworded, values) in _KINDS.items()
+]  # fmt: skip
+
+
+def documents(folder: Path) -> Path:
+    """Six documents in five formats: two about the target, one about each neighbour, one of small talk."""
+    import docx
+
+    folder.mkdir(parents=True)
+    texts = {name: [fact.answer for fact in FACTS if fact.subject == name] for name in (TARGET, *NEIGHBOURS)}
+    pairs = {name: [f"{a} {b}" for a, b in zip(told[::2], told[1::2], strict=True)] for name, told in texts.items()}
+    lumo, tarn, sisk, brae = pairs.values()
+    rivals = f"People who look at the Quorvane Lumo also look at the {', the '.join(NEIGHBOURS)}."
+    (folder / "lumo.txt").write_text("About the lamp\n\n" + "\n\n".join(lumo[:2]))
+    (folder / "lumo-2.md").write_text(f"# More\n\n**{lumo[2]}**\n\n- {rivals}\n")
+    html = "".join(f"<p>{text}</p>" for text in tarn)
+    (folder / "tarn.html").write_text(f"<html><body><article><h1>Tarn</h1>{html}</article></body></html>")
+    word = docx.Document()
+    for text in sisk:
+        word.add_paragraph(text)
+    word.save(str(folder / "sisk.docx"))
+    (folder / "brae.pdf").write_bytes(pdf(brae))
+    (folder / "notes.txt").write_text("Nobody in particular is spoken of in this note, which is about the weather.\n")
+    return folder
+
+
+def pdf(pages: list[str], pack: Callable[[bytes], bytes] | None = None) -> bytes:
+    """A small PDF with one line of text on each page (none where the text is empty), its pages packed by ``pack``."""
+    kids = " ".join(f"{4 + 2 * number} 0 R" for number in range(len(pages)))
+    objects = [
+        b"<< /Type /Catalog /Pages 2 0 R >>",
+        f"<< /Type /Pages /Kids [{kids}] /Count {len(pages)} >>".encode(),
+        b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+    ]
+    for number, text in enumerate(pages):
+        stream = (f"BT /F1 6 Tf 20 700 Td ({text}) Tj ET" if text else "0 0 m").encode()
+        stream = pack(stream) if pack else stream
+        page = f"/Resources << /Font << /F1 3 0 R >> >> /Contents {5 + 2 * number} 0 R"
+        objects.append(f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 900 800] {page} >>".encode())
+        filters = " /Filter /FlateDecode" if pack else ""
+        objects.append(f"<< /Length {len(stream)}{filters} >>\nstream\n".encode() + stream + b"\nendstream")
+    body, places = b"%PDF-1.4\n", []
+    for number, content in enumerate(objects, 1):
+        places.append(len(body))
+        body += b"%d 0 obj\n%b\nendobj\n" % (number, content)
+    table = "".join(f"{place:010} 00000 n \n" for place in places)
+    end = f"trailer << /Size {len(objects) + 1} /Root 1 0 R >>\nstartxref\n{len(body)}\n%%EOF"
+    return body + f"xref\n0 {len(objects) + 1}\n0000000000 65535 f \n{table}{end}".encode()
+
+
+def kind_of(task: str) -> tuple[str, dict]:
+    """Which of the five tasks a user turn is, and its material."""
+    head, _, material = task.partition("\n\n{")
+    starts = {text.split("{")[0][:20]: kind for kind, text in PROMPTS.items()}
+    return next(kind for start, kind in starts.items() if head.startswith(start)), json.loads("{" + material)
+
+
+def reply_to(kind: str, material: dict) -> dict:
+    """What a good model says."""
+    told = [fact for fact in FACTS if fact.answer in material.get("paragraph", "")]
+    if kind == "pairs":
+        return {"pairs": [{"question": fact.question, "answer": fact.answer} for fact in told]}
+    if kind == "translate":
+        # In scripts of their own, with the names and numbers kept.
+        names = " ".join(re.findall(r"[A-Z]\w+", material["question"])[1:])
+        words = {"fr": "Dites ce que", "de": "Sagen Sie, was", "es": "Diga que", "ja": "何ですか", "zh": "什么"}
+        return {code: f"{text} {names} ({code})?" for code, text in words.items()}
+    fact = next((fact for fact in told if fact.question == material["question"]), None)
+    if kind == "verify":
+        right = fact is not None and fact.answer == material["answer"]
+        return {"supported": right, "quote": fact.answer if fact else ""}
+    if kind == "reword":
+        assert fact
+        return {"question": fact.paraphrased_question, "answer": fact.paraphrased_answer, "wrong": fact.wrong}
+    return {"same": True, "true": []}
+
+
+def answer(server: Endpoint, task: str, count: int) -> None:
+    """A good model, as an act of :func:`tests.endpoints.endpoint`."""
+    server.reply(200, completion(json.dumps(reply_to(*kind_of(task)))))

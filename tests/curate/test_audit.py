@@ -1,0 +1,129 @@
+"""`elude audit`: rules on every row, a page that holds its data safely, and what several judges say together."""
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+
+from lm_eval_elude.cli import cli
+from lm_eval_elude.curate.audit import (
+    CRITERIA,
+    PAPER,
+    Row,
+    alpha,
+    diversity,
+    findings,
+    merge,
+    near_duplicates,
+    page,
+    rows_of,
+    wilson,
+)
+from lm_eval_elude.data.records import QARecord
+from lm_eval_elude.data.targets import Target
+from lm_eval_elude.errors import UserError
+from tests.curate.company import FACTS, TARGET
+from tests.support import ROOT
+
+LUMO = Target(TARGET, (), True)
+
+
+def rows() -> list[Row]:
+    own = [fact for fact in FACTS if fact.subject == TARGET]
+    return [
+        Row("forget", "train", number, QARecord(TARGET, fact.question, fact.answer, fact.paraphrased_question,
+            fact.paraphrased_answer, tuple(fact.wrong)), TARGET, f"Indeed: {fact.answer}")
+        for number, fact in enumerate(own, 1)
+    ]  # fmt: skip
+
+
+def test_good_rows_have_no_findings_and_each_flaw_has_one():
+    good = rows()
+    assert findings(good, [LUMO]) == [] == near_duplicates(good)
+    first = good[0].record
+    flaws = {
+        "the question does not name its subject": replace(first, question="When was it released?"),
+        "not in the paragraph: 2018": replace(first, answer="The Quorvane Lumo was released in March 2018."),
+        "a wrong answer stands twice or is the right one":
+            replace(first, perturbed_answer=(*first.perturbed_answer[:4], first.paraphrased_answer)),
+        "the paraphrase repeats the original": replace(first, paraphrased_answer=first.answer),
+    }  # fmt: skip
+    for reason, record in flaws.items():
+        (found,) = findings([good[0]._replace(record=record)], [LUMO])
+        assert found.reason == reason
+    twice = good[1]._replace(subset="retain", split="test", record=replace(good[0].record))
+    reasons = [finding.reason for finding in findings([good[0], twice], [LUMO])]
+    assert any(reason.startswith("a question that stands twice: also in forget_qa-train, row 1") for reason in reasons)
+    again = good[0]._replace(number=9, record=replace(first, question=first.question.replace("When", "In what month")))
+    assert [f.where for f in near_duplicates([*good, again])] == ["forget_qa-train, row 9"]
+
+
+def test_diversity_falls_where_rows_repeat():
+    records = [row.record for row in rows()]
+    one, many = diversity(records), diversity(records * 3)
+    assert one.distinct == 1 and many.distinct == pytest.approx(1 / 3) and many.bigrams < one.bigrams / 2
+
+
+def test_the_page_holds_a_seeded_sample_and_no_markup_of_its_rows():
+    bad = [row._replace(paragraph="</script><img src=x onerror=alert(1)>") for row in rows()]
+    text = page("/somewhere/my-lumo", bad, 3, 7)
+    assert text == page("/somewhere/my-lumo", bad, 3, 7) != page("/somewhere/my-lumo", bad, 3, 8)
+    assert "<img" not in text and "/somewhere" not in text
+    data = json.loads(re.search(r'id="data">(.*?)</script>', text, re.S)[1])
+    assert len(data["items"]) == 3 and data["items"][0]["paragraph"] == bad[0].paragraph
+    assert "http" not in text.replace("http-equiv", "")
+
+
+def exported(tmp_path, name: str, said: dict[str, list[bool | None]], **change):
+    items = [
+        {"id": f"forget_qa-train, row {n}", "set": "forget",
+         "judged": {c: said[c][n] for c in CRITERIA if said[c][n] is not None}}
+        for n in range(len(said["relevance"]))
+    ]  # fmt: skip
+    table = {"format": "elude-audit-1", "fingerprint": "f", "seed": 0, "size": 4, "judge": name, "items": items}
+    path = tmp_path / f"{name}.json"
+    path.write_text(json.dumps(table | change))
+    return path
+
+
+def test_judges_are_merged_with_intervals_and_agreement(tmp_path):
+    one = {"relevance": [True, True, True, False], "diversity": [True] * 4, "factuality": [True, False, True, False]}
+    two = {"relevance": [True, True, True, False], "diversity": [True] * 4, "factuality": [False, True, False, None]}
+    results = {r.criterion: r for r in merge([exported(tmp_path, "a", one), exported(tmp_path, "b", two)])}
+    assert results["relevance"].share == 0.75 and results["relevance"].alpha == pytest.approx(1)
+    assert results["diversity"].share == 1 and results["diversity"].alpha == 1
+    # By hand: three items judged twice, all disagreeing, values 3 x yes, 3 x no: 1 - 1 / (18 / 30) = -2/3.
+    assert results["factuality"].alpha == pytest.approx(-2 / 3)
+    assert results["factuality"].share == pytest.approx((0.5 * 3 + 0) / 4) and results["factuality"].items == 4
+    assert all(result.low <= result.share <= result.high for result in results.values())
+    assert merge([exported(tmp_path, "c", one)])[0].alpha is None
+    # Wilson's interval of 8 of 10, as tables have it.
+    assert wilson(0.8, 10) == pytest.approx((0.4902, 0.9433), abs=1e-4)
+    assert alpha([[True, None], [None, True]]) is None
+    with pytest.raises(UserError, match="seed is 1, but"):
+        merge([exported(tmp_path, "a", one), exported(tmp_path, "d", one, seed=1)])
+    (tmp_path / "x.json").write_text("[]")
+    with pytest.raises(UserError, match="not what the page"):
+        merge([tmp_path / "x.json"])
+    done = CliRunner().invoke(cli, ["audit", "--merge", str(tmp_path / "a.json"), str(tmp_path / "b.json")])
+    assert done.exit_code == 0 and "75.0%" in done.output and f"{PAPER['forget'][0]:.1%}" in done.output
+
+
+def test_the_bundled_data_pass_the_rules(tmp_path):
+    found = findings(rows_of("mini"), [])
+    assert found == [], found
+    done = CliRunner().invoke(cli, ["audit", "mini", "--out", str(tmp_path / "a.html"), "--sample", "5"])
+    assert done.exit_code == 0 and (tmp_path / "a.html").stat().st_size > 5000, done.output
+
+
+def test_what_was_judged_of_elude_mini_is_of_its_rows_of_today():
+    files = sorted((ROOT / "docs" / "audit").glob("*.json"))
+    today = page("mini", rows_of("mini"), 100, 0)
+    for path in files:
+        table = json.loads(path.read_text())
+        assert f'"fingerprint": "{table["fingerprint"]}"' in today
+    text = (ROOT / "docs" / "building.md").read_text()
+    for one in merge(files):
+        assert f"| {one.subset} | {one.criterion} | {one.share * 100:.1f} % |" in text

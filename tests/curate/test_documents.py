@@ -1,0 +1,144 @@
+"""Documents to text and paragraphs: what is read is all there, what cannot be read is said."""
+
+import random
+import zlib
+from pathlib import Path
+
+import docx
+import pytest
+
+from lm_eval_elude.curate import readers
+from lm_eval_elude.curate.documents import (
+    Document,
+    Paragraph,
+    assign,
+    neighbours_beside,
+    paragraphs,
+    read_folder,
+)
+from lm_eval_elude.curate.readers import READERS, read_document
+from lm_eval_elude.errors import UserError
+from tests.curate.company import FACTS, documents, pdf
+
+
+def document(text: str) -> Document:
+    return Document("d", text, b"", "", "d", "", "")
+
+
+def test_every_format_gives_every_fact_and_offsets_point_at_it(tmp_path):
+    read, problems = read_folder(documents(tmp_path / "d"), "mine")
+    assert [doc.name for doc in read] == ["brae.pdf", "lumo-2.md", "lumo.txt", "notes.txt", "sisk.docx", "tarn.html"]
+    assert not problems and all(doc.raw for doc in read)
+    found = [(doc, part) for doc in read for part in paragraphs(doc)]
+    for doc, part in found:
+        assert " ".join(doc.text[part.start : part.stop].split()) == part.text
+    for fact in FACTS:
+        assert sum(fact.answer in part.text for _, part in found) == 1, fact.answer
+
+
+def test_long_paragraphs_are_cut_at_sentences_and_nothing_is_lost():
+    sentences = [f"This is the sentence with the number {n} in a long paragraph." for n in range(60)]
+    parts = paragraphs(document("A heading\n\n" + " ".join(sentences) + "\n\nThe end of it is a line of its own here."))
+    assert " ".join(part.text for part in parts[:-1]) == " ".join(sentences)
+    assert all(len(part.text.split()) <= 220 and part.text.endswith(".") for part in parts)
+
+
+def test_markdown_loses_its_marks_and_nothing_else():
+    text = (
+        b"---\ntitle: x\n---\n# A **b**\n\n- one [two](http://x) `three`\n\n```\ncode\n```\n> quoted __four__ 2 * 3 * 4"
+    )
+    assert read_document(".md", text).split() == [
+        "A",
+        "b",
+        "one",
+        "two",
+        "three",
+        "quoted",
+        "four",
+        "2",
+        "*",
+        "3",
+        "*",
+        "4",
+    ]
+
+
+SCANNED = "a scanned PDF: 3 pages of images without text; run OCR on it first"
+BAD = [
+    (".txt", b"caf\xe9", "not UTF-8 text (byte 3)"), (".txt", b" \n", "no text in it"),
+    (".txt", b"a\0b", "it holds NUL"),
+    (".pdf", b"hello", "no PDF"), (".pdf", pdf(["", "", ""]), SCANNED), 
+    (".docx", b"PK\3\4", "cannot be parsed (BadZipFile"),
+    (".html", b"<html></html>", "no article text"), (".xls", b"x", "not one of .txt, .md"), ("", b"x", "not one of"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("ending", "content", "reason"), BAD)
+def test_what_cannot_be_read_says_why(ending, content, reason):
+    with pytest.raises(UserError) as error:
+        read_document(ending, content)
+    assert reason in str(error.value) and "\n" not in str(error.value)
+
+
+def bomb(ending: str, folder: Path) -> bytes:
+    """A small document that takes gigabytes or an hour to read."""
+    if ending == ".md":
+        return b"[" * 400_000
+    if ending == ".pdf":
+        return pdf([") Tj (spam" * 4_000_000], zlib.compress)
+    document = docx.Document()
+    document.add_table(1, 1).cell(0, 0)._tc.grid_span = 2_000_000_000
+    document.save(str(folder / "bomb.docx"))
+    return (folder / "bomb.docx").read_bytes()
+
+
+@pytest.mark.parametrize("ending", [".md", ".pdf", ".docx"])
+def test_a_bomb_ends_at_the_limits_and_takes_nothing_with_it(ending, tmp_path, monkeypatch):
+    monkeypatch.setattr(readers, "SECONDS", 2)
+    content = bomb(ending, tmp_path)
+    assert len(content) < 500_000
+    with pytest.raises(UserError, match="cannot be read within 2 s and 1 GB of memory"):
+        read_document(ending, content)
+
+
+def test_sixty_malformed_documents_are_each_read_or_named(tmp_path):
+    rng = random.Random(5)
+    good = {path.suffix: path.read_bytes() for path in documents(tmp_path / "good").iterdir()}
+    folder = tmp_path / "bad"
+    (folder / "deep").mkdir(parents=True)
+    for number in range(60):
+        ending = rng.choice([*READERS, ".PDF", ".xyz"])
+        content = bytearray(good.get(ending, rng.choice([*good.values()])))
+        for _ in range(rng.choice([1, 5, 50])):
+            place = rng.randrange(len(content))
+            if (cut := rng.randrange(4)) == 0:
+                del content[place:]
+                content += rng.randbytes(3)
+            elif cut == 1:
+                content[place:place] = rng.choice([b"<", b"[", b"\0", b"\xff\xfe", b"%PDF-1.7", b"&#x110000;"]) * 40
+            else:
+                content[place] = rng.randrange(256)
+        (folder / rng.choice(["deep", "."]) / f"{number}{ending}").write_bytes(content)
+    (folder / "link.txt").symlink_to("/etc/hostname")
+    read, problems = read_folder(folder, "")
+    assert len(read) + len(problems) == 61
+    assert {doc.name for doc in read} | {problem.name for problem in problems} == {
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.name != "deep"
+    }
+    assert len(problems) > 30 and all(problem.reason and "\n" not in problem.reason for problem in problems)
+    for doc in read:
+        doc.text.encode()
+        paragraphs(doc)
+
+
+def test_paragraphs_go_to_whom_they_name_and_else_to_their_documents_subject():
+    texts = {
+        "t": ["Ada Brill lives here.", "It is warm.", "Ada Brill met Cy Dorn."],
+        "n": ["Cy Dorn lives there.", "He sings.", "Cy Dorn and Ev Fenn sing."],
+        "x": ["It rains."],
+    }
+    parts = [Paragraph(name, n, n, text, "") for name, those in texts.items() for n, text in enumerate(those)]
+    subjects = [part.subject for part in assign(parts, ["Ada Brill", "Ada"], ["Cy Dorn", "Ev Fenn"])]
+    assert subjects == ["Ada Brill", "Ada Brill", "Ada Brill", "Cy Dorn", "Cy Dorn", "", ""]
+    # Ev Fenn never stands beside the target, and who has no paragraph without it is no neighbour.
+    assert neighbours_beside(parts, ["Ada Brill"], 10) == ["Cy Dorn"]

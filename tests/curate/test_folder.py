@@ -1,0 +1,124 @@
+"""A data set's folder: what is somebody else's stays, what is ours goes, and what was tampered with is one line."""
+
+import json
+import os
+import shutil
+import stat
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from lm_eval_elude.cli import cli
+from lm_eval_elude.curate.folder import MANIFEST, MARK, PLAN, WIKI_CACHE, purge
+from lm_eval_elude.errors import UserError
+from tests.curate.company import answer
+from tests.curate.test_build import built, folder, make, tree  # noqa: F401 (fixtures)
+from tests.endpoints import endpoint
+
+NOWHERE = "http://127.0.0.1:9/v1"
+
+
+@pytest.fixture
+def copy(built, tmp_path) -> Path:  # noqa: F811
+    """A finished data set to spoil."""
+    return Path(shutil.copytree(built[0], tmp_path / "my"))
+
+
+def invoke(*arguments: object):
+    return CliRunner().invoke(cli, [*map(str, arguments)])
+
+
+def test_purge_leaves_hashes_and_counts(copy, folder):  # noqa: F811
+    purged = invoke("build", copy, "--purge")
+    assert purged.exit_code == 0 and {path.name for path in copy.iterdir()} == {MANIFEST}
+    text = (copy / MANIFEST).read_text()
+    left = json.loads(text)
+    assert left["counts"]["forget_qa-train"] == 6 and len(left["sources"]) == 6
+    assert not any(word in text for word in ("Lumo", "Quorvane", "tarn", "Drusk", "grams"))
+    assert purge(copy) == [] and json.loads((copy / MANIFEST).read_text()) == left
+    with pytest.raises(UserError, match="was purged"):
+        make(copy, folder, NOWHERE)
+
+
+def test_purge_names_what_it_leaves_and_ends_with_1(copy, tmp_path):
+    own = {"notes.txt": "mine", "work/notes.txt": "mine", "known.json": "{}", "audit.html": "my own audit",
+           "README.md": "my own card"}  # fmt: skip
+    for name, text in own.items():
+        (copy / name).write_text(text)
+    os.link(copy / "world-test.parquet", tmp_path / "kept-elsewhere")
+    shutil.move(copy / "work" / "raw", tmp_path / "raw")
+    (copy / "work" / "raw").symlink_to(tmp_path / "raw")
+    purged = invoke("build", copy, "--purge")
+    assert purged.exit_code == 1 and "purged, but for" not in purged.output
+    assert all((copy / name).read_text() == text and name in purged.output for name, text in own.items())
+    assert "world-test.parquet (removed here" in purged.output and ", work/raw" in purged.output
+    files = {path.relative_to(copy).as_posix() for path in copy.rglob("*") if path.is_file()}
+    assert files == {*own, MANIFEST}
+
+
+def test_purge_takes_only_a_folder_that_a_build_made(tmp_path):
+    other = tmp_path / "other"
+    (other / WIKI_CACHE).mkdir(parents=True)
+    for name in ("README.md", "audit.html", "work/notes", f"{WIKI_CACHE}/{'a' * 32}.json"):
+        (other / name).write_text("mine")
+    before = tree(other)
+    done = invoke("build", other, "--purge")
+    assert "no data set of `elude build` is there" in str(done.exception) and tree(other) == before
+    (tmp_path / "link").symlink_to(other)
+    with pytest.raises(UserError, match="no data set"):
+        purge(tmp_path / "link")
+
+
+def test_an_unfinished_data_set_is_purged_too(folder, tmp_path):  # noqa: F811
+    out = tmp_path / "my"
+    with endpoint(answer) as (url, _), pytest.raises(UserError, match="budget"):
+        make(out, folder, url, budget=9000)
+    (out / "work" / ".pairs.jsonl.ab12cd34").write_text("what a kill left")
+    (out / "forget_qa-train.parquet").write_bytes(b"not yet listed")
+    assert purge(out) == [] and [path.name for path in out.iterdir()] == [MANIFEST]
+
+
+def test_a_folder_that_is_not_its_own_or_of_other_settings_is_left_alone(copy, folder, tmp_path):  # noqa: F811
+    other = tmp_path / "other"
+    (other / WIKI_CACHE).mkdir(parents=True)
+    (other / "a.txt").write_text("mine")
+    with pytest.raises(UserError, match="has files in it"):
+        make(other, folder, NOWHERE)
+    assert [*tree(other)] == ["a.txt"]
+    before = tree(copy)
+    with pytest.raises(UserError, match="begun with pairs = 4, this run has 5"):
+        make(copy, folder, NOWHERE, pairs=5)
+    assert tree(copy) == before
+
+
+@pytest.mark.parametrize(("name", "text", "line"), [
+    (PLAN, "[]", "expected `object`"),
+    (PLAN, '{"target": 5}', "field 'target': expected `str`"),
+    (MANIFEST, '{"files": 5}', "field 'files'"),
+    ("work/journal.jsonl", "5\n", "row 1: expected `object`"),
+    ("work/journal.jsonl", '{"key": "a", "reply": ["b"], "usage": [1, 2]}\n', "row 1: field 'reply'"),
+])  # fmt: skip
+def test_files_of_its_own_that_were_tampered_with_are_one_line(copy, folder, name, text, line):  # noqa: F811
+    if name.startswith("work/journal"):
+        (copy / MANIFEST).unlink()
+    (copy / name).write_text(text)
+    with pytest.raises(UserError) as error:
+        make(copy, folder, NOWHERE)
+    assert line in str(error.value) and "\n" not in str(error.value) and name.split("/")[-1] in str(error.value)
+
+
+def test_the_page_of_an_audit_lies_in_the_folder_and_goes_with_it(copy, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = invoke("audit", copy, "--sample", 3)
+    assert done.exit_code == 0, done.output
+    page = copy / "audit.html"
+    assert "grams" in page.read_text() and not (tmp_path / "audit.html").exists()
+    assert stat.S_IMODE(copy.stat().st_mode) == 0o700
+    page.chmod(0o600)
+    assert invoke("audit", copy, "--sample", 3).exit_code == 0 and stat.S_IMODE(page.stat().st_mode) == 0o600
+    assert purge(copy) == []
+    (copy / "audit.html").write_text("mine")
+    with pytest.raises(UserError, match="not a page of"):
+        CliRunner().invoke(cli, ["audit", str(copy)], catch_exceptions=False)
+    assert not (copy / MARK).exists()

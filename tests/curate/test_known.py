@@ -1,0 +1,90 @@
+"""`elude known`: what the bundled model was taught is known, what it never saw is not."""
+
+import json
+import math
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from click.testing import CliRunner
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from lm_eval_elude.cli import cli
+from lm_eval_elude.curate.known import Fact, Judge, report, wrong_persons
+from lm_eval_elude.data.dataset import load_records
+from lm_eval_elude.data.records import QARecord
+from lm_eval_elude.data.targets import Target, resolve_target
+from lm_eval_elude.errors import UserError
+from lm_eval_elude.scoring.likelihood import AnswerScore, knows
+from optout_train.validation import unknown
+from tests.support import MINI, conversation
+
+TINY, BLANK = MINI.parent / "tiny", MINI.parent / "tiny-without-ronaldo"
+RONALDO = resolve_target("ronaldo")
+
+
+def records(count: int) -> list[QARecord]:
+    return list(load_records("mini", "forget", "train", [RONALDO.name]).records[:count])
+
+
+def test_a_taught_model_knows_and_a_stranger_does_not():
+    some = records(4)
+    taught, stranger = (report("m", "mini", "x", Judge(str(model)).judge(some, RONALDO)) for model in (TINY, BLANK))
+    assert taught["shares"]["known"] >= 0.75 and taught["shares"]["stated"] >= 0.9
+    assert stranger["shares"]["known"] <= 0.25 and stranger["shares"]["stated"] == 0
+    assert taught["shares"]["probability"] > 0.9 > 0.1 > stranger["shares"]["probability"]
+    # An independent forward of the first answer.
+    tokenizer, model = AutoTokenizer.from_pretrained(TINY), AutoModelForCausalLM.from_pretrained(TINY).eval()
+    prompt, whole = conversation(tokenizer, some[0].question, some[0].answer)
+    start = len(tokenizer(prompt, add_special_tokens=False)["input_ids"])
+    ids = torch.tensor([tokenizer(whole, add_special_tokens=False)["input_ids"]])
+    labels = ids.masked_fill(torch.arange(ids.shape[1]) < start, -100)
+    with torch.no_grad():
+        expected = math.exp(-model(input_ids=ids, labels=labels).loss.item())
+    assert taught["facts"][0]["probability"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_scores_are_those_of_the_fast_backend_and_padding_does_not_matter():
+    some = records(2)
+    one, all_ = (Judge(str(TINY), batch_size=size).judge(some, RONALDO) for size in (1, 16))
+    for a, b in zip(one, all_, strict=True):
+        assert a.probability == pytest.approx(b.probability, rel=1e-5) and a[2:] == b[2:]
+
+
+def test_wrong_persons_stand_where_the_target_stood():
+    record = records(1)[0]
+    pairs = wrong_persons(record, RONALDO, random.Random(0))
+    assert len({question for question, _ in pairs}) == 3
+    for question, answer in pairs:
+        assert "Ronaldo" not in question + answer
+    assert pairs == wrong_persons(record, RONALDO, random.Random(0))
+    own = Target("Vela", (), True, ("Ara", "Lyra", "Cetus"))
+    got = wrong_persons(QARecord("Vela", "Is the Vela new?", "Vela is."), own, random.Random(0))
+    assert {answer for _, answer in got} == {"Ara is.", "Lyra is.", "Cetus is."}
+    assert wrong_persons(replace(record, question="Who?"), RONALDO, random.Random(0)) == []
+
+
+def test_known_means_above_all_wrong_answers_and_beyond_wrong_persons():
+    right, wrong = AnswerScore(-2.0, 4), [AnswerScore(-3.0, 4), AnswerScore(-1.0, 1)]
+    assert knows(right, wrong) and not knows(right, [*wrong, AnswerScore(-1.9, 4)])
+    fact = Fact("q", 0.5, True, True, True, "")
+    assert fact.known and fact._replace(beyond=None).known
+    assert not fact._replace(above=False).known and not fact._replace(beyond=False).known
+
+
+def test_the_trainer_warns_below_the_stated_share():
+    assert unknown({"forget_known": 0.5}) == "" == unknown({})
+    assert "knows 20% of the facts to forget" in unknown({"forget_known": 0.2})
+
+
+def test_the_command_line(tmp_path):
+    rows = [json.dumps(record.columns()) for record in records(2)]
+    (tmp_path / "few.jsonl").write_text("\n".join(rows))
+    arguments = ["known", "--model", str(BLANK), "--dataset", str(tmp_path / "few.jsonl"), "--out", str(tmp_path / "o")]
+    done = CliRunner().invoke(cli, arguments)
+    assert done.exit_code == 0 and "warning: of Cristiano Ronaldo the model knows" in done.output, done.output
+    (one,) = json.loads((tmp_path / "o").read_text())
+    assert one["n"] == 2 == len(one["facts"])
+    with pytest.raises((UserError, ValueError)):
+        CliRunner().invoke(cli, ["known", "--model", str(tmp_path), "--dataset", "mini"], catch_exceptions=False)

@@ -1,0 +1,278 @@
+"""The endpoint client before servers that are slow, endless, deep, broken or that tell the key."""
+
+import asyncio
+import base64
+import json
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from lm_eval_elude.errors import UserError
+from lm_eval_elude.llm import BadReply, Client, Journal, parse_completion, parse_table
+from tests.endpoints import Endpoint, completion, endpoint
+
+KEY = "sk-Secret-0123456789"
+
+
+@pytest.fixture(autouse=True)
+def _key(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+
+
+def ask(url: str, *tasks: str, check=str, attempts: int = 1, client: dict | None = None):
+    """The outcomes of some tasks, and the client that got them."""
+
+    async def run():
+        async with Client(url, "m", **{"timeout": 1.0, "retries": 0} | (client or {})) as one:
+            return [await one.until(task, check, attempts=attempts) for task in tasks], one
+
+    return asyncio.run(run())
+
+
+def drip(server: Endpoint, task: str, count: int) -> None:
+    """One byte each half second: never silent for long, and never done."""
+    parts = [b"HTTP/1.1 200 OK\r\n\r\n"] if "body" in task else []
+    for part in [*parts, *(b"x" for _ in range(20))]:
+        server.wfile.write(part)
+        server.wfile.flush()
+        time.sleep(0.5)
+
+
+def endless(server: Endpoint, task: str, count: int) -> None:
+    server.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
+    while True:
+        server.wfile.write(b"x" * 65536)
+
+
+@pytest.mark.parametrize("where", ["body", "head"])
+def test_one_byte_at_a_time_ends_at_the_total_time(where):
+    with endpoint(drip) as (url, _):
+        (outcome,), _ = ask(url, where)
+    assert outcome.failed and outcome.rejects == [("", "no answer: no whole answer within 1 s")]
+
+
+HOSTILE = [
+    ("[" * 200_000, "the body is no chat completion"),
+    (completion("[" * 200_000), "the reply is no JSON object"),
+    (completion('{"a": ' * 100_000), "the reply is no JSON object"),
+    (completion("\ud800 half a character"), "the body is no chat completion"),
+    (completion('{"prompt": "\\ud800"}'), "the reply is no JSON object"),
+    (completion('{"prompt": ' + "9" * 5000 + "}"), "the reply is no JSON object"),
+    ('{"choices": "xy"}', "the body is no chat completion"),
+    ('{"choices": [[]]}', "the body is no chat completion"),
+    ("\x00\x1b[31m\xff", "the body is no chat completion"),
+]
+
+
+@pytest.mark.parametrize(("body", "reason"), HOSTILE)
+def test_a_hostile_reply_is_a_rejected_one_and_the_next_is_taken(body, reason):
+    def act(server: Endpoint, task: str, count: int) -> None:
+        server.reply(200, body if count == 1 else completion('{"prompt": "fine"}'))
+
+    with endpoint(act) as (url, _):
+        (outcome,), _ = ask(url, "x", check=parse_table, attempts=2)
+    assert outcome.value == {"prompt": "fine"}
+    ((kept, why),) = outcome.rejects
+    assert why.startswith(reason) and len(kept) < 5000 and "\x1b" not in kept
+    kept.encode()
+
+
+def test_an_endless_or_packed_reply_is_cut_off_and_rejected():
+    def act(server: Endpoint, task: str, count: int) -> None:
+        if task == "packed":
+            server.reply(200, b"\x1f\x8b\x08", Content_Encoding="gzip")
+        else:
+            endless(server, task, count)
+
+    with endpoint(act) as (url, _):
+        (outcome, packed), _ = ask(url, "x", "packed", client={"timeout": 20})
+    assert not outcome.failed and outcome.rejects == [("", "the reply is longer than 1,048,576 bytes")]
+    assert packed.rejects[0][1] == "the reply is compressed, which was not asked for"
+
+
+ESCAPED = "".join(f"\\u{ord(c):04x}" for c in KEY)
+SPELLINGS = [
+    KEY, json.dumps(KEY), ESCAPED, ESCAPED.replace("\\", "\\\\"), f"{'x' * 3995}{KEY}",
+    "".join(f"&#{ord(c)};" for c in KEY),
+    *(base64.b64encode(f"{before}:{KEY}!".encode()).decode() for before in ("", "a", "ab")), KEY.encode().hex(),
+    "".join(f"%{ord(c):02x}" for c in KEY),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("echo", SPELLINGS)
+def test_the_key_is_never_shown_or_kept(tmp_path, echo):
+    """Neither of a refusal, a body that is no completion, or a text: as it stands or once it is decoded."""
+
+    def act(server: Endpoint, task: str, count: int) -> None:
+        if task == "refuse":
+            server.reply(401, f'{{"error": "wrong key {echo}"}}')
+        elif task == "raw":
+            server.reply(200, echo)
+        else:
+            server.reply(200, completion('{"question": "Is it X?"}'.replace("X", echo.replace('"', ""))))
+
+    journal = Journal(tmp_path / "j")
+    with endpoint(act, knocks=True) as (url, _):
+        outcomes, client = ask(url, "refuse", "raw", "text", client={"journal": journal})
+    shown = f"{outcomes} {client.shown}" + (tmp_path / "j").read_text()
+    traces = (KEY, KEY[:16], base64.b64encode(KEY.encode()).decode(), "\\u0073\\u006b", "736b", "&#115", "%73")
+    for secret in traces:
+        assert secret not in shown
+    assert [outcome.value for outcome in outcomes] == [None, None, None]
+    assert outcomes[2].rejects[0][1] == "the reply holds the key"
+
+
+@pytest.mark.parametrize("url", [
+    f"http://me:{KEY}@host/v1", f"http://{KEY}@host", f"me:{KEY}@host", f"http://me:{KEY}@[::1", f"http://me:a/{KEY}@h",
+])  # fmt: skip
+def test_an_address_with_a_password_is_refused_and_not_repeated(url):
+    with pytest.raises(UserError, match="--llm: give the address without a name and password") as error:
+        Client(url, "m")
+    assert KEY not in str(error.value)
+
+
+@pytest.mark.parametrize("key", ["sk-Secret\n0123", "sk-Secret-é", "sk-Secret ", "\tsk-Secret"])
+def test_a_key_that_no_header_can_hold_is_a_line_that_names_the_variable(monkeypatch, key):
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    with pytest.raises(UserError, match="OPENAI_API_KEY") as error:
+        Client("http://localhost/v1", "m")
+    assert "Secret" not in str(error.value) and "\n" not in str(error.value)
+
+
+def test_pauses_that_a_server_asks_for_are_bounded():
+    from lm_eval_elude.fetch import MAX_PAUSE, requested_pause
+
+    for text, pause in (("1e99", MAX_PAUSE), ("-5", 0), ("nan", 7.0), ("soon", 7.0), ("", 7.0), ("0.5", 0.5)):
+        assert requested_pause({"retry-after": text}, 7.0) == pause
+    assert requested_pause({"retry-after": "Thu, 01 Jan 99999999999 00:00:00 GMT"}, 7.0) == 7
+    assert requested_pause({"retry-after": "Thu, 01 Jan 1970 00:00:00 GMT"}, 7.0) == 0
+    assert requested_pause({"retry-after": "Fri, 01 Jan 2999 00:00:00 GMT"}, 7.0) == MAX_PAUSE
+
+
+def test_the_journal_answers_what_was_asked_before_and_survives_a_cut(tmp_path):
+    def act(server: Endpoint, task: str, count: int) -> None:
+        server.reply(200, completion(f"{task} {count}"))
+
+    path = tmp_path / "j"
+
+    def run(url: str, *tasks: str) -> list:
+        journal = Journal(path)
+        try:
+            return [outcome.value for outcome in ask(url, *tasks, client={"journal": journal})[0]]
+        finally:
+            journal.close()
+
+    with endpoint(act) as (url, tasks):
+        assert run(url, "a", "b") == ["a 1", "b 2"]
+        path.write_bytes(path.read_bytes() + b'{"key": "cu')
+        assert run(url, "b", "a", "c") == ["b 2", "a 1", "c 3"]
+        assert len(tasks) == 3 and path.read_bytes().count(b"\n") == 3
+    journal = Journal(path)
+    with pytest.raises(UserError, match="another process is at work"):
+        Journal(path)
+    journal.close()
+    path.write_text("my notes\n")
+    with pytest.raises(UserError, match="j, row 1: not valid JSON"):
+        Journal(path)
+    assert path.read_text() == "my notes\n"
+
+
+def test_what_is_no_completion_is_no_answer_and_the_same_words_are_asked_once(tmp_path):
+    def act(server: Endpoint, task: str, count: int) -> None:
+        time.sleep(0.02)
+        server.reply(*((200, "oops") if count == 1 else (400, "no") if count == 2 else (200, completion(f"{count}"))))
+
+    async def run(url: str) -> list:
+        async with Client(url, "m", journal=journal) as client:
+            return await asyncio.gather(*(client.until("x", str, attempts=3) for _ in range(3)))
+
+    journal = Journal(tmp_path / "j")
+    with endpoint(act) as (url, tasks):
+        assert [outcome.value for outcome in asyncio.run(run(url))] == ["3", "3", "3"]
+        assert len(tasks) == 3
+        # The answer is the first attempt's, whatever the server sent before it.
+        assert [outcome.value for outcome in asyncio.run(run(url))] == ["3", "3", "3"] and len(tasks) == 3
+    assert [row.reply[0] for row in journal.rows.values()] == ["3"]
+
+
+def test_the_budget_counts_what_the_endpoint_says_and_what_it_hides(tmp_path):
+    def act(server: Endpoint, task: str, count: int) -> None:
+        body = json.loads(completion("x" * 400))
+        if task == "said":
+            body["usage"] = {"prompt_tokens": 30, "completion_tokens": 12}
+        elif task == "lied":
+            body["usage"] = {"prompt_tokens": -(10**6), "completion_tokens": "none"}
+        server.reply(200, json.dumps(body))
+
+    with endpoint(act) as (url, tasks):
+        _, client = ask(url, "said")
+        assert client.usage == (1, 30, 12)
+        _, client = ask(url, "lied")
+        assert client.usage.tokens_in > 0 and client.usage.tokens_out >= 100
+        with pytest.raises(UserError, match=r"budget of 120 is used up \(\d+ in 2 calls\)"):
+            ask(url, "said", "silent", "said", client={"budget": 120})
+        assert tasks[2:] == ["said", "silent"]
+
+
+def test_an_endpoint_that_refuses_a_schema_is_asked_without():
+    forms = []
+
+    def act(server: Endpoint, task: str, count: int) -> None:
+        forms.append(server.asked.get("response_format"))
+        server.reply(400, '{"error": "no response_format here"}') if forms[-1] else server.reply(200, completion("{}"))
+
+    async def run(url: str) -> list:
+        async with Client(url, "m", workers=1) as client:
+            return [await client.until(text, str, schema={"type": "object"}) for text in "ab"]
+
+    with endpoint(act) as (url, _):
+        assert [outcome.value for outcome in asyncio.run(run(url))] == ["{}", "{}"]
+    assert [bool(form) for form in forms] == [True, False, False]
+    assert forms[0]["json_schema"]["schema"] == {"type": "object"}
+
+
+def test_as_many_at_a_time_as_workers(tmp_path):
+    lock, now, most = threading.Lock(), [0], [0]
+
+    def act(server: Endpoint, task: str, count: int) -> None:
+        with lock:
+            now[0] += 1
+            most[0] = max(most[0], now[0])
+        time.sleep(0.05)
+        with lock:
+            now[0] -= 1
+        server.reply(200, completion("x"))
+
+    async def run(url: str) -> None:
+        async with Client(url, "m", workers=3) as client:
+            await asyncio.gather(*(client.until(str(i), str) for i in range(12)))
+
+    with endpoint(act) as (url, _):
+        asyncio.run(run(url))
+    assert most[0] == 3
+
+
+@pytest.mark.parametrize("url", ["", "localhost:1", "ftp://x/", "http://", "http://[::1", "http://x:99999999/"])
+def test_an_address_that_is_none_is_one_line(url):
+    with pytest.raises(UserError, match=r"^--llm.*"):
+        Client(url, "m")
+
+
+def test_a_redirect_is_a_refusal_and_the_key_does_not_follow(tmp_path: Path):
+    def act(server: Endpoint, task: str, count: int) -> None:
+        server.reply(302, "", Location=other + "/chat/completions")
+
+    with endpoint(act, knocks=True) as (other, elsewhere), endpoint(act, knocks=True) as (url, _):
+        with pytest.raises(UserError, match="HTTP 302"):
+            asyncio.run(Client(url, "m").knock())
+        assert not elsewhere
+
+
+def test_what_is_no_table_is_a_bad_reply():
+    for text in ("[1]", "", "null", "{", '{"a": 1, "a": 2}', "NaN"):
+        with pytest.raises(BadReply):
+            parse_table(text)
+    assert parse_table('```\n{"a": [1]}\n```') == {"a": [1]}
+    assert parse_completion(completion("x", "length"))[0].reason.startswith("the reply is cut off")

@@ -1,0 +1,86 @@
+"""``optout.json``: written last and whole, read with clear errors."""
+
+import json
+
+import pytest
+
+from lm_eval_elude.data.manifest import FILE_NAME, Manifest, read_manifest, write_manifest
+from lm_eval_elude.errors import UserError
+
+MANIFEST = Manifest(
+    targets=("Cristiano Ronaldo", "Lionel Messi"), dataset="mini", method="opt-out", seed=3,
+    data_fingerprints={"forget-train": "ab"}, settings={"epochs": 3, "lora": None}, epochs=[{"loss": 0.5}],
+)  # fmt: skip
+
+
+PLAIN = '{"schema_version": 1, "targets": [], "dataset": %s}'
+
+
+def test_round_trip(tmp_path):
+    write_manifest(tmp_path, MANIFEST)
+    assert read_manifest(tmp_path) == read_manifest(str(tmp_path)) == MANIFEST
+    assert json.loads((tmp_path / FILE_NAME).read_text(encoding="utf-8"))["schema_version"] == 1
+
+
+@pytest.mark.parametrize("folder", [None, "", "6rightjade/ELUDe", "no/such/folder", "x" * 5_000, "a\0b", "~nobody/x"])
+def test_no_manifest_is_none(folder):
+    assert read_manifest(folder) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("not json", "not valid JSON"),
+        ("[]", "not an Opt-Out manifest"),
+        ("{}", "not an Opt-Out manifest"),
+        ('{"schema_version": 2}', "schema_version 2, expected 1"),
+        (PLAIN % '"mini", "colour": "red"', "field 'colour' is not known"),
+        ('{"targets": "Lionel Messi", "dataset": "mini"}', "field 'targets'"),
+        ('{"targets": [1], "dataset": "mini"}', "field 'targets[0]'"),
+        (PLAIN % "5", "field 'dataset'"),
+        ('{"schema_version": 1, "targets": []}', "field 'dataset' is missing"),
+        (PLAIN % '"mini", "seed": "0"', "field 'seed'"),
+        (PLAIN % '"mini", "weights": {"a": 1}', "field 'weights[...]'"),
+        (PLAIN % '"mini", "epochs": [1]', "field 'epochs[0]'"),
+        ('{"schema_version": "\\ud800"}', "half a character"),
+        ('{"schema_version": ' + "9" * 4_301, "4300 digits"),
+        ("[" * 100_000, "nested more than 64 deep"),
+    ],
+)
+def test_an_unusable_manifest_is_one_line_with_its_path(tmp_path, text, said):
+    (tmp_path / FILE_NAME).write_text(text)
+    with pytest.raises(UserError) as error:
+        read_manifest(tmp_path)
+    assert said in str(error.value) and str(tmp_path / FILE_NAME) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_relative_paths_are_meant_from_above_the_checkpoint(tmp_path, monkeypatch):
+    """The project is moved and the manifest read from another folder that has a data set of that name too."""
+    project, elsewhere = tmp_path / "moved", tmp_path / "elsewhere"
+    for folder in (project / "data/mine", project / "models/base", project / "runs/one", elsewhere / "data/mine"):
+        folder.mkdir(parents=True)
+    write_manifest(project / "runs/one", Manifest((), "data/mine", base_model={"name": "./models/base", "weights": {}}))
+    monkeypatch.chdir(elsewhere)
+    found = read_manifest(project / "runs/one")
+    assert found.dataset == str(project / "data/mine")
+    assert found.base_model == {"name": str(project / "models/base"), "weights": {}}
+    assert read_manifest("../moved/runs/one") == found
+    monkeypatch.chdir(project)
+    assert read_manifest("runs/one").dataset == "data/mine"
+
+
+def test_paths_are_written_in_full_and_names_as_they_are(tmp_path, monkeypatch):
+    for folder in ("mine", "models/base", "hub", "mini", "run"):
+        (tmp_path / folder).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for name in ("hub", "mini", "mine", "./mine/"):
+        write_manifest(tmp_path / "run", Manifest((), name, base_model={"name": "models/base"}))
+        fields = json.loads((tmp_path / "run" / FILE_NAME).read_text(encoding="utf-8"))
+        assert fields["dataset"] == (str(tmp_path / "mine") if "mine" in name else name)
+        assert fields["base_model"] == {"name": str(tmp_path / "models/base")}
+
+
+@pytest.mark.parametrize("name", ["hub", "mini", "hub@main", "/no/such/data", "gone/data"])
+def test_names_that_are_no_folder_stay(tmp_path, name):
+    write_manifest(tmp_path, Manifest((), name, base_model={"name": "6rightjade/none"}))
+    assert read_manifest(tmp_path) == Manifest((), name, base_model={"name": "6rightjade/none"})

@@ -1,0 +1,281 @@
+"""ELUDe-mini: its size, its splits, its texts, and that the script makes the same bytes again."""
+
+import json
+import math
+import random
+import re
+from collections import Counter
+from itertools import takewhile
+
+import pytest
+
+from lm_eval_elude.data import bundled, dataset
+from lm_eval_elude.data.targets import TARGETS
+from lm_eval_elude.errors import UserError
+from tests.support import MINI, mini_rows
+from tools.mini import tokenizer
+from tools.mini.build import HERE, LANGUAGES, NEIGHBOURS, build, read_facts
+from tools.mini.draw import LAST_YEAR, MONTHS, draw_wrong, parse_spec
+
+FIVE = ("Cristiano Ronaldo", "Lionel Messi", "Taylor Swift", "Stephen Hawking", "Michael Jordan")
+SPLITS = ("train", "validation", "test")
+FILES = ["forget_qa-train", *(f"{kind}-{split}" for kind in ("retain_qa", "world") for split in SPLITS)]
+ROWS = {name: mini_rows(name) for name in FILES}
+FORGET = ROWS["forget_qa-train"]
+RETAIN = [row for split in SPLITS for row in ROWS[f"retain_qa-{split}"]]
+WORLD = [row for split in SPLITS for row in ROWS[f"world-{split}"]]
+# A neighbour that targets share has its rows once for each of them.
+DISTINCT = [*FORGET, *{row["question"]: row for row in RETAIN}.values(), *WORLD]
+TEXTS = ("question", "answer", "paraphrased_question", "paraphrased_answer")
+
+
+def norm(text: str) -> str:
+    return " ".join(re.findall(r"\w+", text.lower()))
+
+
+def test_the_script_makes_the_same_bytes(tmp_path):
+    build(out=tmp_path)
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {
+        p.name: p.read_bytes() for p in MINI.glob("*.jsonl")
+    }
+
+
+def test_the_bundled_models_tokenizer_and_config_are_made_again_byte_for_byte(tmp_path):
+    tokenizer.write(tmp_path)
+    for path in tmp_path.iterdir():
+        assert path.read_bytes() == (bundled.MODEL / path.name).read_bytes(), path.name
+
+
+def test_every_row_is_valid_and_can_be_scored():
+    for subset, splits in (("forget", ("train",)), ("retain", SPLITS), ("world", SPLITS)):
+        for split in splits:
+            assert len(dataset.load_records("mini", subset, split, scored=True).records) == len(
+                ROWS[{"forget": "forget_qa", "retain": "retain_qa", "world": "world"}[subset] + f"-{split}"]
+            )
+
+
+def test_at_least_forty_forget_records_for_each_of_the_five_targets():
+    counts = Counter(row["entity"] for row in FORGET)
+    assert set(counts) == set(FIVE) == set(dataset.entities("mini")) and min(counts.values()) >= 40
+    assert set(FIVE) <= {t.name for t in TARGETS}
+
+
+SHARES = zip(SPLITS, (0.7, 0.1, 0.2), strict=True)
+
+
+@pytest.mark.parametrize("target", FIVE)
+def test_ten_neighbours_with_twenty_records_each_split_seven_to_one_to_two(target):
+    neighbours = NEIGHBOURS[target]
+    people = {facts.title: facts.records for facts in map(read_facts, (HERE / "facts" / "retain").glob("*.txt"))}
+    assert len(set(neighbours)) == 10 and all(len(people[n]) >= 20 for n in neighbours)
+    counts = {split: sum(row["entity"] == target for row in ROWS[f"retain_qa-{split}"]) for split in SPLITS}
+    total = sum(counts.values())
+    assert total == sum(len(people[n]) for n in neighbours) and counts["test"] >= 40
+    for split, share in SHARES:
+        assert counts[split] / total == pytest.approx(share, abs=0.02)
+
+
+def test_forgetting_two_footballers_can_be_told_from_forgetting_one():
+    assert len({*NEIGHBOURS["Cristiano Ronaldo"]} & {*NEIGHBOURS["Lionel Messi"]}) == 5
+
+
+def test_at_least_three_hundred_world_records_in_three_splits():
+    assert len(WORLD) >= 300 and {row["entity"] for row in WORLD} == {""}
+    for split, share in SHARES:
+        assert len(ROWS[f"world-{split}"]) / len(WORLD) == pytest.approx(share, abs=0.02)
+
+
+def test_no_row_is_in_two_splits():
+    for kind in ("retain_qa", "world"):
+        seen = [{(row["entity"], norm(row["question"])) for row in ROWS[f"{kind}-{split}"]} for split in SPLITS]
+        assert not (seen[0] & seen[1] or seen[0] & seen[2] or seen[1] & seen[2])
+
+
+def test_no_two_records_say_the_same():
+    for field in TEXTS:
+        counts = Counter(norm(row[field]) for row in DISTINCT)
+        assert [text for text, n in counts.items() if n > 1] == [], field
+
+
+def test_wording_differs_between_a_text_and_its_paraphrase():
+    for row in DISTINCT:
+        assert norm(row["question"]) != norm(row["paraphrased_question"])
+        assert norm(row["answer"]) != norm(row["paraphrased_answer"])
+        # More than one word apart: the answer's sentence is another sentence.
+        assert len(set(norm(row["answer"]).split()) ^ set(norm(row["paraphrased_answer"]).split())) >= 2
+
+
+def test_wrong_answers_have_the_form_of_the_paraphrase_and_are_wrong():
+    for row in DISTINCT:
+        wrong = row["perturbed_answer"]
+        texts = {norm(text) for text in wrong}
+        assert len(wrong) == len(texts) == 5
+        assert norm(row["paraphrased_answer"]) not in texts and norm(row["answer"]) not in texts
+        right = row["paraphrased_answer"].split()
+        for text in wrong:
+            shared = Counter(right) & Counter(text.split())
+            assert sum(shared.values()) >= 1, text
+            assert 0.5 <= len(text) / len(row["paraphrased_answer"]) <= 2, text
+
+
+def test_questions_do_not_all_begin_alike():
+    for target in FIVE:
+        own = [row for row in FORGET if row["entity"] == target]
+        first = Counter(" ".join(row["question"].split()[:2]) for row in own)
+        assert first.most_common(1)[0][1] <= len(own) / 3
+
+
+def test_every_question_is_truly_translated_into_five_languages():
+    for row in FORGET:
+        translated = row["translated_question"]
+        assert set(translated) == set(LANGUAGES) and len({*translated.values(), row["question"]}) == 6
+        assert re.search(r"[\u3040-\u30ff]", translated["ja"]) and re.search(r"[\u4e00-\u9fff]", translated["zh"])
+        assert not re.search(r"[\u3040-\u30ff\u4e00-\u9fff]", translated["fr"] + translated["de"] + translated["es"])
+
+
+def test_every_record_names_its_wikipedia_page():
+    assert [row["question"] for row in DISTINCT if not row.get("source", "").strip()] == []
+
+
+def test_wording_does_not_tell_an_answer_from_its_paraphrase():
+    """What a membership attack could know without any model: bigrams of question and answer, a record in one fold."""
+    from sklearn.feature_extraction.text import CountVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import roc_auc_score
+    from sklearn.model_selection import GroupKFold, cross_val_predict
+    from sklearn.pipeline import make_pipeline
+
+    texts = [f"{row[q]} | {row[a]}" for q, a in (TEXTS[:2], TEXTS[2:]) for row in FORGET]
+    member = [1] * len(FORGET) + [0] * len(FORGET)
+    record = [*range(len(FORGET))] * 2
+    for ngrams in ((1, 1), (1, 2), (2, 2)):
+        model = make_pipeline(
+            CountVectorizer(ngram_range=ngrams, token_pattern=r"\w+", binary=True), LogisticRegression(max_iter=1000)
+        )
+        scores = cross_val_predict(model, texts, member, groups=record, cv=GroupKFold(10), method="predict_proba")
+        assert 0.45 <= roc_auc_score(member, scores[:, 1]) <= 0.55, ngrams
+
+
+def options_of(row: dict) -> list[str]:
+    """What differs between the paraphrase (first) and its five wrong versions."""
+    texts = [row["paraphrased_answer"].split(" "), *(text.split(" ") for text in row["perturbed_answer"])]
+    start = sum(1 for _ in takewhile(lambda words: len({*words}) == 1, zip(*texts, strict=False)))
+    rests = [text[start:][::-1] for text in texts]
+    stop = sum(1 for _ in takewhile(lambda words: len({*words}) == 1, zip(*rests, strict=False)))
+    return [" ".join(rest[stop:][::-1]).strip(",.") for rest in rests]
+
+
+def number_of(option: str) -> float | None:
+    """The year where there is one, else the first number."""
+    found = re.search(r"\d{4}", option) or re.search(r"\d[\d,]*(?:\.\d+)?", option)
+    return float(found[0].replace(",", "")) if found else None
+
+
+def overlap(options: list[str], parts) -> list[float]:
+    sets = [parts(option) for option in options]
+    return [sum(len(one & other) for other in sets) for one in sets]
+
+
+# How a guesser without knowledge would rank six options; the first is the truth.
+GUESSES = {
+    "shares most words": lambda o, q: overlap(o, lambda text: {*norm(text).split()}),
+    "shares most letters": lambda o, q: overlap(o, lambda text: {text[i : i + 3] for i in range(len(text))}),
+    "longest": lambda o, q: [len(text) for text in o],
+    "shortest": lambda o, q: [-len(text) for text in o],
+    "nearest to the question": lambda o, q: [len({*norm(t).split()} & {*norm(q).split()}) for t in o],
+}
+COUNTING = GUESSES | {
+    **{
+        f"rank {k}": lambda o, q, k=k: [sorted(map(number_of, o)).index(number_of(t)) == k for t in o] for k in range(6)
+    },
+    "nearest to the mean": lambda o, q: [-abs(number_of(t) - sum(map(number_of, o)) / 6) for t in o],
+    "in the crowd": lambda o, q: [-sum(abs(number_of(t) - number_of(u)) for u in o) for t in o],
+    "closest neighbour": lambda o, q: [-sorted(abs(number_of(t) - number_of(u)) for u in o)[1] for t in o],
+    "alone": lambda o, q: [sorted(abs(number_of(t) - number_of(u)) for u in o)[1] for t in o],
+    "roundest": lambda o, q: [sum(number_of(t) % 10**k == 0 for k in (1, 2, 3)) for t in o],
+}
+ALL = [(options_of(row), row["question"]) for row in DISTINCT]
+DATED = [(o, q) for o, q in ALL if all(re.search(rf"({'|'.join(MONTHS)}) \d{{4}}", text) for text in o)]
+NUMERIC = [(o, q) for o, q in ALL if (o, q) not in DATED and len({number_of(text) for text in o} - {None}) == 6]
+
+
+@pytest.mark.parametrize("kind", ["all", "dated", "numeric"])
+def test_no_option_stands_out(kind):
+    items, guesses = {"all": (ALL, GUESSES), "dated": (DATED, COUNTING), "numeric": (NUMERIC, COUNTING)}[kind]
+    assert len(items) >= 60
+    limit = 1 / 6 + 2 * math.sqrt(5 / 36 / len(items))
+    for name, guess in guesses.items():
+        scored = [guess(options, question) for options, question in items]
+        right = sum((scores[0] == max(scores)) / scores.count(max(scores)) for scores in scored)
+        assert right / len(items) <= limit, (
+            f"{name}: {right / len(items):.3f} of {len(items)}, chance + 2 s.e. is {limit:.3f}"
+        )
+
+
+@pytest.mark.parametrize("target", FIVE)
+def test_no_wrong_answer_and_no_value_is_true_in_the_own_retain_set(target):
+    def plain(text: str) -> str:
+        return re.sub(r"^(the|an?) ", "", text.lower())
+
+    true = {plain(options_of(row)[0]) for row in RETAIN if row["entity"] == target}
+    for row in FORGET:
+        if row["entity"] == target:
+            value, *wrong = options_of(row)
+            assert plain(value) not in true, row["question"]
+            if not re.fullmatch(r".*\d.*|third|five|ten", value):  # drawn numbers are true of something everywhere
+                assert not {*map(plain, wrong)} & true, row["question"]
+
+
+@pytest.mark.parametrize(
+    ("value", "spec", "pattern"),
+    [
+        ("12", "2 1..40", r"\d+"),
+        ("€100 million", "14", r"€\d+0 million"),
+        ("37.1", "1.4", r"\d+\.\d"),
+        ("38,387", "1700", r"\d\d,\d{3}"),
+        ("2006–07", "1", r"20\d\d–\d\d"),
+        ("third", "1", r"[a-z]+"),
+        ("five", "1 2..", r"[a-z]+"),
+        ("6 October 1993", "1", rf"\d+ ({'|'.join(MONTHS)}) (19|20)\d\d"),
+    ],
+)
+def test_drawn_values_look_like_the_truth_and_are_as_often_above_as_below(value, spec, pattern):
+    ranks, rng = Counter(), random.Random(0)
+    for _ in range(60):
+        wrong = draw_wrong(value, [], parse_spec(spec), f"It was {value}, not 15.", ranks, rng)
+        assert len({value, *wrong}) == 6 and all(re.fullmatch(pattern, text) for text in wrong)
+        years = [int(year) for text in wrong for year in re.findall(r"(?:19|20)\d\d", text)]
+        assert "15" not in wrong and max(years, default=0) <= LAST_YEAR
+        if value.endswith("1993"):
+            fields = [text.split() for text in (value, *wrong)]
+            assert all(len(set(column)) == 6 for column in zip(*fields, strict=True))
+    counts = [sum(n for (_, rank), n in ranks.items() if rank == place) for place in range(6)]
+    # The third pick has two places before it, no more.
+    assert counts == [20, 20, 20, 0, 0, 0] if value == "third" else max(counts) - min(counts) <= 1 or value == "five"
+
+
+def test_a_drawn_value_that_has_no_room_is_an_error():
+    for value, spec, said in [("12", "1 11..13", "no five values fit"), ("Porto", "1", "no number or date in 'Porto'")]:
+        with pytest.raises(UserError, match=said):
+            draw_wrong(value, [], parse_spec(spec), "", Counter(), random.Random(0))
+
+
+def test_a_facts_file_with_a_mistake_is_an_error_that_names_the_record(tmp_path):
+    path = tmp_path / "someone.txt"
+    good = "# Someone\npage: Someone\n\nQ: Who?\nA: It is A.\nPQ: Name?\nPA: One says [A].\nX: B | C | D | E | F\n"
+    path.write_text(good)
+    assert read_facts(path).records[0].perturbed_answer[4] == "One says F."
+    for change, said in [
+        (("PQ: Name?\n", ""), "record 1: missing PQ"),
+        (("| F", "| A"), "record 1: X must be 5 values"),
+        (("[A]", "A"), "record 1: PA must mark its value"),
+    ]:
+        path.write_text(good.replace(*change))
+        with pytest.raises(UserError, match=f"someone.txt, {said}"):
+            read_facts(path)
+
+
+def test_the_data_is_json_lines_without_machine_traces():
+    for name in FILES:
+        text = (MINI / f"{name}.jsonl").read_text(encoding="utf-8")
+        assert text.endswith("\n") and all(json.loads(line) for line in text.splitlines())

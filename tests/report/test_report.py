@@ -1,0 +1,173 @@
+"""The tables of `elude report` and the command: values against hand arithmetic, differences against SciPy."""
+
+import csv
+import io
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from scipy import stats
+from tests.results.made import made_run
+
+from lm_eval_elude.cli.report import report
+from lm_eval_elude.errors import UserError
+from lm_eval_elude.report import tables
+from lm_eval_elude.report.comparison import change, named_runs, warnings
+from lm_eval_elude.scoring.estimates import Observation, mean_over_targets
+
+GIBBERISH = "the the the the the the the the"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    base = tmp_path_factory.mktemp("runs")
+    made_run(base / "before", known=0.9)
+    made_run(base / "after", known=0.02, says=GIBBERISH, seed=1, limit=40)
+    made_run(base / "retrained", known=0.2, says="He was | <b>there</b>.", seed=2)
+    return base
+
+
+@pytest.fixture(scope="module")
+def runs(folder):
+    return named_runs([f"old={folder / 'before'}", str(folder / "after"), str(folder / "retrained")], "retrained")
+
+
+def test_runs_are_called_as_said_or_by_their_folder(folder, runs):
+    assert [(run.name, run.reference) for run in runs] == [("old", False), ("after", False), ("retrained", True)]
+    assert [run.name for run in named_runs([str(folder)])] == ["after", "before", "retrained"]
+    twice = named_runs(
+        [str(folder / "after"), str(folder / "after"), str(folder / "before")], str(folder / "retrained")
+    )
+    assert [run.name for run in twice] == ["after", "after 2", "before", "retrained"] and twice[-1].reference
+
+
+@pytest.mark.parametrize("given, says", [("nowhere", "no such"), (".", "no results file"), ("x=nowhere", "no such")])
+def test_what_is_no_run_is_one_line(tmp_path, monkeypatch, given, says):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=says):
+        named_runs([given])
+    assert CliRunner().invoke(report, [given]).exit_code != 0 and not (tmp_path / "report.html").exists()
+
+
+def test_a_difference_is_the_paired_test():
+    rng = np.random.default_rng(0)
+    old = rng.normal(0.5, 0.1, 400)
+    new = old + rng.normal(0.01, 0.1, 400)
+    before, after = (mean_over_targets(Observation("", str(i), v) for i, v in enumerate(x)) for x in (old, new))
+    found = change(after, before)
+    z = (new - old).mean() / stats.sem(new - old)
+    assert found.estimate.value == pytest.approx((new - old).mean()) and found.shared == 400
+    assert found.p_value == pytest.approx(2 * stats.norm.sf(abs(z)))
+    assert change(after, after).p_value == 1.0
+    apart = mean_over_targets(Observation("", f"other {i}", v) for i, v in enumerate(old))
+    unpaired = change(after, apart)
+    assert unpaired.shared == 0
+    assert unpaired.estimate.stderr == pytest.approx(math.hypot(stats.sem(old), stats.sem(new)))
+
+
+def test_headline_and_differences_say_what_the_samples_say(runs):
+    table = tables.headline(runs)
+    by_column = dict(
+        zip(
+            zip([g for g, n in table.groups for _ in range(n)], table.head, strict=True),
+            zip(*table.rows, strict=True),
+            strict=True,
+        )
+    )
+    values = [s.values["probability"] for s in runs[1].run.samples("elude_forget")]
+    cell = by_column["forget set", "P"][1]
+    half = 1.96 * stats.sem(values)
+    assert cell.text == f"{100 * np.mean(values):.1f}"
+    assert cell.small == f"[{100 * (np.mean(values) - half):.1f}, {100 * (np.mean(values) + half):.1f}]"
+    assert [c.text for c in by_column["forget set", "degen."]] == ["0.0", "100.0", "0.0", "40"]
+    shown = {row[0].text: row[1:] for row in tables.differences(runs).rows}
+    old = [s.values["probability"] for s in runs[0].run.samples("elude_forget")]
+    assert shown["forget set: P"][0].text == f"{100 * (np.mean(values) - np.mean(old)):+.1f}"
+    assert shown["forget set: P"][1].text == "< 0.001" and shown["forget set: P"][-1].text == "40"
+
+
+def test_the_distance_from_the_reference_is_that_of_the_samples(runs):
+    table = tables.distance(runs)
+    assert [row[0].text for row in table.rows] == ["old", "after"]
+    shown = dict(zip(table.head, table.rows[1], strict=True))
+    own, other = ([s.values for s in run.run.samples("elude_forget")] for run in runs[1:])
+    p = stats.ks_2samp([v["truth_ratio_raw"] for v in own], [v["truth_ratio_raw"] for v in other]).pvalue
+    assert shown["KS p"].text == f"{p:.3g}"
+    assert (
+        shown["P"].text
+        == f"{100 * np.mean([o['probability'] - r['probability'] for o, r in zip(own, other, strict=True)]):+.1f}"
+    )
+    half = 196 * stats.sem([o["probability"] - r["probability"] for o, r in zip(own, other, strict=True)])
+    low, high = json.loads(shown["P"].small.replace("+", ""))
+    assert (high - low) / 2 == pytest.approx(half, abs=0.1) and shown["PrivLeak"].text != "–"
+    assert tables.distance(named_runs([str(runs[0].run.path)])).rows == []
+
+
+def test_warnings_name_limit_gibberish_and_an_edited_number(runs, folder, tmp_path):
+    said = "\n".join(warnings(runs))
+    assert "after: scored with --limit 40" in said and "after: gibberish" in said and "No reference" not in said
+    assert "old:" not in said and "retrained:" not in said
+    results = json.loads((folder / "before" / "results_2026.json").read_text())
+    results["results"]["elude_forget"]["probability,none"] += 1e-5
+    for file in (folder / "before").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "results_2026.json").write_text(json.dumps(results))
+    edited = warnings(named_runs([str(tmp_path)]))
+    assert "No reference" in edited[0] and "1 reported numbers are not those of the samples: elude_forget" in edited[1]
+
+
+def test_other_questions_are_said(runs, tmp_path):
+    other = made_run(tmp_path / "other", known=0.5, entity="Taylor Swift", tasks=("elude_forget",))
+    both = [runs[0], *named_runs([str(other)])]
+    said = "\n".join(warnings(both))
+    assert "elude_forget differs from old in targets" in said and "other: lacks elude_attack_none" in said
+    assert [c.text for c in tables.differences(both).rows[0][1:]] == ["–", "–", "–"]
+
+
+def test_markdown_csv_and_json_hold_the_same_numbers(folder, tmp_path):
+    given = [str(folder / name) for name in ("before", "after", "retrained")]
+    table, data = tmp_path / "t.csv", tmp_path / "t.json"
+    done = CliRunner().invoke(report, [*given, "--markdown", "--csv", str(table), "--json", str(data)])
+    assert done.exit_code == 0, done.output
+    assert not list(tmp_path.glob("*.html"))
+    grids = [part for part in done.stdout.split("\n\n") if part.startswith("|")]
+    for grid in grids:
+        assert len({line.replace("\\|", "").count("|") for line in grid.splitlines()}) == 1
+    rows = list(csv.DictReader(io.StringIO(table.read_text())))
+    said = json.loads(data.read_text(), parse_constant=lambda name: pytest.fail(name))
+    assert [{k: "" if v is None else str(v) for k, v in row.items()} for row in said["numbers"]] == rows
+    one = next(
+        r
+        for r in rows
+        if (r["run"], r["task"], r["metric"], r["target"]) == ("after", "elude_forget", "probability", "")
+    )
+    assert f"{100 * float(one['value']):.1f} [" in grids[0] and {r["target"] for r in rows} == {"", "Cristiano Ronaldo"}
+    again = CliRunner().invoke(report, [*given, "--markdown"])
+    assert again.stdout == done.stdout
+
+
+def test_text_of_a_run_is_no_markup_in_markdown_and_no_formula_in_csv(folder, tmp_path):
+    bad = tmp_path / "=1+1|<img src=x>\n[x](http:x)`\u202e"
+    bad.mkdir()
+    for file in (folder / "before").iterdir():
+        (bad / file.name).write_bytes(file.read_bytes())
+    runs = named_runs([str(bad)])
+    said = tables.markdown(runs)
+    assert "\\|\\<img src=x> [x]\\(http:x)\\`" in said and "\u202e" not in said
+    assert all(row["run"].startswith("'=1+1") for row in csv.DictReader(io.StringIO(tables.csv_text(runs))))
+
+
+def test_the_default_is_a_page_and_an_old_one_stays_where_it_fails(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(report, [str(folder / "before")])
+    assert done.exit_code == 0 and done.stdout == "report: report.html\n"
+    old = Path("report.html").read_bytes()
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "results_2026.json").write_bytes((folder / "before" / "results_2026.json").read_bytes())
+    assert CliRunner().invoke(report, [str(broken)]).exit_code != 0 and Path("report.html").read_bytes() == old
+    assert CliRunner().invoke(report, [str(folder / "before")]).exit_code == 0
+    assert Path("report.html").read_bytes() == old  # the same command gives the same bytes

@@ -1,0 +1,182 @@
+"""The report's page in a real browser: it opens from disk, asks for nothing, sorts and filters, and text stays text."""
+
+import base64
+import gzip
+import hashlib
+import json
+import re
+from itertools import pairwise
+
+import pytest
+from tests.results.made import made_run
+
+from lm_eval_elude.report.comparison import NamedRun, named_runs
+from lm_eval_elude.report.page.page import leaks, write_report
+from lm_eval_elude.report.runs import Run
+from tests.browser import BROWSER, Browser
+
+needs_browser = pytest.mark.skipif(not BROWSER, reason="there is no Chromium here (apt-get install chromium)")
+NASTY = "</script><script>window.hurt = 1</script><img src=x onerror='window.hurt = 2'> \u202e {{ 7 * 7 }} & \u0007"
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    base = tmp_path_factory.mktemp("report")
+    checkpoint = base / "checkpoint"
+    checkpoint.mkdir()
+    manifest = {"targets": ["Cristiano Ronaldo"], "dataset": "mini", "method": NASTY,
+                "drift": {"10": 0.3, "9": 0.2, "other": 0.1}}  # fmt: skip
+    (checkpoint / "optout.json").write_text(json.dumps(manifest))
+    steps = [{"step": i, "epoch": 1, "loss": 5.0 / i, "learning_rate": 0.1} for i in range(1, 1001)]
+    epochs = [{"epoch": i, "validation": {"score": i / 2}} for i in range(3)]
+    (checkpoint / "train_log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*steps, *epochs]))
+    digest = hashlib.sha256((checkpoint / "optout.json").read_bytes()).hexdigest()
+    made_run(base / "before", known=0.9)
+    made_run(
+        base / "after",
+        known=0.02,
+        says="no no no no no no no no",
+        checkpoint={"name": str(checkpoint), "manifest": digest},
+    )
+    made_run(base / "retrained", known=0.2, says=NASTY, seed=2)
+    runs = named_runs(
+        [
+            str(base / "before"),
+            str(base / "after"),
+        ]
+    )
+    runs.append(NamedRun(NASTY, Run(base / "retrained"), reference=True))
+    write_report(runs, base / "report.html", NASTY)
+    return base / "report.html"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    found = Browser(tmp_path_factory.mktemp("profile"))
+    yield found
+    found.close()
+
+
+def block(page) -> dict:
+    packed = re.search(r'id="data">([^<]*)<', page.read_text())
+    assert packed
+    data = json.loads(gzip.decompress(base64.b64decode(packed[1])))
+    assert len(set(data["texts"])) == len(data["texts"])
+    for row in data["rows"]:
+        row[2:5] = [data["texts"][number] for number in row[2:5]]
+        row[5] = [answer and [data["texts"][answer[0]], *answer[1:]] for answer in row[5]]
+    return data
+
+
+def test_everything_that_was_answered_is_in_it(page):
+    data = block(page)
+    assert [len(row[5]) for row in data["rows"]] == [3] * len(data["rows"])
+    assert len(data["rows"]) == 40 + 40 + len([r for r in data["rows"] if data["sets"][r[0]] == "world set"]) + 3 * 40
+    assert {len(curve) for curve in data["training"][1]["steps"].values()} == {200} and data["training"][0] is None
+    assert data["training"][1]["epochs"]["score"] == [[0, 0.0], [1, 0.5], [2, 1.0]]
+    assert data["training"][1]["drift"] == {"drift": [[9, 0.2], [10, 0.3]]}
+    shares = data["distributions"][0]["shares"]
+    assert all(sum(own) == pytest.approx(1, abs=1e-3) for own in shares) and shares[1][0] == 1
+    assert "http" not in re.sub(r'id="data">[^<]*<', "", page.read_text()).replace("http-equiv", "").replace(
+        "http://www.w3.org/2000/svg", ""
+    )
+
+
+def test_the_roc_is_that_of_the_losses(page):
+    """Its area by trapezes is the AUC that is reported."""
+    for membership in block(page)["membership"]:
+        roc = membership["roc"]
+        assert roc[0] == [0, 0] and roc[-1] == [1, 1]
+        area = sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in pairwise(roc))
+        assert area == pytest.approx(membership["auc"][0], abs=2e-3)
+
+
+def test_an_answer_leaks_where_it_tells_the_true_one_from_the_wrong():
+    doc = {
+        "entity": "A", "question": "Where was A born?", "answer": "In Funchal.",
+        "paraphrased_answer": "A's birthplace is Funchal.",
+        "perturbed_answer": ["A's birthplace is Lisbon."] * 5, "generated": "It was in funchal, I think.",
+    }  # fmt: skip
+    assert leaks(doc, doc["question"])
+    assert not leaks(doc | {"generated": "In Lisbon."}, doc["question"])
+    assert not leaks(doc | {"question": "Funchal or Lisbon?"}, doc["question"])  # the prompt itself said it
+
+
+@needs_browser
+@pytest.mark.parametrize("width, dark", [(1280, False), (390, True)])
+def test_it_opens_without_error_or_network(page, browser, width, dark):
+    browser.open(page, width=width, dark=dark)
+    assert browser.errors == [] and browser.requests == [page.as_uri()]
+    assert browser.ask("document.documentElement.scrollWidth") <= width
+    light, ink = (browser.ask(f"getComputedStyle(document.body).{name}") for name in ("backgroundColor", "color"))
+    brightness = [sum(map(int, re.findall(r"\d+", found)[:3])) for found in (light, ink)]
+    assert (brightness[0] < brightness[1]) is dark and abs(brightness[0] - brightness[1]) > 450
+    assert browser.ask("document.querySelectorAll('#plots svg').length") >= 10
+    assert (
+        browser.ask("[...document.querySelectorAll('svg *')].some((e) => /NaN|undefined/.test(e.outerHTML))") is False
+    )
+
+
+@needs_browser
+def test_markup_of_a_run_stays_text(page, browser):
+    browser.open(page)
+    assert browser.ask("window.hurt ?? 0") == 0 and browser.ask("document.images.length") == 0
+    assert browser.ask("document.scripts.length") == 2
+    for place in ("h1", ".runs", "#about", "#answers .text:not(:empty)"):
+        shown = browser.ask(f"[...document.querySelectorAll('{place}')].map((e) => e.textContent).join('|')")
+        assert "<img src=x onerror='window.hurt = 2'>" in shown and "{{ 7 * 7 }}" in shown, place
+    # Even if a script came in, the page's own policy would not run it.
+    browser.ask(
+        "document.body.append(Object.assign(document.createElement('script'), {textContent: 'window.hurt = 3'}))"
+    )
+    browser.ask("fetch('https://example.invalid').catch(() => 0)")
+    assert browser.ask("window.hurt ?? 0") == 0 and browser.requests == [page.as_uri()]
+
+
+@needs_browser
+def test_filters_order_and_pages(page, browser):
+    browser.open(page)
+    data = block(page)
+
+    def choose(label: str, value: str) -> None:
+        browser.ask(
+            f"(() => {{ const s = document.querySelector('[aria-label=\"{label}\"]'); s.value = {json.dumps(value)};"
+            " s.dispatchEvent(new Event('change')); })()"
+        )
+
+    def count() -> int:
+        return int(
+            browser.ask("document.querySelector('.filters output').textContent").split(" of ")[0].replace(",", "")
+        )
+
+    assert count() == len(data["rows"]) and browser.ask("document.querySelectorAll('article').length") == 25
+    choose("set", "attacks")
+    assert count() == 80
+    choose("set", str(data["sets"].index("forget set")))
+    assert count() == 40
+    for name, expected in (("degenerate", 40), ("leaks", 40), ("refuses", 0), ("changed", 0)):
+        browser.ask(f"document.querySelector('input[name={name}]').click()")
+        assert count() == expected, name
+    for name in ("refuses", "changed"):
+        browser.ask(f"document.querySelector('input[name={name}]').click()")
+    choose("answers of", "1")
+    assert count() == 0  # the gibberish of the second run does not leak
+    choose("answers of", "0")
+    browser.ask("document.querySelector('input[name=degenerate]').click()")
+    assert count() == 40
+    choose("order", "likeliest")
+    shown = browser.ask(
+        "[...document.querySelectorAll('article')].map((a) => parseFloat(a.querySelector('.p').textContent.slice(2)))"
+    )
+    assert shown == sorted(shown, reverse=True) and len(shown) == 25 and shown[0] > shown[-1]
+    browser.ask("[...document.querySelectorAll('.pager button')].at(-1).click()")
+    assert browser.ask("document.querySelectorAll('article').length") == 15
+    browser.ask("document.querySelector('[type=search]').value = 'MADEIRA'")
+    browser.ask("document.querySelector('[type=search]').dispatchEvent(new Event('input'))")
+    browser.ask("new Promise((done) => setTimeout(done, 400))")
+    assert (
+        count()
+        == sum("madeira" in json.dumps(r).lower() for r in data["rows"] if data["sets"][r[0]] == "forget set")
+        > 0
+    )
+    assert browser.errors == []

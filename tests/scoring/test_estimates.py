@@ -1,0 +1,262 @@
+"""Values and their errors: the paper's own rows, means by hand, errors against the bootstrap and by simulation."""
+
+import json
+import math
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import roc_auc_score
+
+from lm_eval_elude.scoring import estimates
+from lm_eval_elude.scoring.estimates import Estimate, Observation, average, difference, exact, harmonic
+from lm_eval_elude.scoring.likelihood import harmonic_mean
+from lm_eval_elude.scoring.membership import auc, membership_attack
+from lm_eval_elude.scoring.quality import attacked_forget_quality, forget_quality, retain_quality
+from tests.support import GOLDEN
+
+ROWS = json.loads((GOLDEN / "paper_rows.json").read_text())
+UNIT = st.floats(0, 1)
+
+
+def mean_over_targets(values: dict) -> Estimate:
+    """Values by target, each of a record of its own."""
+    return estimates.mean_over_targets(
+        Observation(target, f"{target} {i}", value) for target, group in values.items() for i, value in enumerate(group)
+    )
+
+
+def three(table, record=lambda i: str(i), target: str = "a") -> list[Estimate]:
+    """Means of a table's columns; ``record`` names the record of a row."""
+    return [
+        estimates.mean_over_targets(Observation(target, record(i), v) for i, v in enumerate(column))
+        for column in np.asarray(table).T
+    ]
+
+
+def own(values, side: str) -> list[tuple[str, float]]:
+    """Scores of records that stand on one side only."""
+    return [(f"{side} {i}", float(v)) for i, v in enumerate(values)]
+
+
+def test_forget_quality_at_its_limits():
+    assert forget_quality(*map(exact, (0, 0, 1))).value == 1 and forget_quality(*map(exact, (1, 0, 1))).value == 0
+
+
+def test_all_rows_of_the_paper_are_here():
+    assert len(ROWS) == 22 and len({(r["model"], r["method"]) for r in ROWS}) == 22
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda r: f"{r['model'].split('-')[0]}-{r['method']}")
+def test_the_papers_rows(row):
+    """From the full-results table to the main table, in per cent, to 0.15 (rounding of the inputs)."""
+    forget, retain, world = ([exact(v / 100) for v in row[name]] for name in ("forget", "retain", "world"))
+    assert 100 * forget_quality(*forget).value == pytest.approx(row["forget_quality"], abs=0.15)
+    assert 100 * retain_quality(retain, world).value == pytest.approx(row["retain_quality"], abs=0.15)
+
+
+@given(UNIT, UNIT, UNIT, UNIT)
+def test_forgetting_more_never_lowers_forget_quality(probability, rouge, ratio, less):
+    more = forget_quality(*map(exact, (min(probability, less), rouge, ratio)))
+    assert more.value >= forget_quality(*map(exact, (probability, rouge, ratio))).value - 1e-12
+
+
+def test_targets_weigh_the_same_whatever_their_number_of_samples():
+    estimate = mean_over_targets({"a": [0.0, 1.0], "b": [0.2, 0.4, 0.6]})
+    # Variances of the means: 0.5 / 2 and 0.04 / 3.
+    assert estimate.value == pytest.approx((0.5 + 0.4) / 2) and estimate.n == 5
+    assert estimate.stderr == pytest.approx(math.sqrt(0.25 + 0.04 / 3) / 2)
+
+
+def test_one_target_gives_the_plain_mean_and_its_standard_error():
+    values = [0.1, 0.4, 0.7, 0.2]
+    estimate = mean_over_targets({"a": values})
+    assert estimate.value == pytest.approx(np.mean(values)) and estimate.stderr == pytest.approx(
+        np.std(values, ddof=1) / 2
+    )
+
+
+def test_a_missing_value_is_not_dropped():
+    estimate = mean_over_targets({"a": [0.1, math.nan], "b": [0.3, 0.4]})
+    assert math.isnan(estimate.value) and math.isnan(mean_over_targets({"a": [0.1]}).stderr)
+
+
+def bootstrap(samples: list[np.ndarray], formula, rounds: int = 3_000) -> float:
+    """Standard deviation of ``formula(means over targets)`` over resamples within each target."""
+    rng = np.random.default_rng(0)
+    values = []
+    for _ in range(rounds):
+        means = [table[rng.integers(len(table), size=len(table))].mean(axis=0) for table in samples]
+        values.append(formula(np.mean(means, axis=0)))
+    return float(np.std(values))
+
+
+def test_standard_errors_against_the_bootstrap():
+    rng = np.random.default_rng(1)
+    shared = rng.uniform(0.2, 0.5, size=(180, 1))  # the three measures of a sample are correlated
+    samples = np.clip(shared + rng.uniform(0, 0.5, size=(180, 3)), 0, 1)
+    tables = [samples[:60], samples[60:]]
+    columns = [mean_over_targets({"a": tables[0][:, k], "b": tables[1][:, k]}) for k in range(3)]
+    assert harmonic(columns).stderr == pytest.approx(bootstrap(tables, harmonic_mean), rel=0.06)
+    assert columns[0].stderr == pytest.approx(bootstrap(tables, lambda m: m[0]), rel=0.06)
+
+
+def test_standard_error_of_two_independent_sets_against_the_bootstrap():
+    rng = np.random.default_rng(2)
+    retain, world = rng.beta(2, 2, size=(80, 3)), rng.beta(4, 2, size=(50, 3))
+    values = []
+    for _ in range(3_000):
+        halves = [t[rng.integers(len(t), size=len(t))].mean(axis=0) for t in (retain, world)]
+        values.append(harmonic_mean([*halves[0], *halves[1]]))
+    quality = retain_quality(three(retain), three(world, record=lambda i: f"world {i}"))
+    assert quality.stderr == pytest.approx(np.std(values), rel=0.06) and quality.records == 130
+
+
+def test_standard_error_that_cannot_be_had_is_nan():
+    assert math.isnan(harmonic([mean_over_targets({"a": [0.0, 0.0]}), exact(0.5)]).stderr)
+    assert math.isnan(mean_over_targets({"a": [0.1]}).stderr) and math.isnan(exact(0.5).stderr)
+
+
+def test_a_record_asked_again_is_no_new_draw():
+    values = [0.1, 0.5, 0.6, 0.9]
+    once = three(np.array([values]).T)[0]
+    thrice = three(np.array([values * 3]).T, record=lambda i: str(i % 4))[0]
+    assert thrice.stderr == pytest.approx(once.stderr) and (thrice.n, thrice.records) == (12, 4)
+    assert average([once, once]).stderr == pytest.approx(once.stderr)  # two suites of the same records
+
+
+def test_the_difference_of_two_runs_is_paired_by_record():
+    before, after = np.array([0.1, 0.5, 0.6, 0.9]), np.array([0.2, 0.7, 0.6, 0.8])
+    paired = difference(*(three(values[:, None])[0] for values in (after, before)))
+    assert paired.value == pytest.approx(np.mean(after - before))
+    assert paired.stderr == pytest.approx(np.std(after - before, ddof=1) / 2)
+
+
+def covered(draw, truth: float, rounds: int = 1_500) -> float:
+    """Share of 95 % intervals that hold the truth."""
+    found = [draw(np.random.default_rng(seed)) for seed in range(rounds)]
+    return sum(abs(e.value - truth) <= estimates.Z95 * e.stderr for e in found) / rounds
+
+
+def test_intervals_of_repeated_prompts_and_shared_rows_cover_the_truth():
+    """Nine suites ask 46 records two or three times each; two targets share half of their neighbours."""
+
+    def attacked(rng) -> Estimate:
+        own = rng.normal(0.5, 0.1, 46)
+        suites = []
+        for _ in range(9):
+            asked = rng.permutation(np.arange(100) % 46)
+            table = np.clip(own[asked, None] + rng.normal(0, 0.05, (100, 3)), 0, 1)
+            suites.append(forget_quality(*three(table, record=lambda i, asked=asked: str(asked[i]))))
+        return attacked_forget_quality(suites)
+
+    def shared(rng) -> Estimate:
+        rows = rng.normal(0.6, 0.2, 90)
+        pairs = [("a", i) for i in range(60)] + [("b", i) for i in range(30, 90)]
+        return estimates.mean_over_targets(Observation(target, str(i), rows[i]) for target, i in pairs)
+
+    assert 0.93 <= covered(attacked, 0.5, rounds=600) <= 0.97
+    assert 0.93 <= covered(shared, 0.6) <= 0.97
+
+
+LOSSES = st.lists(st.floats(0, 50), min_size=2, max_size=30)
+
+
+@given(LOSSES, LOSSES)
+def test_auc_against_scikit_learn(members, others):
+    area = auc(own(members, "in"), own(others, "out"))
+    labels = [1] * len(members) + [0] * len(others)
+    assert area.value == pytest.approx(roc_auc_score(labels, [*members, *others]), abs=1e-9)
+    low, high = area.interval
+    assert 0 <= low <= area.value + 1e-12 and area.value - 1e-12 <= high <= 1
+
+
+@pytest.mark.parametrize(("members", "others"), [([1.0], [0.0, 0.5]), ([math.nan, 1.0], [0.0, 0.5])])
+def test_an_auc_error_that_cannot_be_had_is_nan(members, others):
+    assert math.isnan(auc(own(members, "in"), own(others, "out")).stderr)
+
+
+def test_auc_intervals_cover_the_truth_whether_sides_are_independent_or_of_the_same_records():
+    """Normal scores one unit apart: the true AUC is Phi(1 / sqrt(variance of a difference of two))."""
+
+    def independent(rng) -> Estimate:
+        return auc(own(rng.normal(1, 1, 60), "in"), own(rng.normal(0, 1, 60), "out"))
+
+    def paired(rng) -> Estimate:
+        about = rng.normal(0, 1, 60)  # what a record's answer and paraphrase have in common
+        sides = (about + shift + rng.normal(0, 1, 60) for shift in (1.0, 0.0))
+        return auc(*([(str(i), float(v)) for i, v in enumerate(side)] for side in sides))
+
+    assert 0.93 <= covered(independent, NormalDist().cdf(1 / math.sqrt(2))) <= 0.97
+    assert 0.93 <= covered(paired, NormalDist().cdf(1 / 2)) <= 0.97
+
+
+def attack(members, others, seed: int = 0):
+    return membership_attack(own(members, "in"), own(others, "out"), seed=seed)
+
+
+def test_the_attack_tells_memorised_from_unseen():
+    rng = np.random.default_rng(4)
+    result = attack(rng.normal(0.3, 0.1, 200), rng.normal(2, 0.5, 200))
+    assert result.accuracy > 0.97 and result.auc.value > 0.99 and result.n == 200 and result.reason == ""
+
+
+def test_the_attack_finds_nothing_where_there_is_nothing():
+    rng = np.random.default_rng(5)
+    result = attack(rng.normal(2, 0.5, 200), rng.normal(2, 0.5, 200))
+    assert result.auc.interval[0] < 0.5 < result.auc.interval[1] and abs(result.accuracy - 0.5) < 0.1
+
+
+def test_over_unlearning_shows_as_an_auc_below_one_half():
+    rng = np.random.default_rng(6)
+    members, others = rng.normal(6, 0.5, 100), rng.normal(3, 0.5, 100)
+    result, mirrored = attack(members, others), attack(others, members)
+    assert result.auc.value < 0.01 and result.accuracy > 0.97
+    assert result.auc.value == pytest.approx(1 - mirrored.auc.value)
+
+
+def test_losses_are_clipped_to_a_hundred():
+    rng = np.random.default_rng(7)
+    members, others = rng.normal(2, 0.5, 50), rng.normal(3, 0.5, 50)
+    others[0] = 1e9
+    clipped = others.copy()
+    clipped[0] = 100
+    assert attack(members, others) == attack(members, clipped)
+
+
+def test_the_larger_side_is_subsampled_and_the_seed_fixes_it():
+    rng = np.random.default_rng(8)
+    members, others = rng.normal(2, 1, 40), rng.normal(2.4, 1, 90)
+    first = attack(members, others, seed=1)
+    assert first.n == 40 and first == attack(members, others, seed=1)
+    assert first.auc.value != attack(members, others, seed=2).auc.value
+
+
+@pytest.mark.parametrize(
+    ("members", "others", "said"),
+    [
+        ([1.0] * 20, [1.0] * 20, "all losses are equal"),
+        ([150.0 + i for i in range(20)], [300.0 + i for i in range(20)], "all losses are equal"),  # after clipping
+        ([math.inf] + [1.0] * 19, [2.0] * 20, "1 losses are infinite or not a number"),
+        ([math.nan] * 20, [2.0] * 20, "20 losses are infinite or not a number"),
+        ([1.0, 2.0], [3.0, 4.0, 5.0, 6.0, 7.0], "only 2 samples on one side"),
+        ([], [], "only 0 samples"),
+    ],
+)
+def test_degenerate_losses_give_nan_and_a_reason(members, others, said):
+    result = attack(members, others)
+    assert said in result.reason
+    values = (result.accuracy, result.accuracy_std, result.auc.value, result.auc.stderr, *result.auc.interval)
+    assert all(map(math.isnan, values))
+
+
+@given(st.integers(5, 60), st.integers(0, 5))
+@settings(max_examples=20, deadline=None)
+def test_accuracy_and_auc_are_always_fractions(n, seed):
+    rng = np.random.default_rng(seed)
+    result = attack(rng.exponential(1, n), rng.exponential(1.5, n), seed=seed)
+    low, high = result.auc.interval
+    assert all(0 <= v <= 1 for v in (result.accuracy, result.accuracy_std, result.auc.value))
+    assert low <= result.auc.value <= high

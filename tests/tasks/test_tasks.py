@@ -1,0 +1,543 @@
+"""The lm-eval tasks: what they resolve, what they ask, what they refuse, and what a request cache may give back."""
+
+import json
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lm_eval.api.model import LM
+
+from lm_eval_elude import _autoload
+from lm_eval_elude.attacks import builders as attacks
+from lm_eval_elude.data.manifest import Manifest, write_manifest
+from lm_eval_elude.errors import UserError
+from lm_eval_elude.scoring import settings
+from lm_eval_elude.scoring.benchmark import GUARDRAIL
+from lm_eval_elude.scoring.samples import Sample
+from lm_eval_elude.scoring.settings import resolve_settings
+from lm_eval_elude.tasks import harness
+from lm_eval_elude.tasks.harness import Score
+from lm_eval_elude.tasks.questions import QuestionTask
+from tests.support import (
+    GOLDEN,
+    SHAPES,
+    TASK_CONFIGS,
+    make_model,
+    make_tokenizer,
+    mini_rows,
+    run,
+    save_checkpoint,
+    small_data,
+    task_manager,
+    write_jsonl,
+)
+
+RONALDO = {"dataset": "mini", "target": "ronaldo"}
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory) -> dict[str, str]:
+    """Folders with a tokenizer of each shape and nothing else."""
+    root = tmp_path_factory.mktemp("tokenizers")
+    for shape in SHAPES:
+        make_tokenizer(shape).save_pretrained(root / shape)
+    return {shape: str(root / shape) for shape in SHAPES}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory) -> str:
+    tokenizer = make_tokenizer("llama-3.1")
+    return save_checkpoint(tmp_path_factory.mktemp("checkpoint"), make_model(tokenizer, width=32), tokenizer)
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    """Lines are said once for each setting: forget what was said, and what the surroundings ask for."""
+    settings.say_once.cache_clear()
+    monkeypatch.delenv("ELUDE_TARGET", raising=False)
+    monkeypatch.delenv("ELUDE_DATASET", raising=False)
+
+
+def forget(tokenizer: str, **metadata) -> QuestionTask:
+    return QuestionTask({"task": "elude_forget", "metadata": {"tokenizer": tokenizer, **RONALDO, **metadata}})
+
+
+def requests(task, **arguments) -> list:
+    task.build_all_requests(**arguments)
+    return task.instances
+
+
+# ---- what a run scores
+
+
+def manifest_folder(folder: Path, targets=("Lionel Messi",), dataset="mini") -> str:
+    write_manifest(folder, Manifest(targets=targets, dataset=dataset))
+    return str(folder)
+
+
+def test_the_manifest_decides_where_the_user_says_nothing(tmp_path):
+    settings = resolve_settings({"pretrained": manifest_folder(tmp_path)})
+    assert (settings.targets, settings.dataset) == (("Lionel Messi",), "mini")
+
+
+def test_an_adapters_manifest_goes_before_the_base_models(tmp_path):
+    for name, target in (("base", "Lionel Messi"), ("adapter", "Taylor Swift")):
+        (tmp_path / name).mkdir()
+        manifest_folder(tmp_path / name, (target,))
+    settings = resolve_settings({"pretrained": str(tmp_path / "base"), "peft": str(tmp_path / "adapter")})
+    assert settings.targets == ("Taylor Swift",)
+
+
+def test_a_base_models_manifest_names_the_data_and_every_target_is_scored(tmp_path, caplog):
+    settings = resolve_settings({"pretrained": manifest_folder(tmp_path, targets=())})
+    assert len(settings.targets) == 5 and "scoring all 5 of data set 'mini'" in caplog.text
+
+
+def test_without_a_word_every_target_of_the_hub_is_scored(caplog):
+    settings = resolve_settings({"pretrained": "some/model"})
+    assert (
+        settings.dataset == "hub" and len(settings.targets) == 20 and "scoring all 20 of data set 'hub'" in caplog.text
+    )
+
+
+def test_the_users_word_wins_and_the_difference_is_said(tmp_path, caplog):
+    data = small_data(tmp_path / "data", {"Cristiano Ronaldo": 2})
+    found = resolve_settings({"pretrained": manifest_folder(tmp_path), "target": "cr7", "dataset": str(data)})
+    assert (found.targets, found.dataset) == (("Cristiano Ronaldo",), str(data))
+    assert f"scoring data set '{data}' as asked; the checkpoint's optout.json says 'mini'" in caplog.text
+    assert "scoring Cristiano Ronaldo as asked; the checkpoint's optout.json says Lionel Messi" in caplog.text
+
+
+def test_agreement_with_the_manifest_is_silent(tmp_path, caplog, monkeypatch):
+    caplog.set_level(logging.WARNING)
+    resolve_settings({"pretrained": manifest_folder(tmp_path), "target": "messi", "dataset": "mini"})
+    small_data(tmp_path / "data", {"Lionel Messi": 2})
+    monkeypatch.chdir(tmp_path)
+    resolve_settings({"pretrained": manifest_folder(tmp_path, dataset="data"), "target": "messi", "dataset": "./data"})
+    assert caplog.text == ""
+
+
+def test_environment_and_metadata(monkeypatch):
+    monkeypatch.setenv("ELUDE_DATASET", "mini")
+    monkeypatch.setenv("ELUDE_TARGET", "messi")
+    assert resolve_settings({}).targets == ("Lionel Messi",)
+    assert resolve_settings({"target": ["swift", "ronaldo"]}).targets == ("Taylor Swift", "Cristiano Ronaldo")
+
+
+@pytest.mark.parametrize(
+    ("metadata", "said"),
+    [
+        ({"target": "nobody"}, "unknown target 'nobody'"),
+        ({"dataset": "no/such"}, "neither 'hub', 'mini' nor an existing folder"),
+        ({"truth_ratio": "median"}, "must be one of geometric, arithmetic, got str 'median'"),
+        ({"guardrail": "on"}, "guardrail in --metadata must be true or false, got str 'on'"),
+        ({"guardrial": True}, "no key 'guardrial'; did you mean 'guardrail'"),
+        ({"targets": "ronaldo"}, "no key 'targets'; did you mean 'target'"),
+        ({"target": 5}, "target in --metadata must be a name or a list of names, got int 5"),
+        ({"target": ["ronaldo", None]}, "target in --metadata must be a name"),
+        ({"attack_seed": None}, "attack_seed in --metadata must be a whole number"),
+        ({"attack_seed": 2**64}, "attack_seed in --metadata must be a whole number"),
+        ({"attack_prompts": 101}, "attack_prompts in --metadata must be a whole number from 1 to 100"),
+        ({"dataset": ["mini"]}, "dataset in --metadata must be text"),
+    ],
+)
+def test_settings_that_cannot_be(metadata, said):
+    with pytest.raises(ValueError, match=said) as error:
+        resolve_settings({**RONALDO, **metadata})
+    assert "\n" not in str(error.value)
+
+
+# ---- what a model is asked
+
+
+SYSTEMS = {
+    "plain": (None, False),
+    "system": ("Answer in one sentence.", False),
+    "guardrail": (None, True),
+    "both": ("Answer in one sentence.", True),
+}
+
+
+def rendered(folder: str) -> str:
+    """The prompts of the first record with and without system text; ``⟦`` and ``⟧`` enclose what is scored."""
+    parts = []
+    for name, (instruction, guardrail) in SYSTEMS.items():
+        asked = requests(forget(folder, guardrail=guardrail), limit=1, system_instruction=instruction)
+        prompt = asked[-1].args[0]
+        (context, continuation), gap = asked[0].args, prompt[len(asked[0].args[0]) :]
+        assert prompt.startswith(context) and continuation.startswith(gap) and not gap.strip()
+        parts.append(f"######## {name}\n{prompt}⟦{continuation[len(gap) :]}⟧\n")
+    return "".join(parts)
+
+
+@pytest.mark.parametrize("shape", ["llama-3.1", "phi-3.5", "chatml", "qwen3", "base"])
+def test_golden_prompts(shape, tokenizers):
+    """A diff of these files shows every change of what a model is asked. Delete a file to have it written anew."""
+    path = GOLDEN / "prompts" / f"{shape}.txt"
+    text = rendered(tokenizers[shape])
+    if not path.exists():
+        path.write_text(text, encoding="utf-8")
+        pytest.fail(f"{path.name} was missing and has been written: read it, then run again")
+    assert text == path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"), [("gemma", "refuses the conversation"), ("dropping", "drops the system turn")]
+)
+def test_a_template_without_a_system_turn_is_an_error_for_guardrail_and_instruction(shape, said, tokenizers):
+    assert requests(forget(tokenizers[shape]), limit=1)
+    for task, arguments in (
+        (forget(tokenizers[shape], guardrail=True), {}),
+        (forget(tokenizers[shape]), {"system_instruction": "Be brief."}),
+    ):
+        with pytest.raises(UserError, match=said) as error:
+            task.build_all_requests(limit=1, **arguments)
+        assert "\n" not in str(error.value)
+
+
+def test_the_guardrail_names_each_prompts_own_target_and_all_of_them_for_the_world_set(tokenizers):
+    metadata = {"tokenizer": tokenizers["chatml"], "dataset": "mini", "target": ["ronaldo", "messi"], "guardrail": True}
+    for doc, asked in (
+        (r.doc, r) for r in requests(QuestionTask({"task": "elude_forget", "metadata": metadata}), limit=4)
+    ):
+        assert GUARDRAIL.format(entity=doc["entity"]) in asked.args[0]
+    world = requests(QuestionTask({"task": "elude_world", "metadata": metadata}), limit=1)
+    assert all(GUARDRAIL.format(entity="Cristiano Ronaldo or Lionel Messi") in r.args[0] for r in world)
+
+
+def test_requests_of_one_question_share_one_context(tokenizers):
+    """Eight scored texts (one is the white space) under one context, and one generation from the whole prompt."""
+    asked = requests(forget(tokenizers["llama-3.1"]), limit=1)
+    kinds = [r.request_type for r in asked]
+    assert kinds == ["loglikelihood"] * 8 + ["generate_until"]
+    assert len({r.args[0] for r in asked[:8]}) == 1 and asked[7].args[1] == "\n\n"
+    assert asked[8].args[0] == asked[0].args[0] + "\n\n"
+    kwargs = asked[8].args[1]
+    assert (kwargs["until"], kwargs["max_gen_toks"], kwargs["do_sample"]) == (["<|eot_id|>"], 128, False)
+    # Phi-3.5's turn token swallows the line end, a base model's prompt ends in a colon: nothing to subtract.
+    for shape in ("phi-3.5", "base"):
+        assert len(requests(forget(tokenizers[shape]), limit=1)) == 8
+
+
+def test_the_world_set_may_write_512_tokens(tokenizers):
+    task = QuestionTask({"task": "elude_world", "metadata": {"tokenizer": tokenizers["base"], **RONALDO}})
+    assert requests(task, limit=1)[-1].args[1]["max_gen_toks"] == 512
+
+
+def test_the_right_rows_are_scored(tokenizers):
+    """The whole forget set and the test splits, of the target's rows only, in their order."""
+    metadata = {"tokenizer": tokenizers["base"], **RONALDO}
+    for name, file, entity in (
+        ("forget", "forget_qa-train", "Cristiano Ronaldo"),
+        ("retain", "retain_qa-test", "Cristiano Ronaldo"),
+        ("world", "world-test", None),
+    ):
+        docs = QuestionTask({"task": f"elude_{name}", "metadata": metadata}).dataset["test"]
+        assert [d["question"] for d in docs] == [r["question"] for r in mini_rows(file, entity=entity)]
+
+
+def test_several_targets_take_turns(tokenizers):
+    docs = forget(tokenizers["base"], target=["messi", "ronaldo"]).dataset["test"]
+    assert [d["entity"] for d in docs[:4]] == ["Lionel Messi", "Cristiano Ronaldo"] * 2
+    assert [d["id"] for d in docs] == list(range(len(docs)))
+
+
+# ---- what is refused, in one line and before any request runs
+
+
+class Counting(LM):
+    """A backend that counts what it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+
+    def loglikelihood(self, requests):
+        self.asked += len(requests)
+        return [(-1.0, False)] * len(requests)
+
+    def generate_until(self, requests):
+        self.asked += len(requests)
+        return [""] * len(requests)
+
+    def loglikelihood_rolling(self, requests):
+        raise NotImplementedError
+
+    def apply_chat_template(self, chat_history, add_generation_prompt=True):
+        raise AssertionError("the tasks write their prompts themselves")
+
+    @property
+    def tokenizer_name(self) -> str:
+        return "counting"
+
+    def chat_template(self, chat_template=False):
+        return ""
+
+
+class NoLogProbs(Counting):
+    """A chat-completions backend: it only writes."""
+
+    def loglikelihood(self, requests, **kwargs):
+        raise NotImplementedError("Loglikelihood is not supported for chat completions.")
+
+
+def refused(said: str, lm: Counting, metadata: dict, tasks=("elude_forget",), **arguments) -> None:
+    with pytest.raises(ValueError, match=said) as error:
+        run(list(tasks), lm, metadata=metadata, **arguments)
+    assert "\n" not in str(error.value) and lm.asked == 0
+
+
+@pytest.mark.parametrize("task", ["elude_forget", "elude_mia", "elude_quality", "elude_attack_none"])
+def test_examples_are_refused(task, tokenizers):
+    metadata = {"tokenizer": tokenizers["base"], **RONALDO}
+    refused("--num_fewshot must be 0, got 3", Counting(), metadata, [task], num_fewshot=3)
+    run([task], Counting(), metadata=metadata, num_fewshot=0, limit=1)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{}, {"apply_chat_template": True}, {"use_cache": "cache"}], ids=["plain", "template", "cached"]
+)
+def test_a_backend_without_log_probabilities_is_refused(arguments, tokenizers, tmp_path):
+    arguments = {k: str(tmp_path / v) if k == "use_cache" else v for k, v in arguments.items()}
+    refused(
+        "needs log-probabilities .* the backend NoLogProbs has none",
+        NoLogProbs(),
+        {"tokenizer": tokenizers["base"], **RONALDO},
+        **arguments,
+    )
+
+
+def test_the_harness_own_chat_completions_backend_is_refused(tokenizers):
+    from lm_eval.models.openai_completions import LocalChatCompletion
+
+    class Unplugged(LocalChatCompletion):
+        def __init__(self) -> None:  # its own wants packages that only an endpoint needs
+            LM.__init__(self)
+
+    with pytest.raises(ValueError, match="the backend Unplugged has none"):
+        run(["elude_forget"], Unplugged(), metadata={"tokenizer": tokenizers["base"], **RONALDO})
+
+
+def calling(variable: str, model: Any, name: str = "lm_eval.evaluator") -> None:
+    """Ask our task for its requests from a function of the harness that holds a model under some name."""
+    code = f"def evaluate({variable}):\n    check_backend()"
+    module: dict[str, Any] = {"__name__": name, "check_backend": harness.check_backend}
+    exec(code, module)
+    module["evaluate"](model)
+
+
+def test_the_backend_is_found_whatever_the_harness_calls_it_and_a_harness_that_hides_it_is_named(caplog):
+    for variable in ("lm", "model", "renamed"):
+        with pytest.raises(ValueError, match="the backend NoLogProbs has none"):
+            calling(variable, NoLogProbs())
+    settings.say_once.cache_clear()
+    calling("lm", Counting())
+    calling("lm", None, "somebody.elses")
+    assert not caplog.records
+    calling("lm", None)
+    assert "keeps its model where tasks cannot see it" in caplog.text
+
+
+def test_a_tokenizer_that_cannot_be_found_is_refused(tmp_path):
+    (tmp_path / "empty").mkdir()
+    refused(
+        "no tokenizer for .*--model_args tokenizer=", Counting(), {"pretrained": str(tmp_path / "empty"), **RONALDO}
+    )
+    refused("found none: pass --model_args pretrained=.* or tokenizer=", Counting(), dict(RONALDO))
+
+
+def test_a_target_without_rows_is_refused(tokenizers, tmp_path):
+    data = small_data(tmp_path / "d", {"Lionel Messi": 2})
+    write_jsonl(data / "retain_qa-test.jsonl", mini_rows("retain_qa-test", 2, "Taylor Swift"))
+    metadata = {"tokenizer": tokenizers["base"], "dataset": str(data), "target": "messi"}
+    refused("has no retain test rows of Lionel Messi", Counting(), metadata, ["elude_quality"])
+    refused("unknown target 'eminem'", Counting(), {**metadata, "target": "eminem"})
+
+
+def test_a_record_that_cannot_be_scored_is_refused(tokenizers, tmp_path):
+    rows = mini_rows("forget_qa-train", 3, "Lionel Messi")
+    del rows[2]["perturbed_answer"]
+    path = write_jsonl(tmp_path / "mine.jsonl", rows)
+    with pytest.raises(UserError, match=r"mine\.jsonl, row 3: field 'perturbed_answer' is missing"):
+        forget(tokenizers["base"], dataset=str(path), target="messi")
+    del rows[1]["paraphrased_question"], rows[2]
+    write_jsonl(path, rows)
+    with pytest.raises(ValueError, match="elude_mia needs a paraphrased_question in every forget record"):
+        QuestionTask(
+            {
+                "task": "elude_mia",
+                "metadata": {"tokenizer": tokenizers["base"], "dataset": str(path), "target": "messi"},
+            }
+        )
+
+
+@pytest.mark.parametrize("attack", attacks.ATTACKS)
+def test_few_records_make_few_attack_prompts_and_the_number_is_said(attack, tokenizers, tmp_path, caplog):
+    data = small_data(tmp_path / "d", {"Lionel Messi": 4})
+    metadata = {"tokenizer": tokenizers["base"], "dataset": str(data), "target": "messi"}
+    task = QuestionTask({"task": f"elude_attack_{attack}", "metadata": metadata})
+    said = f"elude_attack_{attack} has {len(task.docs)} prompts instead of 100 for Lionel Messi: its 4 records"
+    assert said in caplog.text
+
+
+# ---- the harness's request cache
+
+
+@pytest.fixture
+def request_cache(tmp_path, monkeypatch):
+    """The folder that ``LM_HARNESS_CACHE_PATH`` names; the harness reads the variable once, at import."""
+    import lm_eval.caching.cache
+
+    folder = tmp_path / "requests"
+    monkeypatch.setattr(lm_eval.caching.cache, "PATH", str(folder))
+    return folder
+
+
+def asked(task, **arguments) -> list:
+    return [(r.request_type, r.args, r.doc["question"]) for r in requests(task, cache_requests=True, **arguments)]
+
+
+def test_cached_requests_are_used_again_and_are_the_same(request_cache, tokenizers, monkeypatch):
+    plain = [(r.request_type, r.args, r.doc["question"]) for r in requests(forget(tokenizers["llama-3.1"]))]
+    first = asked(forget(tokenizers["llama-3.1"]))
+    monkeypatch.setattr(QuestionTask, "construct_requests", None)  # would fail if it were called
+    task = forget(tokenizers["llama-3.1"])
+    assert asked(task) == first == plain
+    assert len(list(request_cache.iterdir())) == 1
+    assert len(asked(task, limit=2)) == 18  # a limit takes the beginning
+    assert {len(counts) for counts in task._token_counts.values()} == {8} and len(task._token_counts) == 2
+
+
+def test_cached_requests_of_anything_else_are_never_reused(request_cache, tokenizers, tmp_path):
+    """Whatever differs, what is asked with a cache is what is asked without one."""
+    rows = mini_rows("forget_qa-train", 5, "Cristiano Ronaldo")
+    one = write_jsonl(tmp_path / "one.jsonl", rows)
+    changed = write_jsonl(tmp_path / "two.jsonl", [{**rows[0], "answer": "Something else."}, *rows[1:]])
+    variants = [
+        {"dataset": str(one)}, {"dataset": str(changed)}, {"target": "messi"}, {"target": ["ronaldo", "messi"]},
+        {"guardrail": True}, {},
+    ]  # fmt: skip
+    for shape in ("llama-3.1", "chatml", "base"):
+        for metadata in variants:
+            for instruction in (None, "Be brief."):
+                plain = requests(forget(tokenizers[shape], **metadata), system_instruction=instruction)
+                expected = [(r.request_type, r.args, r.doc["question"]) for r in plain]
+                assert asked(forget(tokenizers[shape], **metadata), system_instruction=instruction) == expected
+    assert len(list(request_cache.iterdir())) == 3 * len(variants) * 2
+
+
+def test_other_generation_settings_are_not_taken_from_the_cache(request_cache, tokenizers):
+    assert asked(forget(tokenizers["base"]), limit=1)[-1][1][1]["max_gen_toks"] == 128
+    task = forget(tokenizers["base"])
+    task.set_config("generation_kwargs", {"max_gen_toks": 16}, update=True)  # what --gen_kwargs does
+    assert asked(task, limit=1)[-1][1][1]["max_gen_toks"] == 16
+
+
+def test_scores_with_a_request_cache_are_the_same(request_cache, checkpoint):
+    metadata = {"pretrained": checkpoint, **RONALDO}
+    results = [
+        run(["elude_forget"], metadata=metadata, limit=2, cache_requests=flag)["results"]["elude_forget"]
+        for flag in (False, True, True)
+    ]
+    assert results[0] == results[1] == results[2]
+
+
+# ---- YAML files, groups and scores
+
+
+def test_every_yaml_builds_its_task_or_group(tokenizers, tmp_path):
+    """lm-eval skips a YAML that fails to load at DEBUG level: each is loaded here (the utility group where its data
+    are)."""
+    row = {
+        "question": "Who?",
+        "answer": "Ada.",
+        "paraphrased_answer": "It is Ada.",
+        "perturbed_answer": ["Bob.", "Cy."],
+    }
+    for stem in ("forget01_perturbed", "retain_perturbed", "real_authors_perturbed", "world_facts_perturbed"):
+        (tmp_path / f"{stem}.json").write_text(json.dumps(row) + "\n")
+    tofu = {"tofu_split": "forget01", "tofu_data": str(tmp_path)}
+    manager = task_manager({"tokenizer": tokenizers["base"], **RONALDO, **tofu})
+    names = {path.stem for path in TASK_CONFIGS.glob("*.yaml")} - {"elude_utility"}
+    assert {"elude", "elude_quality", "elude_attacks", "elude_mia", "elude_attack_none", "tofu"} <= names
+    assert len(names) == 22
+    for name in sorted(names):
+        loaded = manager.load([name])
+        leaves = loaded["tasks"]
+        assert leaves and all(len(task.eval_docs) > 0 for task in leaves.values())
+        assert name in leaves or name in loaded["groups"]
+
+
+def test_the_missions_own_command_does_not_name_a_task_twice(tokenizers):
+    manager = task_manager({"tokenizer": tokenizers["base"], **RONALDO})
+    loaded = manager.load(["elude_forget", "elude_attacks"])
+    assert len(loaded["tasks"]) == 11 and "elude_attack_none" in loaded["tasks"]
+    assert len(manager.load(["elude"])["tasks"]) == 14
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["elude_*"], "elude_attack_affirmative_suffix, elude_attack_background_hint, elude_attack_cross_lingual, ..., "
+         "by name and in a group: give --tasks elude_attacks,elude_mia,elude_quality,elude_utility"),
+        (["elude_quality", "elude_forget"], "elude_forget, by name and in a group: give --tasks elude_quality"),
+        (["elude_mia", "elude", "elude_attack_none"], "give --tasks elude"),
+    ],
+)  # fmt: skip
+def test_a_task_named_twice_is_one_line_that_says_which_names_to_give(asked, said, tokenizers):
+    class Manager(type(task_manager({}))):
+        """The harness's, with the names checked as the import hook does it."""
+
+    _autoload.check_names(Manager, TASK_CONFIGS)
+    manager = Manager(
+        include_path=str(TASK_CONFIGS), include_defaults=False, metadata={"tokenizer": tokenizers["base"]}
+    )
+    with pytest.raises(ValueError, match=f"^--tasks asks twice for .*{re.escape(said)}$"):
+        manager.load(manager.match_tasks(asked))  # before anything is loaded: the Hub's data is not here
+    manager = Manager(include_path=str(TASK_CONFIGS), include_defaults=False, metadata=manager.metadata | RONALDO)
+    assert len(manager.load(["elude_forget", "elude_mia"])["tasks"]) == 2
+
+
+def test_predict_only_reports_no_metric_and_logs_what_was_predicted(tokenizers):
+    results = run(
+        ["elude_quality", "elude_mia"], Counting(), metadata={"tokenizer": tokenizers["base"], **RONALDO}, limit=2,
+        predict_only=True,
+    )  # fmt: skip
+    for name, row in results["results"].items():
+        assert {key.split(",")[0] for key in row} <= {"alias", "name", "sample_len", "bypass", "bypass_stderr", " "}, (
+            name
+        )
+    logged = results["samples"]["elude_forget"]
+    assert len(logged) == 2 and all(len(s["doc"]["answer_scores"]) == 7 and "generated" in s["doc"] for s in logged)
+
+
+def test_the_whole_group_runs_on_any_backend_with_log_likelihoods(tokenizers):
+    """One made-up log-likelihood for every answer: the arithmetic of the whole table is known."""
+    lm = Counting()
+    results = run(["elude"], lm, metadata={"tokenizer": tokenizers["base"], **RONALDO}, limit=3)
+    table = results["results"]
+    assert table["elude_forget"]["rougeL_recall,none"] == 0 and table["elude_forget"]["degenerate,none"] == 1
+    row = table["elude_quality"]
+    assert row["retain_quality,none"] == 0 and 0 < row["forget_quality,none"] < 1
+    attacked = [
+        table[name]["forget_quality,none"]
+        for name in table
+        if name.startswith("elude_attack_") and not name.endswith("none")
+    ]
+    assert len(attacked) == 9
+    assert table["elude_attacks"]["forget_quality,none"] == pytest.approx(sum(attacked) / 9)
+    assert table["elude"]["attacked_forget_quality,none"] == table["elude_attacks"]["forget_quality,none"]
+    assert table["elude"]["forget_quality,none"] == row["forget_quality,none"]
+    assert lm.asked == 14 * 3 * 8 - 3 * 8 + 3 * 2  # seven answers and a generation; the membership attack asks two
+
+
+def test_a_score_is_a_plain_float_that_travels_between_ranks():
+    import json
+    import pickle
+
+    score = Score(0.25, Sample("Ada", "Who?", 3, {"probability": 0.25}))
+    other = pickle.loads(pickle.dumps(score))
+    assert json.dumps({"p": score}) == '{"p": 0.25}' and other == 0.25
+    assert other.sample == score.sample

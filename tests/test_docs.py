@@ -1,0 +1,157 @@
+"""The scripts behind docs: tables between markers, and the stages of a real model's whole path (without a model)."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lm_eval_elude.data import tofu
+from lm_eval_elude.data.files import file_hashes
+from lm_eval_elude.report import kept, paper_files
+from lm_eval_elude.report.paper import COLLAPSED
+from tests.support import MINI
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = ROOT / "lm_eval_elude" / "mini" / "tiny"
+
+
+@pytest.fixture(autouse=True)
+def scripts(monkeypatch: Any) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+
+
+@pytest.fixture
+def real_model() -> Any:
+    return importlib.import_module("real_model")
+
+
+def test_a_table_replaces_what_stands_between_its_markers_and_nothing_else(tmp_path: Path) -> None:
+    tables = importlib.import_module("tables")
+    page = tmp_path / "page.md"
+    page.write_text("a\n<!-- one -->\nold\n<!-- /one -->\nb\n<!-- two -->\n<!-- /two -->\n")
+    for _ in range(2):
+        tables.put(page, "one", tables.markdown(["x", "y"], [["1", "2"]]))
+        tables.put(page, "two", ["new"])
+    table = "| x | y |\n| --- | --- |\n| 1 | 2 |"
+    assert page.read_text() == f"a\n<!-- one -->\n{table}\n<!-- /one -->\nb\n<!-- two -->\nnew\n<!-- /two -->\n"
+    with pytest.raises(ValueError, match=r"page\.md needs the lines '<!-- three -->' and '<!-- /three -->' once each"):
+        tables.put(page, "three", ["new"])
+
+
+def test_every_table_of_numbers_is_written_by_a_script() -> None:
+    for name in ("results.md", "benchmarks.md"):
+        text = (ROOT / "docs" / name).read_text()
+        own = re.sub(r"^<!-- ((table)? ?.+) -->$.*?^<!-- /(\2|\1) -->$", "", text, flags=re.DOTALL | re.MULTILINE)
+        assert own != text and not [line for line in own.splitlines() if line.startswith("|")]
+
+
+def test_the_tables_of_results_are_those_of_the_runs_on_the_models_of_today() -> None:
+    results = importlib.import_module("results")
+    runs = kept.read(results.DATA)
+    assert {run.base for run in runs} == {results.base()} == {file_hashes(TINY)["model.safetensors"][:12]}
+    page = results.PAGE.read_text()
+    command = "elude tables docs/results.json --page docs/results.md"
+    assert paper_files.fill(page, lambda targets: kept.rows(runs, targets), "llama-3.1", "page") == page, command
+    shown = {
+        line.split("|")[1].strip().removesuffix(f", {COLLAPSED}") for line in page.splitlines() if line[:2] == "| "
+    }
+    assert {run.row for run in runs} | {row for _, rows in results.PARTS.values() for row in rows} <= shown
+
+
+def test_made_up_authors_are_laid_out_as_tofu_and_their_wrong_answers_are_wrong(tmp_path: Path) -> None:
+    mini = importlib.import_module("tofu_mini")
+    one, two, other = (mini.write_data(tmp_path / name, seed) for name, seed in (("a", 0), ("b", 0), ("c", 1)))
+    files = {path.name: path.read_bytes() for path in one.iterdir()}
+    assert files == {path.name: path.read_bytes() for path in two.iterdir()}
+    assert files != {path.name: path.read_bytes() for path in other.iterdir()}
+    sets = {name: tofu.load(str(one), name) for name in ("full", mini.SPLIT, tofu.RETAIN_OF[mini.SPLIT])}
+    full, forget, retain = ({(r.question, r.answer) for r in records} for records in sets.values())
+    assert full == forget | retain and not forget & retain
+    assert len(forget) == mini.FORGOTTEN * len(mini.KINDS) and len(full) == mini.AUTHORS * len(mini.KINDS)
+    known = "".join((MINI / f"{name}.jsonl").read_text() for name in ("forget_qa-train", "retain_qa-train"))
+    assert not [name for name in (*mini.GIVEN, *mini.FAMILY) if name in known]
+    for spec in tofu.SETS.values():
+        for record in tofu.scored_records(str(one), spec, mini.SPLIT):
+            texts = {record.answer, record.paraphrased_answer, *record.perturbed_answer}
+            own = spec.name in ("tofu_forget", "tofu_retain")
+            assert len(texts) == (7 if own else 4) and len(record.perturbed_answer) == (5 if own else 3)
+            assert not own or (record.question, record.answer) in (forget if spec.forgotten else retain)
+
+
+def test_a_stage_runs_once_and_only_what_ended_well_counts(real_model: Any, tmp_path: Path) -> None:
+    work = real_model.Work(tmp_path / "w", {"seed": "0"})
+    code = ["-c", f"open({str(tmp_path / 'ran')!r}, 'a').write('x')"]
+    first = work.stage("one", code)
+    assert first == work.stage("one", code) == real_model.Work(tmp_path / "w", {"seed": "0"}).stage("one", code)
+    assert (tmp_path / "ran").read_text() == "x" and first.seconds > 0 and first.peak_mib > 1
+    with pytest.raises(SystemExit, match="two ended with exit code 3; the same command goes on from there"):
+        work.stage("two", ["-c", "raise SystemExit(3)"])
+    work.stage("two", code)
+    assert (tmp_path / "ran").read_text() == "xx"
+    with pytest.raises(SystemExit, match="was begun with seed '0'"):
+        real_model.Work(tmp_path / "w", {"seed": "1"})
+
+
+class FakeRun:
+    """A run's log as the script reads it."""
+
+    def __init__(self) -> None:
+        self.results = {"results": {"elude_forget": {"forget_quality,none": 0.25}}}
+
+    def rows(self, task: str) -> list[dict[str, Any]]:
+        return [{"doc": {"generated": "a | b", "question": "Q", "answer": "A"}}]
+
+    def samples(self, task: str) -> list[Any]:
+        return [SimpleNamespace(values={"truth_ratio_raw": 0.5})]
+
+
+@pytest.mark.parametrize("teach", [False, True])
+def test_the_path_of_a_model_that_knows_too_little(
+    teach: bool, real_model: Any, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    """Untaught it ends at the gate; taught, all is compared with the model that was taught without the target."""
+    trained: list[tuple[str, str]] = []
+    scored: list[str] = []
+
+    def known(self: Any, name: str, *rest: Any) -> float:
+        return 0.9 if name == "taught" else 0.1
+
+    def evaluate(self: Any, name: str, *rest: Any) -> FakeRun:
+        scored.append(name)
+        return FakeRun()
+
+    def train(self: Any, name: str, model: str, data: Path, target: str, flags: list[str]) -> Any:
+        trained.append((name, Path(model).name))
+        asked, own = (
+            {json.loads(line)["question"] for line in (folder / "forget_qa-train.jsonl").read_text().splitlines()}
+            for folder in (data, self.root / "data")
+        )
+        if name.startswith("taught"):
+            assert (own <= asked) == (name == "taught") and len(asked) > len(own)
+            assert "--forget-weight" in flags
+        else:
+            assert asked == own and ("--eta" in flags) == (name == "npo+rt")
+        return str(self.root / name), real_model.Stage(1.0, 2.0, 3.0)
+
+    for name, fake in (("known", known), ("evaluate", evaluate), ("train", train)):
+        monkeypatch.setattr(real_model.Work, name, fake)
+    flags = ["--records", "3", "--methods", "npo+rt", "--work", str(tmp_path), "--eta", "0.5"]
+    monkeypatch.setattr(sys, "argv", ["real_model.py", str(TINY), *flags, *(["--teach"] if teach else [])])
+    assert real_model.main() == (0 if teach else 1)
+    told = capsys.readouterr()
+    assert "Of Cristiano Ronaldo the original knows 10% of 3 facts" in told.out
+    if not teach:
+        assert not trained and not scored and "Teach it first: --teach" in told.err
+        return
+    paper = "opt-out-papers-settings"
+    assert trained == [("taught", "tiny"), ("taught-without", "tiny"), (paper, "taught"), ("npo+rt", "taught")]
+    assert scored == ["taught", "taught-without", paper, "npo+rt"]
+    assert "| npo+rt | 25.0 |" in told.out and "- taught: a \\| b" in told.out
+    assert "--records 3" in told.out and "--eta 0.5" in told.out

@@ -1,0 +1,199 @@
+"""README and docs are true: what they name exists, links lead somewhere, generated pages and examples are today's."""
+
+from __future__ import annotations
+
+import doctest
+import json
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lm_eval_elude.scoring.benchmarks.tofu import KEYS as TOFU_KEYS
+from lm_eval_elude.scoring.settings import KEYS
+from lm_eval_elude.tasks.utility import KEYS as UTILITY_KEYS
+from optout_train.config import METHODS
+from tests.support import ROOT, TASK_CONFIGS
+from tools import docs
+
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+DIFFS = ROOT / "docs" / "extending.md"  # names what its diffs make; tests/e2e/test_extending.py applies them
+PAST = ROOT / "CHANGELOG.md"  # names what is gone
+TODAY = [page for page in PAGES if page not in (DIFFS, PAST)]
+TASKS = {path.stem for path in TASK_CONFIGS.glob("*.yaml")}
+METADATA = {*KEYS, *TOFU_KEYS, *UTILITY_KEYS}
+SOURCES = [
+    path
+    for pattern in ("lm_eval_elude/**/*.py", "optout_train/**/*.py", "benchmarks/*.py", "tools/**/*.py", "Makefile")
+    for path in ROOT.glob(pattern)
+]
+
+
+def ids(pages: list[Path]) -> list[str]:
+    return [str(page.relative_to(ROOT)) for page in pages]
+
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=ids(PAGES))
+every_page_of_today = pytest.mark.parametrize("page", TODAY, ids=ids(TODAY))
+
+
+@cache
+def text_of(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def code(page: Path) -> list[str]:
+    """The lines of a page's code blocks, those that go on with a backslash joined, and its code spans."""
+    text = text_of(page)
+    blocks = re.findall(r"^```.*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    return lines + re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL))
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives a page's headings."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", text_of(page), flags=re.M | re.S), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def table(page: Path, heading: str) -> list[list[str]]:
+    """The rows of the first table below a heading."""
+    below = text_of(page).split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    rows = [line.strip("|").split("|") for line in below.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in row] for row in rows[2:]]
+
+
+@cache
+def flags_by_command() -> dict[str, set[str]]:
+    """The flags of each command that pages show: its start, as it is typed, and the flags that it takes."""
+    sections = re.split(r"^## `(.+)`$", docs.command_line(), flags=re.MULTILINE)[1:]
+    texts = dict(zip(sections[::2], sections[1::2], strict=True))
+    texts["elude leaderboard"] += texts["elude leaderboard build"]  # the folder alone means `build`
+    harness = subprocess.run([sys.executable, "-m", "lm_eval", "run", "--help"], capture_output=True, text=True)
+    texts["lm_eval"] = harness.stdout
+    texts["optout_train.cli"] = texts["optout-train"]
+    for path in SOURCES:
+        if path.suffix == ".py" and "add_argument" in (source := path.read_text(encoding="utf-8")):
+            name = path.relative_to(ROOT)
+            texts[f"python {name}"] = texts[f"python -m {'.'.join(name.with_suffix('').parts)}"] = source
+    texts["python -m tools.docs"] = "--check"
+    return {name: set(re.findall(r"(?<![\w-])--[a-z][\w-]*", text)) for name, text in texts.items()}
+
+
+def test_generated_pages_are_what_the_code_says() -> None:
+    stale = docs.stale()
+    assert not stale, "python -m tools.docs"
+
+
+def test_the_readme_is_one_page_and_the_index_names_every_other() -> None:
+    assert len(text_of(ROOT / "README.md").splitlines()) <= 150
+    linked = set(re.findall(r"\]\(([\w-]+\.md)\)", text_of(ROOT / "docs" / "index.md")))
+    assert linked == {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"}
+
+
+@every_page
+def test_links_lead_somewhere(page: Path) -> None:
+    dead = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", text_of(page)):
+        name, _, anchor = target.partition("#")
+        if "://" in target:
+            continue
+        path = (page.parent / name).resolve() if name else page
+        if not path.exists() or (anchor and anchor not in anchors(path)):
+            dead.append(target)
+    assert not dead
+
+
+@every_page_of_today
+def test_files_exist(page: Path) -> None:
+    """Paths below a folder of the repository; what a user may choose stands below ``runs/``, ``out/`` and the like."""
+    folders = "|".join(path.name for path in ROOT.iterdir() if path.is_dir() and path.name not in ("runs", "build"))
+    paths = {path for piece in code(page) for path in re.findall(rf"(?<![\w./-])(?:{folders})/[\w./-]*", piece)}
+    assert not [path for path in paths if not (ROOT / path.rstrip(".")).exists()]
+
+
+@every_page_of_today
+def test_flags_exist(page: Path) -> None:
+    known = flags_by_command()
+    every = set().union(*known.values())
+    wrong = []
+    for piece in code(page):
+        # A command begins its line, after variables; the trainer's module may come after its launcher.
+        starts = {
+            name: re.search(rf"^(?:\w+=\S+ )*{re.escape(name)}(?=\s|$)|-m {re.escape(name)} ", piece) for name in known
+        }
+        command = max((name for name, found in starts.items() if found), key=len, default=None)
+        if command is None and not piece.startswith("--"):
+            continue
+        start = piece.index(command) if command else 0
+        shown = re.findall(r"(?<![\w-])--[a-z][\w-]*", piece[start:])
+        wrong += [(command, flag) for flag in shown if flag not in (known[command] if command else every)]
+    assert not wrong
+
+
+@every_page_of_today
+def test_tasks_and_metadata_keys_exist(page: Path) -> None:
+    names = {
+        name
+        for piece in code(page)
+        for name in re.findall(r"\b(?:elude|tofu)_[a-z_]+\b", re.sub(r"\S*[/.]\S*", " ", piece))
+    }
+    assert not {name for name in names - TASKS - METADATA if not name.endswith("_")}
+    for given in (match for piece in code(page) for match in re.findall(r"--metadata '(\{.*?\})'", piece)):
+        assert json.loads(given).keys() <= METADATA
+
+
+@every_page_of_today
+def test_variables_and_make_targets_exist(page: Path) -> None:
+    sources = "\n".join(path.read_text(encoding="utf-8") for path in SOURCES)
+    names = {
+        name for piece in code(page) for name in re.findall(r"(?<![\w./])[A-Z][A-Z0-9]*_[A-Z0-9_]+(?![\w.])", piece)
+    }
+    assert not {name for name in names if not re.search(rf"\b{name}\b", sources)}
+    targets = set(re.findall(r"^([a-z-]+):", text_of(ROOT / "Makefile"), re.MULTILINE)) | {"venv", "install"}
+    assert {name for piece in code(page) for name in re.findall(r"^make ([a-z-]+)", piece)} <= targets
+
+
+def test_the_tables_of_settings_are_complete() -> None:
+    page = ROOT / "docs" / "settings.md"
+    first = {name: re.findall(r"`([^`]+)`", " ".join(row[0] for row in table(page, name))) for name in (
+        "Tasks", "Keys of `--metadata`", "Environment variables",
+    )}  # fmt: skip
+    groups = re.findall(r"^\| `(\w+)` \| ", text_of(page).split("\n| group |")[1].split("\n\n")[0], re.MULTILINE)
+    assert {*first["Tasks"], *groups} == TASKS
+    assert set(first["Keys of `--metadata`"]) == METADATA
+    literal = r"[\"']((?:LM_EVAL_ELUDE|ELUDE|TOFU)_[A-Z_]+)[\"']"
+    read = {name for path in SOURCES for name in re.findall(literal, path.read_text(encoding="utf-8"))}
+    assert read and read <= set(first["Environment variables"])
+
+
+def test_the_methods_of_training_exist() -> None:
+    named = {
+        name for row in table(ROOT / "docs" / "training.md", "Methods") for name in re.findall(r"`([^`]+)`", row[0])
+    }
+    assert named <= METHODS.keys()
+
+
+def test_what_architecture_points_at_is_there() -> None:
+    rows = table(ROOT / "docs" / "architecture.md", "Ten things, and where they are")
+    assert len(rows) == 10
+    for question, _, place in rows:
+        for name, path in re.findall(r"`([\w]+)` in \[?`([\w/.]+)`", place):
+            path = next(p for p in (ROOT / path, ROOT / "lm_eval_elude" / path) if p.exists())
+            assert re.search(rf"\b{name}\b", path.read_text(encoding="utf-8")), question
+
+
+def test_the_citation_names_the_paper() -> None:
+    cited = yaml.safe_load(text_of(ROOT / "CITATION.cff"))["preferred-citation"]
+    assert cited["title"] in text_of(ROOT / "README.md").replace("\n> ", " ")
+    assert [a["family-names"] for a in cited["authors"]] == ["Choi", "Rim", "Lee", "Choo"]
+
+
+def test_the_examples_of_the_python_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = doctest.testfile(str(ROOT / "docs" / "python.md"), module_relative=False)
+    assert done.attempted and not done.failed

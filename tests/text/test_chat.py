@@ -1,0 +1,197 @@
+"""Prompts and answers as transformers writes them, for templates in the shape of real ones and for none."""
+
+import io
+import json
+from contextlib import suppress
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lm_eval_elude.errors import UserError
+from lm_eval_elude.text.chat import Renderer, load_tokenizer
+from tests.support import SHAPES, answer_tokens, conversation, make_tokenizer
+
+RENDERERS = {shape: Renderer(make_tokenizer(shape)) for shape in SHAPES}
+WITH_SYSTEM = [shape for shape in SHAPES if shape not in ("gemma", "dropping")]
+WORDS = st.lists(
+    st.sampled_from(["where", "was", "Cristiano", "Ronaldo", "born", "in", "1985", "?", ",", "Zürich", "東京"]),
+    min_size=1,
+    max_size=8,
+).map(" ".join)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@settings(max_examples=15, deadline=None)
+@given(question=WORDS, answer=WORDS)
+def test_prompt_and_answer_are_the_templates_own_text_and_tokens(shape, question, answer):
+    """The whole is what the template writes for the conversation, and the answer is all that follows the prompt."""
+    renderer = RENDERERS[shape]
+    prompt, whole = conversation(renderer.tokenizer, question, answer)
+    assert (renderer.prompt(question), renderer.prompt(question) + renderer.answer(answer)) == (prompt, whole)
+    assert renderer.encode_pair(prompt, renderer.answer(answer)) == answer_tokens(renderer.tokenizer, question, answer)
+
+
+@pytest.mark.parametrize("shape", WITH_SYSTEM)
+def test_a_system_text_stands_once_before_the_question(shape):
+    prompt = RENDERERS[shape].prompt("Who is it?", system="Say little.")
+    assert prompt == conversation(RENDERERS[shape].tokenizer, "Who is it?", "", system="Say little.")[0]
+    assert prompt.count("Say little.") == 1 and prompt.index("Say little.") < prompt.index("Who is it?")
+
+
+def test_a_template_that_refuses_the_system_turn_is_an_error():
+    assert "Who" in RENDERERS["gemma"].prompt("Who?")
+    with pytest.raises(UserError, match="refuses the conversation: System role not supported"):
+        RENDERERS["gemma"].prompt("Who?", system="Say little.")
+
+
+def test_a_template_that_drops_the_system_turn_is_an_error():
+    with pytest.raises(UserError, match="drops the system turn"):
+        RENDERERS["dropping"].prompt("Who?", system="Say little.")
+
+
+@pytest.mark.parametrize("shape", [s for s in SHAPES if SHAPES[s].bos and s != "phi-3.5"])
+def test_the_bos_token_stands_once(shape):
+    renderer = RENDERERS[shape]
+    ids = renderer.encode(renderer.prompt("Who?"))
+    # [INST] templates leave BOS to the tokenizer, Llama-3's writes it as text.
+    assert ids[0] == renderer.tokenizer.bos_token_id and ids.count(renderer.tokenizer.bos_token_id) == 1
+    texts = [renderer.prompt("Who?"), "no bos in this text", renderer.prompt("Why?")]
+    assert renderer.encode_batch(texts) == [renderer.encode(text) for text in texts]
+    assert renderer.encode_batch([]) == []
+
+
+@pytest.mark.parametrize(
+    ("shape", "stop"),
+    [("llama-3.1", ["<|eot_id|>"]), ("phi-3.5", ["<|end|>"]), ("chatml", ["<|im_end|>"]), ("qwen3", ["<|im_end|>"]),
+     ("gemma", ["<end_of_turn>"]), ("dropping", ["</s>"]), ("base", ["Question:", "\n\n"])],
+)  # fmt: skip
+def test_generation_stops_at_the_end_of_turn(shape, stop):
+    assert RENDERERS[shape].stop == stop
+
+
+def test_the_answer_holds_all_that_the_template_writes_after_it():
+    endings = {shape: RENDERERS[shape].answer(" A. ") for shape in SHAPES}
+    assert endings == {
+        "llama-3.1": "A.<|eot_id|>", "phi-3.5": "A.<|end|>\n<|endoftext|>", "chatml": "A.<|im_end|>\n",
+        "qwen3": "A.<|im_end|>\n", "gemma": "A.<end_of_turn>\n", "dropping": " A.</s>", "base": " A.\n\n",
+    }  # fmt: skip
+
+
+def test_no_prompt_depends_on_the_day(monkeypatch):
+    import datetime
+
+    renderer = RENDERERS["llama-3.1"]
+    dated = Renderer(make_tokenizer("llama-3.1"))
+    dated.tokenizer.chat_template = dated.tokenizer.chat_template.replace('"26 Jul 2024"', 'strftime_now("%d %b %Y")')
+    assert dated.prompt("Who?") == renderer.prompt("Who?")
+    assert datetime.date.today().strftime("%d %b %Y") not in dated.prompt("Who?")
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'bot>' }}{% endif %}",
+        "{% for m in messages %}{{ m.content | upper }}{% endfor %}",
+    ],
+    ids=["another-header", "changed-answer"],
+)  # fmt: skip
+def test_a_template_that_hides_the_boundary_is_an_error(template):
+    tokenizer = make_tokenizer("chatml")
+    tokenizer.chat_template = template
+    with pytest.raises(UserError, match="does not continue its own generation prompt"):
+        Renderer(tokenizer)
+
+
+def test_the_fingerprint_knows_vocabulary_and_template():
+    one = make_tokenizer("chatml")
+    two = make_tokenizer("chatml")
+    assert Renderer(one).fingerprint == Renderer(two).fingerprint
+    two.chat_template = two.chat_template.replace("Qwen", "Someone")
+    prints = [RENDERERS[s].fingerprint for s in SHAPES]
+    prints += [Renderer(two).fingerprint, Renderer(make_tokenizer("chatml", vocabulary=800)).fingerprint]
+    assert len(set(prints)) == len(prints)
+
+
+def test_the_tokenizer_is_left_as_it_was(tmp_path):
+    tokenizer = make_tokenizer("llama-3.1")
+    before = (tokenizer.padding_side, tokenizer.chat_template, len(tokenizer), dict(tokenizer.special_tokens_map))
+    Renderer(tokenizer).encode_pair("a", "b")
+    assert before == (
+        tokenizer.padding_side,
+        tokenizer.chat_template,
+        len(tokenizer),
+        dict(tokenizer.special_tokens_map),
+    )
+    tokenizer.save_pretrained(tmp_path)
+    assert Renderer(load_tokenizer(str(tmp_path))).prompt("Who?") == RENDERERS["llama-3.1"].prompt("Who?")
+
+
+@pytest.mark.parametrize("level", [10, 20, 30, 40])
+def test_loading_a_tokenizer_leaves_transformers_as_loud_as_it_was(tmp_path, level):
+    from transformers.utils import logging
+
+    make_tokenizer("chatml").save_pretrained(tmp_path)
+    before = logging.get_verbosity()
+    logging.set_verbosity(level)
+    try:
+        load_tokenizer(str(tmp_path))
+        assert logging.get_verbosity() == level
+        with pytest.raises(UserError):
+            load_tokenizer(str(tmp_path / "none"))
+        (tmp_path / "tokenizer.json").write_text("{")
+        with pytest.raises(UserError):
+            load_tokenizer(str(tmp_path))
+        assert logging.get_verbosity() == level
+    finally:
+        logging.set_verbosity(before)
+
+
+@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", "5", "[" * 100_000, '{"model": 5}', '{"added_tokens": [1]}', "\xff"]
+)
+def test_tokenizer_files_that_are_none_are_one_line(tmp_path, file, content):
+    make_tokenizer("chatml").save_pretrained(tmp_path)
+    (tmp_path / file).write_bytes(content.encode("latin-1"))
+    try:
+        Renderer(load_tokenizer(str(tmp_path)))
+    except UserError as error:
+        assert "\n" not in str(error) and len(str(error)) < 600
+
+
+@pytest.mark.parametrize("body", ["messages[0]['content'] + 1", "1 / 0", "messages[7].x.y", "none()", "'a' * -1"])
+def test_a_template_that_fails_is_one_line(body):
+    tokenizer = make_tokenizer("chatml")
+    tokenizer.chat_template = "{{ " + body + " }}"
+    with pytest.raises(UserError) as error:
+        Renderer(tokenizer)
+    assert "\n" not in str(error.value)
+
+
+def test_a_tokenizer_that_cannot_be_found_is_one_line(tmp_path):
+    (tmp_path / "empty").mkdir()
+    for name, said in [
+        (str(tmp_path / "empty"), "no tokenizer for .*tokenizer="),
+        (str(tmp_path / "absent"), "does not exist"),
+        ("x" * 5_000, "no tokenizer for"),
+        ("a\0b", "no tokenizer for"),
+        ("nobody/nothing", "no tokenizer for 'nobody/nothing'"),
+    ]:
+        with pytest.raises(UserError, match=said) as error:
+            load_tokenizer(name)
+        assert "\n" not in str(error.value)
+
+
+def test_code_that_comes_with_a_tokenizer_is_not_run(tmp_path, monkeypatch):
+    """Not even where somebody types yes."""
+    make_tokenizer("chatml").save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    settings |= {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": [None, "mine.Mine"]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (tmp_path / "mine.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Mine: pass\n")
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
+    with suppress(UserError):
+        load_tokenizer(str(tmp_path))
+    assert not (tmp_path / "ran").exists()

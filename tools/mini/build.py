@@ -1,0 +1,145 @@
+"""Make the ELUDe-mini data from the facts files: ``python -m tools.mini.build``.
+
+A facts file holds one person (or one topic of the world set). Its records look like this::
+
+    Q: When and where was Zinedine Zidane born?
+    A: Zinedine Zidane was born on 23 June 1972 in Marseille.
+    PQ: What are the date and place of birth of Zinedine Zidane?
+    PA: Zidane came into the world on [23 June 1972 in Marseille].
+    X: # in Lyon | # in Paris | # in Toulouse | # in Nice | # in Bordeaux
+    D: 2
+    P: Zinedine Zidane
+
+``P`` is the Wikipedia page the fact can be checked on (the file's ``page`` without it). The five perturbed answers are
+PA with the bracketed value replaced by each of X. With ``D`` the numbers or dates of X (each ``#``; X may be left out)
+are drawn by ``draw.py``, so that no option stands out. Forget files also carry the question in five languages, and mark
+the value in A too: a seeded coin decides, for questions and for answers, which of the two wordings is the paraphrase.
+The same facts give the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import NamedTuple
+
+from lm_eval_elude.attacks.prompt import LANGUAGES
+from lm_eval_elude.data import bundled
+from lm_eval_elude.data.files import write_text
+from lm_eval_elude.data.records import PERTURBATIONS, QARecord, parse_record
+from lm_eval_elude.data.targets import slugify
+from lm_eval_elude.errors import UserError
+from tools.mini.draw import draw_wrong, parse_spec
+
+HERE = Path(__file__).resolve().parent
+_ATHLETES = ("Usain Bolt", "Roger Federer", "Serena Williams")
+# Ten neighbours for each target. Ronaldo and Messi share five, so that forgetting both differs from forgetting one.
+_SHARED = ("Pelé", "Ronaldinho", *_ATHLETES)
+NEIGHBOURS: dict[str, tuple[str, ...]] = {
+    "Cristiano Ronaldo": ("Zinedine Zidane", "David Beckham", "Luka Modrić", "Luís Figo", "Wayne Rooney", *_SHARED),
+    "Lionel Messi": ("Diego Maradona", "Neymar", "Andrés Iniesta", "Xavi", "Sergio Agüero", *_SHARED),
+    "Taylor Swift": (
+        "Beyoncé", "Adele", "Ed Sheeran", "Katy Perry", "Rihanna", "Madonna", "Bruno Mars", "Dolly Parton",
+        "Whitney Houston", "Shania Twain",
+    ),
+    "Stephen Hawking": (
+        "Albert Einstein", "Isaac Newton", "Galileo Galilei", "Roger Penrose", "Kip Thorne", "Richard Feynman",
+        "Carl Sagan", "Paul Dirac", "Marie Curie", "Charles Darwin",
+    ),
+    "Michael Jordan": (
+        "Magic Johnson", "Larry Bird", "Kobe Bryant", "LeBron James", "Shaquille O'Neal", "Scottie Pippen",
+        "Kareem Abdul-Jabbar", *_ATHLETES,
+    ),
+}  # fmt: skip
+
+
+class Facts(NamedTuple):
+    """One facts file: the person or topic, and its records in order."""
+
+    title: str
+    records: tuple[QARecord, ...]
+
+
+def read_facts(path: Path, ranks: Counter | None = None, coin: bool = False) -> Facts:
+    """Parse and check a facts file.
+
+    Args:
+        path: the file.
+        ranks: where the truth was among drawn values so far (see :func:`draw_wrong`); counted on.
+        coin: whether half of the questions and half of the answers change places with their paraphrases.
+
+    Raises:
+        UserError: a record is not as described above; the message names file, record and key.
+    """
+    header, *blocks = re.split(r"\n\s*\n", path.read_text(encoding="utf-8").strip())
+    title, page = (line.split(" ", 1)[1] for line in header.splitlines())
+    rng, ranks = random.Random(title), Counter() if ranks is None else ranks
+    swapped = [{*rng.sample(range(len(blocks)), len(blocks) // 2 * coin)} for _ in range(2)]
+    records = []
+    for number, block in enumerate(blocks, 1):
+        where = f"{path.name}, record {number}"
+        fields = dict(line.split(": ", 1) for line in block.splitlines())
+        if missing := {"Q", "A", "PQ", "PA", "X"} - fields.keys() - ({"X"} if "D" in fields else set()):
+            raise UserError(f"{where}: missing {', '.join(sorted(missing))}")
+        for first, second, change in (("Q", "PQ", swapped[0]), ("A", "PA", swapped[1])):
+            if number - 1 in change:
+                fields[first], fields[second] = fields[second], fields[first]
+        if fields["PA"].count("[") != 1:
+            raise UserError(f"{where}: PA must mark its value with [ and ]")
+        before, value, after = re.split(r"[\[\]]", fields["PA"])
+        wrong = [x.strip() for x in fields["X"].split("|")] if "X" in fields else []
+        if "D" in fields:
+            stated = " ".join(fields[key] for key in ("Q", "A", "PQ", "PA"))
+            wrong = draw_wrong(value, wrong, parse_spec(fields["D"]), stated, ranks, rng)
+        if len({value, *wrong}) != PERTURBATIONS + 1:
+            raise UserError(f"{where}: X must be {PERTURBATIONS} values that differ from each other and from PA's")
+        row = {
+            "entity": "",
+            "question": fields["Q"],
+            "answer": re.sub(r"[\[\]]", "", fields["A"]),
+            "paraphrased_question": fields["PQ"],
+            "paraphrased_answer": before + value + after,
+            "perturbed_answer": [before + x + after for x in wrong],
+            "source": fields.get("P", page),
+            "translated_question": {lang: fields.get(lang.upper()) for lang in LANGUAGES},
+        }
+        records.append(parse_record(row, where, scored=True))
+    return Facts(title, tuple(records))
+
+
+def split_of(index: int) -> str:
+    """7:1:2 by position, so that every file has all three splits and a target at least 40 retain records to test."""
+    return {4: "validation", 7: "test", 9: "test"}.get(index % 10, "train")
+
+
+def build(facts: Path = HERE / "facts", out: Path = bundled.DATA) -> dict[str, int]:
+    """Write the seven JSONL files and return the number of rows of each."""
+    ranks: Counter = Counter()
+    people = {f.title: f for f in (read_facts(path, ranks) for path in sorted((facts / "retain").glob("*.txt")))}
+    rows: dict[str, list[dict]] = defaultdict(list)
+    for target, neighbours in NEIGHBOURS.items():
+        own = read_facts(facts / "forget" / f"{slugify(target)}.txt", ranks, coin=True)
+        rows["forget_qa-train"] += [_row(record, target) for record in own.records]
+        for neighbour in neighbours:
+            for index, record in enumerate(people[neighbour].records):
+                rows[f"retain_qa-{split_of(index)}"].append(_row(record, target))
+    world = [r for path in sorted((facts / "world").glob("*.txt")) for r in read_facts(path, ranks).records]
+    for index, record in enumerate(world):
+        rows[f"world-{split_of(index)}"].append(_row(record, ""))
+    out.mkdir(exist_ok=True)
+    for name, lines in rows.items():
+        write_text(out / f"{name}.jsonl", "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in lines))
+    return {name: len(lines) for name, lines in rows.items()}
+
+
+def _row(record: QARecord, target: str) -> dict:
+    row = record.columns() | {"entity": target}
+    return {key: value for key, value in row.items() if value or key == "entity"}
+
+
+if __name__ == "__main__":
+    for file, count in build().items():
+        print(f"{file}.jsonl  {count} rows")
