@@ -18,7 +18,7 @@ from lm_eval_elude.report import kept, paper_files
 from lm_eval_elude.report.paper import COLLAPSED
 from tests.support import MINI
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 TINY = ROOT / "lm_eval_elude" / "mini" / "tiny"
 
 

@@ -14,4 +14,7 @@ def is_distance(metric: str) -> bool:
 def beside(samples: Any, other: Any) -> Any:
     if not same_documents(samples, other):
         return None
-    return [s._replace(values={**s.values, "reference": o.values}) for s, o in zip(samples, other, strict=True)]
+    compared = {row.name: 0.0 for row in METRICS.values() if row.needs in ("reference", "truth ratios of a reference")}
+    return [
+        s._replace(values={**s.values, **compared, "reference": o.values}) for s, o in zip(samples, other, strict=True)
+    ]

@@ -44,20 +44,20 @@ def manager():
 
 def test_the_eight_and_their_mean_are_the_harness_own_values(evaluated, monkeypatch):
     # One of the 57 subjects stands for MMLU: its group is the harness's own.
-    monkeypatch.setitem(utility.BENCHMARKS, "MMLU", "mmlu_anatomy")
+    monkeypatch.setitem(utility.UTILITY_BENCHMARKS, "MMLU", "mmlu_anatomy")
     ours = evaluated("elude", ["elude_utility"])
-    stock = evaluated("hf", list(utility.BENCHMARKS.values()))
+    stock = evaluated("hf", list(utility.UTILITY_BENCHMARKS.values()))
     assert ours["configs"]["piqa"]["metadata"]["data"] == "baber/piqa" and ours["versions"]["piqa"] == 1.0
     ours, stock = ours["results"], stock["results"]
-    assert len(utility.BENCHMARKS) == 8
-    for task in utility.BENCHMARKS.values():
+    assert len(utility.UTILITY_BENCHMARKS) == 8
+    for task in utility.UTILITY_BENCHMARKS.values():
         assert ours[task]["acc,none"] == stock[task]["acc,none"], task
-    mean = sum(stock[task]["acc,none"] for task in utility.BENCHMARKS.values()) / 8
+    mean = sum(stock[task]["acc,none"] for task in utility.UTILITY_BENCHMARKS.values()) / 8
     assert ours["elude_utility"]["acc,none"] == pytest.approx(mean) and 0 < mean < 1
 
 
 def test_the_fast_subset_is_named_as_such_and_takes_the_first_documents(evaluated, monkeypatch):
-    monkeypatch.setattr(utility, "BENCHMARKS", {"PIQA": "piqa"})
+    monkeypatch.setattr(utility, "UTILITY_BENCHMARKS", {"PIQA": "piqa"})
     monkeypatch.setattr(utility, "FAST", 4)
     monkeypatch.setattr(utility, "read_metadata", lambda metadata, keys: {"utility": "fast"})
     found = evaluated("elude", ["elude_utility"])["results"]["elude_utility"]

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy.stats import hmean
-from tests.results.made import SETS, made_run
+from tests.report.made import SETS, made_run
 
 from lm_eval_elude.cli import main
 from lm_eval_elude.data.manifest import FILE_NAME, Manifest, write_manifest
@@ -290,7 +290,7 @@ def test_a_page_that_cannot_be_filled_is_left_as_it_was(text, said, tmp_path, mo
         (lambda runs: runs[0].pop("seed"), "run 1: field 'seed' is missing"),
         (lambda runs: runs[1]["values"].pop("elude_world/truth_ratio"), "run 2: field 'values' has no 'elude_world/tr"),
         (lambda runs: runs.append(runs[2]), "run 16: the same row, target, seed and base as run 3"),
-        (lambda runs: runs[3]["values"].update({"elude_mia/mia_auc": "high"}), "must be a number, got str 'high'"),
+        (lambda runs: runs[3]["values"].update({"elude_mia/mia_auc": "high"}), "expected `float`, got `str`"),
     ],
 )  # fmt: skip
 def test_kept_runs_that_cannot_be_read_are_one_line(change, said, tmp_path, monkeypatch, capsys):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from scipy import stats
-from tests.results.made import made_run
+from tests.report.made import made_run
 
 from lm_eval_elude.cli.report import report
 from lm_eval_elude.errors import UserError

@@ -8,7 +8,7 @@ import re
 from itertools import pairwise
 
 import pytest
-from tests.results.made import made_run
+from tests.report.made import made_run
 
 from lm_eval_elude.report.comparison import NamedRun, named_runs
 from lm_eval_elude.report.page.page import leaks, write_report
