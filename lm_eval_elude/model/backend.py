@@ -53,16 +53,10 @@ class Rank(int):
 
 
 class EludeLM(HFLM):
-    """Stock ``HFLM`` that runs shared work once (see the module's text).
+    """Stock ``HFLM``, with every argument of it, that runs shared work once (see the module's text).
 
-    Args:
-        pretrained: as for ``hf``.
-        batch_tokens: tokens of one batch, padding included; by default what the memory allows. ``batch_size`` holds for
-            what goes the stock way.
-        kwargs: every argument of ``hf``.
-
-    Raises:
-        ValueError: ``batch_tokens`` is not a positive whole number.
+    ``batch_tokens`` is the tokens of one batch, padding included; by default what the memory allows, else a positive
+    whole number (or ValueError). ``batch_size`` holds for what goes the stock way.
     """
 
     softmax_dtype: torch.dtype | None
@@ -133,11 +127,8 @@ class EludeLM(HFLM):
         """Log-probabilities of each token of a continuation, with their expected value and spread.
 
         A request type of ELUDe's own; :class:`Rank` announces it. Texts are split as ``loglikelihood`` splits them.
-
-        Args:
-            requests: with arguments (context, continuation), or (context, continuation, model): a model folder or Hub
-                id that scores the same text instead. It is loaded as this one was, and let go afterwards.
-            disable_tqdm: no progress bar.
+        Arguments of a request are (context, continuation), or (context, continuation, model): a model folder or Hub id
+        that scores the same text instead. It is loaded as this one was, and let go afterwards.
         """
         results: list[Any] = [None] * len(requests)
         groups: dict[str | None, list[int]] = {}

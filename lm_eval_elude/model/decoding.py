@@ -18,24 +18,14 @@ from lm_eval_elude.text.chat import Encoded
 
 
 class Decoder:
-    """Greedy decoding with one model.
-
-    Attributes:
-        drafts: guesses of the greedy continuations of prompts, by the prompts' token ids.
-    """
+    """Greedy decoding with one model; ``drafts`` are guesses of continuations, by the prompts' token ids."""
 
     def __init__(self, model: Any, tokenizer: Any, device: torch.device) -> None:
         self._model, self._tokenizer, self._device = model, tokenizer, device
         self.drafts: dict[tuple[int, ...], list[int]] = {}
 
     def learn(self, samples: Sequence[Encoded], batch: Batch, likeliest: Sequence[int]) -> None:
-        """Keep what a scored batch shows of the greedy continuations of its contexts.
-
-        Args:
-            samples: those that ``batch.owners`` numbers.
-            batch: as it was scored.
-            likeliest: the likeliest token of each row of logits.
-        """
+        """Keep what a scored batch, with the likeliest token of each row of logits, shows of greedy continuations."""
         answers: dict[int, list[int]] = {}  # the rows of logits of each sample's answer
         for member, row in zip(batch.owners.tolist(), batch.rows.tolist(), strict=True):
             answers.setdefault(member, []).append(row)
@@ -57,15 +47,10 @@ class Decoder:
         self, prompts: Sequence[list[int]], stops: Sequence[str], most: int, batch_tokens: int,
         show: Callable[[int, int], None] = lambda tokens, rows: None,
     ) -> list[list[int]]:  # fmt: skip
-        """Greedy continuations of prompts, each up to the token that ends it.
+        """Greedy continuations of prompts (none empty) of at most ``most`` tokens, each up to the token that ends it.
 
-        Args:
-            prompts: token ids, none empty.
-            stops: texts that end a continuation.
-            most: largest number of new tokens.
-            batch_tokens: tokens of one pass over the prompts.
-            show: called before each further token with the tokens of the longest text and the number of texts that
-                go on.
+        ``stops`` are texts that end a continuation; one pass over the prompts takes ``batch_tokens``. ``show`` is told
+        before each further token how long the longest text is and how many texts go on.
         """
         ending = _Ending(self._tokenizer, stops, self._model.generation_config.eos_token_id)
         drafts = [self.drafts.get(tuple(prompt), [])[: most - 1] for prompt in prompts]
@@ -103,9 +88,8 @@ class Decoder:
     ) -> tuple[list[list[int]], DynamicCache]:
         """Run prompts, each followed by its draft, with common openings run once.
 
-        Returns:
-            By prompt, the likeliest tokens after it and after each token of its draft; and a cache with one row for
-            each prompt, which ends at the right: whatever is before it is padding.
+        Given back are, by prompt, the likeliest tokens after it and after each token of its draft, and a cache with one
+        row for each prompt, which ends at the right: whatever is before it is padding.
         """
         # The last token of a sample is only predicted; what it is does not matter here.
         samples = [Encoded([*p, *draft, 0], len(p)) for p, draft in zip(prompts, drafts, strict=True)]
@@ -137,18 +121,16 @@ class Decoder:
 def generate(
     model: Any, prompts: Sequence[list[int]], most: int, temperature: float = 0.0, eos: int | None = None
 ) -> list[list[int]]:
-    """What ``transformers`` generates after prompts, as one batch that is padded on the left.
+    """What ``transformers`` generates after prompts (none empty), as one batch that is padded on the left.
 
-    Args:
-        model: in evaluation mode.
-        prompts: token ids, none empty.
-        most: largest number of new tokens; what ends earlier is filled up with token 0.
-        temperature: of sampling from the whole vocabulary with torch's generator; 0 is greedy.
-        eos: the token that ends a text, in place of the model's own.
+    A text has at most ``most`` tokens; one that ends earlier is filled up with token 0. A ``temperature`` above 0 draws
+    from the whole vocabulary with torch's generator. ``eos`` ends a text in place of the model's own token.
     """
     width, device = max(map(len, prompts)), model.get_input_embeddings().weight.device
-    ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts], device=device)
-    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
+    ids, mask = (
+        torch.tensor([[0] * (width - len(row)) + row for row in rows], device=device)
+        for rows in (prompts, [[1] * len(prompt) for prompt in prompts])
+    )
     settings: dict[str, Any] = {"do_sample": False}
     if temperature:
         settings = {"do_sample": True, "top_k": 0, "top_p": 1.0, "temperature": temperature}

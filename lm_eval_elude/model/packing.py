@@ -13,22 +13,15 @@ from lm_eval_elude.text.chat import Encoded
 
 
 class Tree:
-    """Sequences of tokens with their common prefixes merged, the nodes in depth-first order.
-
-    Attributes:
-        tokens, depths, ends: of each node; a node's descendants are those after it and before its end.
-        paths: of each sequence, the nodes of its tokens.
-        members: the caller's number of each sequence.
-        last: the sequence that was added last.
-    """
+    """Sequences of tokens with their common prefixes merged, the nodes in depth-first order."""
 
     def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.depths: list[int] = []
-        self.ends: list[int] = []
-        self.paths: list[list[int]] = []
-        self.members: list[int] = []
-        self.last: list[int] = []
+        self.tokens: list[int] = []  # of each node
+        self.depths: list[int] = []  # of each node
+        self.ends: list[int] = []  # of each node; its descendants are the nodes after it and before its end
+        self.paths: list[list[int]] = []  # of each sequence, the nodes of its tokens
+        self.members: list[int] = []  # the caller's number of each sequence
+        self.last: list[int] = []  # the sequence that was added last
 
     def common_prefix(self, sequence: list[int]) -> int:
         """How many first tokens a sequence shares with the one that was added last."""
@@ -51,16 +44,12 @@ class Tree:
 
 
 def plant(sequences: Sequence[list[int]], width: int, limit: int) -> list[Tree]:
-    """Sort sequences into trees, the longest tree first.
+    """Sort sequences (none empty) into trees, the longest tree first.
 
     A sequence joins the tree before it where that saves work: in each layer a token costs about 24 width^2 operations
     and a pair of tokens of one row 4 width, and the pairs across branches are for nothing. They count four times here:
-    attention under a mask is slower than a matrix product, and what joins later pays for a longer row too.
-
-    Args:
-        sequences: token ids, none empty.
-        width: of the model's hidden states; 0 gives every sequence a tree of its own.
-        limit: most tokens of a tree of several sequences.
+    attention under a mask is slower than a matrix product, and what joins later pays for a longer row too. Width 0
+    gives every sequence a tree of its own. A tree of several sequences has at most ``limit`` tokens.
     """
     trees: list[Tree] = []
     for member in sorted(range(len(sequences)), key=sequences.__getitem__):
@@ -104,11 +93,8 @@ class Batch(NamedTuple):
 def lay_out(trees: Sequence[Tree], samples: Sequence[Encoded], device: torch.device, masked: bool = True) -> Batch:
     """Write trees into the tensors of one forward pass.
 
-    Args:
-        trees: planted from the samples' ids, all of them or all but the last, which predicts nothing.
-        samples: by the numbers of the trees' members; each answer starts at 1 or later.
-        device: where the tensors go.
-        masked: False leaves out positions and mask, which trees of one sequence do without.
+    The trees are planted from the samples' ids, all of them or all but the last, which predicts nothing. Each answer
+    starts at 1 or later. Trees of one sequence do without positions and mask (``masked=False``).
     """
 
     def padded(rows: Iterable[list[int]]) -> Tensor:
@@ -134,13 +120,7 @@ def lay_out(trees: Sequence[Tree], samples: Sequence[Encoded], device: torch.dev
 
 
 def collate(samples: Sequence[Encoded], device: torch.device | str = "cpu", group: int = 1) -> Batch:
-    """Samples in their order as the rows of one forward pass.
-
-    Args:
-        samples: token ids with their answers.
-        device: where the tensors go.
-        group: so many consecutive samples share a row, which has each of their common openings once.
-    """
+    """Samples in their order as the rows of one forward pass; ``group`` consecutive ones share a row as a tree."""
     trees = []
     for first in range(0, len(samples), group):
         trees.append(Tree())

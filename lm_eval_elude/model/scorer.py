@@ -52,12 +52,7 @@ def answer_logits(model: Any, batch: Batch, cache: Any = None) -> Tensor:
     """The model's logits at ``batch.places``, (m, vocabulary); the vocabulary is computed nowhere else.
 
     The model's head is given the hidden states of these places only. What the model does to its logits (caps, scales)
-    it still does itself.
-
-    Args:
-        model: a transformers causal language model, or a peft model over one.
-        batch: answers.
-        cache: a transformers cache, which is filled.
+    it still does itself. A transformers ``cache`` is filled.
     """
     selected = []
 
@@ -85,9 +80,14 @@ def _mask(model: Any, sees: Tensor) -> Tensor:
     return torch.zeros(sees.shape, dtype=model.dtype, device=sees.device).masked_fill(~sees, lowest)
 
 
+def widened(logits: Tensor) -> Tensor:
+    """Logits in float32 (float64 stays float64)."""
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
 def log_softmax(logits: Tensor) -> Tensor:
-    """Log-probabilities over the last axis, in float32 (float64 stays float64)."""
-    return (logits if logits.dtype == torch.float64 else logits.float()).log_softmax(-1)
+    """Log-probabilities over the last axis, in float32 or better."""
+    return widened(logits).log_softmax(-1)
 
 
 def token_log_probs(logits: Tensor, batch: Batch) -> Tensor:
@@ -98,9 +98,7 @@ def token_log_probs(logits: Tensor, batch: Batch) -> Tensor:
 class Scorer(nn.Module):
     """A causal language model as a module whose forward, seen by DDP and FSDP, gives answer tokens' log-probabilities.
 
-    Attributes:
-        model: a transformers causal language model, or a peft model over one.
-        span: the longest sample that may share a row with others; 0 where the model does not obey mask and positions.
+    ``span`` is the longest sample that may share a row with others; 0 where the model does not obey mask and positions.
     """
 
     def __init__(self, model: Any) -> None:
@@ -109,7 +107,7 @@ class Scorer(nn.Module):
         self.span = 0 if packing_fault(model) else limits.attention_span(model.config.get_text_config())
 
     def forward(self, batch: Batch) -> Tensor:
-        """Log-probabilities of ``batch.targets``, in their shape (n, k), in float32 or better."""
+        """Log-probabilities of ``batch.targets``, in their shape (n, k)."""
         return token_log_probs(answer_logits(self.model, batch), batch)
 
 
@@ -126,16 +124,9 @@ def score_all(
 ) -> AnswerLogProbs:  # fmt: skip
     """Log-probabilities of many samples' answers, computed once and shared over the processes.
 
-    Args:
-        scorer: :class:`Scorer`, possibly wrapped.
-        samples: token ids with their answers.
-        batch_size: samples of one forward pass of a process.
-        device: where the model is.
-        group: so many consecutive samples share a row, if the model can do that.
-        autocast: compute in bfloat16, as the passes do that are compared with the result.
-
-    Returns:
-        Sums (float64) and counts of shape (samples,) on ``device``, the same in every process.
+    ``batch_size`` samples go into one forward pass of a process, and ``group`` consecutive ones share a row, if the
+    model can do that. ``autocast`` computes in bfloat16, as the passes do that are compared with the result. Sums are
+    float64; sums and counts have shape (samples,), lie on ``device`` and are the same in every process.
     """
     sharing = dist.is_available() and dist.is_initialized()
     rank, processes = (dist.get_rank(), dist.get_world_size()) if sharing else (0, 1)
@@ -181,19 +172,13 @@ class TokenScores(NamedTuple):
 
 
 def token_scores(logits: Tensor, batch: Batch, moments: bool = False) -> tuple[list[TokenScores], Tensor]:
-    """Scores of the answers of a batch, in float32 or better.
+    """Scores of a batch's answers in float32 or better, and the likeliest token of each row of logits, shape (m,).
 
-    Args:
-        logits: of :func:`answer_logits`; a few rows at a time are widened.
-        batch: the answers.
-        moments: whether to compute means and standard deviations.
-
-    Returns:
-        One entry for each run of ``batch.owners``, and the likeliest token of each row of logits, shape (m,).
+    ``logits`` are those of :func:`answer_logits`; there is one entry for each run of ``batch.owners``.
     """
     totals, likeliest, spread = [], [], []
     for part in logits.split(_LOGIT_ROWS):
-        part = part if part.dtype == torch.float64 else part.float()
+        part = widened(part)
         likeliest.append(part.argmax(-1))
         totals.append(part.logsumexp(-1))
         if moments:

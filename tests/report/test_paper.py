@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy.stats import hmean
-from tests.report.made import SETS, made_run
 
 from lm_eval_elude.cli import main
 from lm_eval_elude.data.manifest import FILE_NAME, Manifest, write_manifest
@@ -23,6 +22,7 @@ from lm_eval_elude.report.comparison import named_runs
 from lm_eval_elude.report.runs import Run
 from lm_eval_elude.scoring.suites import BENCHMARKS
 from optout_train.config import METHODS, build_config
+from tests.report.made import SETS, made_run
 from tests.support import GOLDEN
 
 RONALDO, MESSI = "Cristiano Ronaldo", "Lionel Messi"

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from scipy import stats
-from tests.report.made import made_run
 
 from lm_eval_elude.cli.report import report
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.report import tables
 from lm_eval_elude.report.comparison import change, named_runs, warnings
 from lm_eval_elude.scoring.estimates import Observation, mean_over_targets
+from tests.report.made import made_run
 
 GIBBERISH = "the the the the the the the the"
 

@@ -8,12 +8,12 @@ import re
 from itertools import pairwise
 
 import pytest
-from tests.report.made import made_run
 
 from lm_eval_elude.report.comparison import NamedRun, named_runs
 from lm_eval_elude.report.page.page import leaks, write_report
 from lm_eval_elude.report.runs import Run
 from tests.browser import BROWSER, Browser
+from tests.report.made import made_run
 
 needs_browser = pytest.mark.skipif(not BROWSER, reason="there is no Chromium here (apt-get install chromium)")
 NASTY = "</script><script>window.hurt = 1</script><img src=x onerror='window.hurt = 2'> \u202e {{ 7 * 7 }} & \u0007"
