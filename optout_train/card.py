@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lm_eval_elude.data.hub_metadata import CARD, RESULTS, Said, model_index, plain, results_yaml
+from lm_eval_elude.data.hub_metadata import CARD, RESULTS, Headline, model_index, plain, results_yaml
 from lm_eval_elude.data.manifest import Manifest
 from optout_train.config import TrainConfig
 from optout_train.sources import benchmark_of
@@ -34,7 +34,7 @@ def card_files(
     numbers += [(f"degenerate answers, {title}", task, "degenerate") for title, _, task in benchmark.halves]
     values = {model: [_value(rows, task, m) for _, task, m in numbers] for model, rows in scored.items()}
     of_checkpoint = zip(numbers, values["this checkpoint"], strict=True)
-    said = [Said(name, metric, value) for (name, _, metric), value in of_checkpoint if value is not None]
+    said = [Headline(name, metric, value) for (name, _, metric), value in of_checkpoint if value is not None]
     repository, revision = data.get("repository"), data.get("revision")
     place = repository or Path(manifest.dataset).name
     metadata = ModelCardData(

@@ -108,7 +108,7 @@ class Tofu:
         return Selection(records, fingerprint(records))
 
     def describe(self) -> dict[str, str]:
-        return tofu.describe(self.dataset)
+        return tofu.HUB.describe(self.dataset)
 
     @staticmethod
     def subject(manifest: Manifest) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 from lm_eval_elude.board.submission import Packed, Submission, shown
 from lm_eval_elude.board.verify import Verdict
 from lm_eval_elude.data.files import write_text
-from lm_eval_elude.data.hub_metadata import CARD, RESULTS, Said, model_index, plain, results_yaml
+from lm_eval_elude.data.hub_metadata import CARD, RESULTS, Headline, model_index, plain, results_yaml
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.report.page.page import leaks
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS
@@ -65,7 +65,7 @@ def pull_request(repository: str, verdict: Verdict, card: Path | None) -> str:
 
     submission, api = verdict.submission, HfApi(token=token(repository))
     assert submission
-    said = [Said(n, m, v) for n, task, m in SAID if not math.isnan(v := verdict.numbers[task][m]["value"])]
+    said = [Headline(n, m, v) for n, task, m in SAID if not math.isnan(v := verdict.numbers[task][m]["value"])]
     data = submission.scored["data"]
     source, revision = data.get("repository"), data.get("revision")
     try:

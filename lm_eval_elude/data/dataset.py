@@ -1,12 +1,12 @@
 """The data sets of ELUDe: the published one, the bundled ELUDe-mini, or a folder or file in the same schema.
 
-Layout of a folder (and of the Hub repository): ``forget_qa-train``, ``retain_qa-{train,validation,test}`` and
+A folder (and the Hub repository) holds ``forget_qa-train``, ``retain_qa-{train,validation,test}`` and
 ``world-{train,validation,test}`` with the ending ``.parquet``, ``.jsonl`` or ``.json``; the world set may also carry
-its published name ``alpaca_gpt4_data_{split}.json``. A single file is taken as the forget set. Of the Hub's data
-``hub@REVISION`` is the state of a branch, tag or commit.
+its published name ``alpaca_gpt4_data_{split}.json``. A single file is taken as the forget set. ``hub@REVISION`` is the
+Hub's data at a branch, tag or commit.
 
-A file's rows are read one by one. The first pass remembers which rows belong to which entity; only the rows of wanted
-targets are read again and kept.
+The first pass over a file remembers which rows belong to which entity; only the rows of wanted targets are read again
+and kept.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lm_eval_elude.data import bundled
+from lm_eval_elude.data.files import Stamp, stamp
 from lm_eval_elude.data.hub import HubData, download
 from lm_eval_elude.data.records import TEXT_FIELDS, QARecord, entity_name, fingerprint, parse_record
 from lm_eval_elude.data.rows import ENDINGS, read_rows
@@ -38,13 +39,7 @@ _TRAINED = ("entity", "question", "input", "answer")  # the columns that a loss 
 
 
 class Selection(NamedTuple):
-    """Records of one subset and split.
-
-    Attributes:
-        records: in the order of the file.
-        fingerprint: see :func:`~lm_eval_elude.data.records.fingerprint`.
-        odd: what is wrong with each row that could not be used as it is; only where ``strict`` is off.
-    """
+    """Records of one subset and split in the order of the file, and what is wrong with each odd row."""
 
     records: tuple[QARecord, ...]
     fingerprint: str
@@ -61,23 +56,18 @@ class Selection(NamedTuple):
 def load_records(
     source: str, subset: Subset, split: Split, targets: Sequence[str] = (), *, scored: bool = False, strict: bool = True
 ) -> Selection:
-    """Load one subset and split, keeping only the rows of ``targets``.
+    """Load one subset and split, keeping only the rows of ``targets``; every row without them, and of the world set.
 
-    Args:
-        source: ``hub``, ``hub@REVISION``, ``mini``, or a folder or file in the ELUDe schema.
-        subset: the forget set, the neighbours' retain set, or the world set.
-        split: ``train``, ``validation`` or ``test``; the forget set only has ``train``.
-        targets: display names; none keeps every row. The world set belongs to no target.
-        scored: whether every row must have a paraphrase and five perturbed answers.
-        strict: whether one odd row refuses the set. Otherwise a row is left out if what a loss reads is odd, and used
-            without its other columns if those are; either way it is in ``odd``.
+    With ``scored`` every row must have a paraphrase and five perturbed answers. With ``strict`` one odd row refuses the
+    set. Otherwise a row is left out if what a loss reads is odd, and used without its other columns if those are;
+    either way it is in ``odd``.
 
     Raises:
         UserError: the source or a field is missing, or no row is left of the subset or of a target.
     """
     wanted = tuple(targets) if SETS[subset].of_target else ()
     path, name = _file(source, subset, split)
-    selection = _select(path, name, _stamp(path), wanted, scored, strict)
+    selection = _select(path, name, stamp(path), wanted, scored, strict)
     missing = [target for target in wanted if target not in {record.entity for record in selection.records}]
     if missing or not selection.records:
         of = f" of {', '.join(missing)}" if missing else ""
@@ -106,24 +96,17 @@ def targets_of(source: str) -> list[Target]:
     if HUB.revision(source) is not None:
         return list(TARGETS)
     path, name = _file(source, "forget", "train")
-    targets = list(_index(path, name, _stamp(path)).targets)
+    targets = list(_index(path, name, stamp(path)).targets)
     if not targets:
         raise UserError(f"{path.name}: column 'entity' is missing")
     return targets
 
 
 def describe(source: str) -> dict[str, str]:
-    """Where a source's rows come from, for results and manifests: of the Hub's data the commit that is read.
-
-    Returns:
-        ``dataset``; for the Hub also ``repository``, ``revision`` (the commit; not where a folder stands in for the
-        repository) and ``world`` (address of the world set).
-
-    Raises:
-        UserError: the Hub cannot be reached, and nothing of it is in the cache.
+    """Where a source's rows come from, for results and manifests: as :meth:`HubData.describe`, and for the Hub's data
+    the address of the ``world`` set.
     """
-    address = {} if HUB.revision(source) is None else {"world": _world_address()}
-    return HUB.describe(source) | address
+    return HUB.describe(source) | ({} if HUB.revision(source) is None else {"world": _world_address()})
 
 
 class _Index(NamedTuple):
@@ -134,7 +117,7 @@ class _Index(NamedTuple):
 
 
 @lru_cache(maxsize=16)
-def _index(path: Path, name: str, stamp: tuple[int, int]) -> _Index:
+def _index(path: Path, name: str, stamp: Stamp) -> _Index:
     published = {target.name: target for target in TARGETS}
     places: dict[str | None, list[int]] = {}
     targets: dict[str, Target] = {}
@@ -150,9 +133,7 @@ def _index(path: Path, name: str, stamp: tuple[int, int]) -> _Index:
 
 
 @lru_cache(maxsize=64)
-def _select(
-    path: Path, name: str, stamp: tuple[int, int], targets: tuple[str, ...], scored: bool, strict: bool
-) -> Selection:
+def _select(path: Path, name: str, stamp: Stamp, targets: tuple[str, ...], scored: bool, strict: bool) -> Selection:
     only = None
     if targets:
         places = _index(path, name, stamp).places
@@ -174,30 +155,27 @@ def _select(
     return Selection(tuple(records), fingerprint(records), tuple(odd))
 
 
-def _stamp(path: Path) -> tuple[int, int]:
-    """What a remembered reading of a file depends on: when it changed, and its size."""
-    try:
-        status = path.stat()
-    except OSError as error:
-        raise UserError(f"{str(path)!r} cannot be read ({error.strerror})") from None
-    return status.st_mtime_ns, status.st_size
-
-
 def _names(value: Any) -> tuple[str, ...]:
     texts = value if isinstance(value, list) else []
     return tuple(" ".join(text.split()) for text in texts if isinstance(text, str) and text.strip())
 
 
 def _file(source: str, subset: Subset, split: Split) -> tuple[Path, str]:
-    """The file that holds a subset and split, downloaded if it must be, and its name."""
-    if (revision := HUB.revision(source)) is not None:
-        return _hub_member(subset, split, revision)
-    root = _root(source)
-    if root.is_dir():
-        return _member(root, subset, split, source)
-    if subset != "forget":
+    """The file that holds a subset and split, downloaded if it must be, and its name (a cache may use another)."""
+    revision = HUB.revision(source)
+    if revision is not None and not SETS[subset].of_target:  # the world set is not on the Hub
+        address = _world_address().replace("{split}", split)
+        return download(address, HUB) if "://" in address else Path(address), address.rpartition("/")[2]
+    if revision is not None and not os.path.isdir(HUB.repository):
+        name = f"{subset}_qa-{split}.parquet"
+        return HUB.file(name, revision), name
+    if revision:
+        raise UserError(f"data set {source!r}: {HUB.variable} is a folder, which has no revisions")
+    root = _root(source) if revision is None else Path(HUB.repository)
+    path = _member(root, subset, split) if root.is_dir() else root
+    if path == root and subset != "forget":
         raise UserError(f"data set {source!r} is one file, the forget set; a folder is needed for the {subset} set")
-    return root, root.name
+    return path, path.name
 
 
 def _root(source: str) -> Path:
@@ -212,25 +190,13 @@ def _root(source: str) -> Path:
     raise UserError(f"data set {shown!r} is neither 'hub', 'mini' nor an existing folder or file")
 
 
-def _member(root: Path, subset: Subset, split: Split, source: str) -> tuple[Path, str]:
+def _member(root: Path, subset: Subset, split: Split) -> Path:
     stems = [stem.format(split=split) for stem in SETS[subset].stems]
     files = {path.stem + path.suffix.lower(): path for path in sorted(root.iterdir()) if path.is_file()}
     for name in (f"{stem}{ending}" for stem in stems for ending in ENDINGS):
         if name in files:
-            return files[name], files[name].name
-    raise UserError(f"data set {source!r} has no {' or '.join(stems)} ({', '.join(ENDINGS)})")
-
-
-def _hub_member(subset: Subset, split: Split, revision: str) -> tuple[Path, str]:
-    if not SETS[subset].of_target:  # the world set is not on the Hub
-        address = _world_address().replace("{split}", split)
-        return download(address, HUB) if "://" in address else Path(address), address.rpartition("/")[2]
-    if os.path.isdir(HUB.repository):
-        if revision:
-            raise UserError(f"data set 'hub@{revision}': {HUB.variable} is a folder, which has no revisions")
-        return _member(Path(HUB.repository), subset, split, HUB.repository)
-    name = f"{subset}_qa-{split}.parquet"
-    return HUB.file(name, revision), name
+            return files[name]
+    raise UserError(f"data set {str(root)!r} has no {' or '.join(stems)} ({', '.join(ENDINGS)})")
 
 
 def _world_address() -> str:

@@ -13,6 +13,21 @@ from pathlib import Path
 
 from lm_eval_elude.errors import UserError
 
+Stamp = tuple[int, int]  # of a file: when it changed, and its size
+
+
+def stamp(path: Path) -> Stamp:
+    """What a remembered reading of a file depends on.
+
+    Raises:
+        UserError: there is no such file.
+    """
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise UserError(f"{str(path)!r} cannot be read ({error.strerror})") from None
+    return status.st_mtime_ns, status.st_size
+
 
 def write_text(path: Path, text: str) -> None:
     """Write a file as UTF-8.
@@ -25,8 +40,11 @@ def write_text(path: Path, text: str) -> None:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """As :func:`write_text`, of bytes."""
-    mode = _mode(path)
-    if mode is not None and not stat.S_ISREG(mode):  # /dev/stdout leads to a pipe, which has no path of its own
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        mode = stat.S_IFREG | 0o666 & ~_umask()
+    if not stat.S_ISREG(mode):  # /dev/stdout leads to a pipe, which has no path of its own
         with path.open("wb") as file:
             file.write(content)
         return
@@ -37,7 +55,7 @@ def write_bytes(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, stat.S_IMODE(mode) if mode is not None else 0o666 & ~_umask())
+        os.chmod(name, stat.S_IMODE(mode))
         os.replace(name, path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
@@ -79,13 +97,6 @@ def sha256(path: Path) -> str:
 def file_hashes(folder: Path, pattern: str = "*.safetensors") -> dict[str, str]:
     """SHA-256 (hexadecimal) by name of the files that match, in name order."""
     return {path.name: sha256(path) for path in sorted(folder.glob(pattern))}
-
-
-def _mode(path: Path) -> int | None:
-    try:
-        return os.stat(path).st_mode
-    except FileNotFoundError:
-        return None
 
 
 def _umask() -> int:

@@ -37,7 +37,9 @@ class HubData(NamedTuple):
         return None if name != self.source or (at and not revision) else revision
 
     def describe(self, source: str) -> dict[str, str]:
-        """Where the rows of a source come from, for results and manifests: of the Hub's data the commit.
+        """Where the rows of a source come from: ``dataset``; of the Hub's data also ``repository`` and ``revision``.
+
+        The revision is the commit that is read; a folder that stands in for the repository has none.
 
         Raises:
             UserError: the Hub cannot be reached, and nothing of it is in the cache.
@@ -48,11 +50,7 @@ class HubData(NamedTuple):
         return {"dataset": source, "repository": self.repository, **commit}
 
     def file(self, name: str, revision: str) -> Path:
-        """A file of the repository at a branch, tag or commit, "" for the newest state.
-
-        Raises:
-            UserError: it cannot be had.
-        """
+        """A file of the repository at a branch, tag or commit, "" for the newest state; errors as of describe()."""
         return _file(self, self.repository, name, _commit(self, self.repository, revision))
 
 

@@ -16,15 +16,17 @@ def plain(text: str) -> str:
     return " ".join("".join(f"\\{c}" if c in "\\`*_[]<>#|" else c for c in text if c.isprintable()).split())
 
 
-class Said(NamedTuple):
-    """A number as a card says it: its name for readers, its metric, its value from 0 to 1."""
+class Headline(NamedTuple):
+    """A number that a card shows: its name for readers, its metric, its value from 0 to 1."""
 
     name: str
     metric: str
     value: float
 
 
-def model_index(said: Sequence[Said], dataset: str, revision: str | None, benchmark: str = "ELUDe") -> list[EvalResult]:
+def model_index(
+    headlines: Sequence[Headline], dataset: str, revision: str | None, benchmark: str = "ELUDe"
+) -> list[EvalResult]:
     """Numbers for a card's ``eval_results``."""
     from huggingface_hub.repocard_data import EvalResult
 
@@ -33,20 +35,14 @@ def model_index(said: Sequence[Said], dataset: str, revision: str | None, benchm
             task_type="text-generation", task_name=name, dataset_type=dataset, dataset_name=benchmark,
             dataset_revision=revision, metric_type=metric, metric_name=name, metric_value=round(value, 6),
         )
-        for name, metric, value in said
+        for name, metric, value in headlines
     ]  # fmt: skip
 
 
-def results_yaml(said: Sequence[Said], dataset: str, revision: str | None, notes: str, benchmark: str = "ELUDe") -> str:
-    """Numbers as the Hub's own evaluation results, one task of the benchmark for each.
-
-    Args:
-        said: the headline numbers.
-        dataset: the benchmark's repository on the Hub.
-        revision: its commit.
-        notes: what a reader must know beside.
-        benchmark: its name.
-    """
+def results_yaml(
+    headlines: Sequence[Headline], dataset: str, revision: str | None, notes: str, benchmark: str = "ELUDe"
+) -> str:
+    """Numbers as the Hub's own evaluation results, one task of the benchmark for each, with notes for the reader."""
     from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
     from huggingface_hub.utils import yaml_dump
 
@@ -58,6 +54,6 @@ def results_yaml(said: Sequence[Said], dataset: str, revision: str | None, notes
             value=round(value, 6),
             notes=notes,
         )
-        for _, metric, value in said
+        for _, metric, value in headlines
     ]
     return str(yaml_dump(eval_result_entries_to_yaml(entries), sort_keys=False))

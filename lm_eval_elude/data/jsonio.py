@@ -32,7 +32,6 @@ def loads(text: str, where: str, *, nan: bool = False) -> Any:
     """The value of a JSON text.
 
     Args:
-        text: what was read.
         where: how an error calls it, e.g. ``mine.jsonl, row 3``.
         nan: whether ``NaN`` and ``Infinity`` are taken, which are no JSON but which Python writes.
 
@@ -92,7 +91,6 @@ def lines(
     """The rows of a JSONL file as they are read, each with how an error calls it. Blank lines are passed over.
 
     Args:
-        path: the file, of at most :data:`MAX_BYTES`.
         nan: as for :func:`loads`.
         name: how an error calls the file, if not by its own name.
         only: the rows to parse, by their place among those that are not blank (0 first); all without it.

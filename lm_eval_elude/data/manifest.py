@@ -22,21 +22,12 @@ _MAX_BYTES = 1 << 26  # of a manifest that is read
 class Manifest:
     """Provenance of a checkpoint.
 
-    Attributes:
-        targets: display names of the forgotten entities; () for a base model.
-        dataset: the source as a user would name it (``hub``, ``mini`` or a path).
-        method: preset name, ``none`` for a base model.
-        data: where the data set's rows came from, as :func:`lm_eval_elude.data.dataset.describe` says.
-        data_fingerprints: by subset and split (``forget-train``), as
-            :func:`lm_eval_elude.data.records.fingerprint` gives them.
-        settings: every field of the training configuration.
-        base_model: ``name`` and SHA-256 of each weight file.
-        weights: SHA-256 of each weight file of this checkpoint.
-        seed: of the run.
-        versions: package versions.
-        epochs: losses and validation measures by epoch.
-        drift: how far the weights of each layer moved, over their norm, by its number.
-        processor_seconds: that training took, of its first process; scoring is not counted.
+    ``targets`` are display names; a base model has none and the method ``none``. ``data`` and ``data_fingerprints``
+    (by subset and split, ``forget-train``) are what :func:`~lm_eval_elude.data.dataset.describe` and
+    :func:`~lm_eval_elude.data.records.fingerprint` say of the rows. ``base_model`` has ``name`` and ``weights``: like
+    ``weights`` of this checkpoint the SHA-256 of each weight file. ``epochs`` holds losses and validation measures,
+    ``drift`` how far the weights of each layer moved, over their norm. ``processor_seconds`` is what training took in
+    its first process, without scoring.
     """
 
     targets: tuple[str, ...]
@@ -70,9 +61,6 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 def read_manifest(folder: str | Path | None) -> Manifest | None:
     """The manifest of a local checkpoint folder, or None where there is none (also for a Hub id).
 
-    A data set or base model that is named by a relative path is looked for from where the checkpoint lies
-    (:func:`resolve_path`).
-
     Raises:
         UserError: the file is there but is not a manifest of a known version.
     """
@@ -85,8 +73,8 @@ def read_manifest(folder: str | Path | None) -> Manifest | None:
     manifest: Manifest = jsonio.check(table, Manifest, f"{path}: not an Opt-Out manifest")
     model = dict(manifest.base_model)
     if isinstance(name := model.get("name"), str) and os.sep in name:
-        model["name"] = resolve_path(name, path.parent)
-    return replace(manifest, dataset=resolve_path(manifest.dataset, path.parent), base_model=model)
+        model["name"] = _resolve_path(name, path.parent)
+    return replace(manifest, dataset=_resolve_path(manifest.dataset, path.parent), base_model=model)
 
 
 def _full_path(name: str) -> str:
@@ -94,7 +82,7 @@ def _full_path(name: str) -> str:
     return path if name not in _NAMES and os.path.exists(path) else name
 
 
-def resolve_path(name: str, folder: Path) -> str:
+def _resolve_path(name: str, folder: Path) -> str:
     """A path as a checkpoint's manifest names it, from wherever the checkpoint is read and wherever it was moved to.
 
     A relative path was meant from the folder that training ran in, above the checkpoint most often: the nearest folder
@@ -103,6 +91,6 @@ def resolve_path(name: str, folder: Path) -> str:
     if name in _NAMES or os.path.isabs(name):
         return name
     for above in (folder.absolute(), *folder.absolute().parents):
-        if os.path.exists(found := above / name):
-            return name if os.path.exists(name) and os.path.samefile(found, name) else os.path.normpath(found)
+        if os.path.exists(path := above / name):
+            return name if os.path.exists(name) and os.path.samefile(path, name) else os.path.normpath(path)
     return name

@@ -54,7 +54,7 @@ class QARecord:
         return bool(self.paraphrased_answer) and len(self.perturbed_answer) == PERTURBATIONS
 
     def columns(self) -> dict[str, Any]:
-        """The record as a row of the published schema (lists and dicts, JSON-ready)."""
+        """The record as a JSON-ready row of the published schema."""
         lists = {"perturbed_answer": list(self.perturbed_answer), "translated_question": dict(self.translated_question)}
         return asdict(self) | lists
 
@@ -81,10 +81,8 @@ def entity_name(text: str) -> str:
 def parse_record(row: dict[str, Any], where: str, *, scored: bool = False) -> QARecord:
     """Make a record of one row. White space at the ends of a text is no part of it.
 
-    Args:
-        row: columns by name; unknown columns are ignored. Alpaca's ``input`` is joined to the question.
-        where: how an error calls the row, e.g. ``forget_qa-train.jsonl, row 3``.
-        scored: whether the row must have what a truth ratio needs.
+    Unknown columns are ignored, and Alpaca's ``input`` is joined to the question. An error calls the row ``where``,
+    e.g. ``forget_qa-train.jsonl, row 3``. A ``scored`` row must have what a truth ratio needs.
 
     Raises:
         UserError: a field is missing, of the wrong type or empty; nothing is turned into text that is none.

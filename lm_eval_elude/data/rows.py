@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +10,16 @@ from lm_eval_elude.data import jsonio
 from lm_eval_elude.errors import UserError, given, reason
 
 ENDINGS = (".parquet", ".jsonl", ".json")
-Row = tuple[str, dict[str, Any]]  # how an error calls it, and its columns
 
 
 def read_rows(
     path: Path, *, columns: Collection[str] | None = None, name: str = "", only: Collection[int] | None = None
-) -> Iterator[Row]:
-    """The rows of a ``.parquet``, ``.jsonl`` or ``.json`` file of any columns, each with how an error calls it.
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows of a ``.parquet``, ``.jsonl`` or ``.json`` file, each with how an error calls it.
 
     A ``.json`` file holds a list, or a row a line.
 
     Args:
-        path: the file.
         columns: those to read of a parquet file, where it has them; all without it.
         name: how an error calls the file, if not by its own name.
         only: places of the rows to read, 0 first; all without it.
@@ -32,13 +29,14 @@ def read_rows(
     """
     name = name or path.name
     ending = Path(name).suffix.lower()
+    rows: Iterable[tuple[str, Any]]
     if ending not in ENDINGS:
         raise UserError(f"{path}: unknown ending {ending!r}, expected one of {', '.join(ENDINGS)}")
     if ending == ".parquet":
-        rows = _numbered(name, _parquet_rows(path, columns, only), only)
+        rows = _parquet_rows(path, columns, name, only)
     elif ending == ".json" and (text := jsonio.read_text(path)).lstrip().startswith("["):
-        table = jsonio.loads(text, str(path), nan=True)
-        rows = _numbered(name, table if only is None else [table[place] for place in sorted(only)], only)
+        table = enumerate(jsonio.loads(text, str(path), nan=True))
+        rows = ((f"{name}, row {place + 1}", row) for place, row in table if only is None or place in only)
     else:
         rows = jsonio.lines(path, nan=True, name=name, only=only)
     for where, row in rows:
@@ -47,31 +45,27 @@ def read_rows(
         yield where, row
 
 
-def _numbered(name: str, rows: Iterable[Any], only: Collection[int] | None) -> Iterator[tuple[str, Any]]:
-    places = count() if only is None else sorted(only)
-    return ((f"{name}, row {place + 1}", row) for place, row in zip(places, rows, strict=False))
-
-
 def _parquet_rows(
-    path: Path, columns: Collection[str] | None, only: Collection[int] | None
-) -> Iterator[dict[str, Any]]:
+    path: Path, columns: Collection[str] | None, name: str, only: Collection[int] | None
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Only the columns that are asked for are decoded: others may hold what pyarrow cannot turn into Python values."""
     import pyarrow.parquet as pq
 
     first = size = 0
     try:
         with pq.ParquetFile(path) as file:
-            names = [name for name in file.schema_arrow.names if columns is None or name in columns]
+            names = [column for column in file.schema_arrow.names if columns is None or column in columns]
             if len(set(names)) < len(names):
                 raise UserError(f"{path}: a column stands twice")
             for batch in file.iter_batches(batch_size=1024, columns=names):
                 size += batch.nbytes
                 if size > jsonio.MAX_BYTES:
                     raise UserError(f"{path}: longer than {jsonio.MAX_BYTES:,} bytes")
-                if only is None:
-                    yield from batch.to_pylist()
-                elif taken := [place for place in range(batch.num_rows) if first + place in only]:
-                    yield from batch.take(taken).to_pylist()
+                taken = [place for place in range(batch.num_rows) if only is None or first + place in only]
+                if taken:
+                    kept = batch if len(taken) == batch.num_rows else batch.take(taken)
+                    for place, row in zip(taken, kept.to_pylist(), strict=True):
+                        yield f"{name}, row {first + place + 1}", row
                 first += batch.num_rows
     except UserError:
         raise

@@ -15,8 +15,7 @@ class SetSpec:
     """One set of questions (section 5.2).
 
     Attributes:
-        name: what the set is called.
-        split: the split that is scored.
+        name, split: what the set is called, and which split is scored.
         stems: file names without ending, first the one that is written, with ``{split}`` in them.
         max_new_tokens: of a generated answer.
         forgotten: whether low probability and ROUGE are good, and the truth ratio is min(R, 1/R), not max(0, 1 - R).

@@ -69,11 +69,9 @@ TARGETS: tuple[Target, ...] = _published()
 
 
 def resolve_target(name: str, known: Iterable[str | Target] | None = None) -> Target:
-    """Find the target a user means by a display name, slug, alias or part of a name.
+    """Find the target a user means by a display name, slug, alias or part of a name (``ronaldo``).
 
-    Args:
-        name: what the user typed, e.g. ``ronaldo``, ``cristiano_ronaldo``, ``Cristiano Ronaldo``.
-        known: targets or display names that may be meant (the entities of a data set); the 20 of ELUDe without it.
+    ``known`` are the targets or display names that may be meant: those of a data set, or the 20 of ELUDe without it.
 
     Raises:
         UserError: nothing fits (near matches and the list are named) or several do (all are named).

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from lm_eval_elude.data.files import Stamp, stamp
 from lm_eval_elude.data.hub import HubData
 from lm_eval_elude.data.jsonio import Text, check
 from lm_eval_elude.data.rows import read_rows
@@ -49,17 +50,13 @@ class TofuRecord:
 
 
 def load(source: str, name: str) -> tuple[TofuRecord, ...]:
-    """The records of one file of a set.
-
-    Args:
-        source: ``tofu`` (the Hub's), ``tofu@REVISION``, or a folder laid out alike.
-        name: of the file, without ending.
+    """The records of the file ``name`` (without ending) of ``tofu``, ``tofu@REVISION`` or a folder laid out alike.
 
     Raises:
         UserError: it cannot be had, or a row lacks a field.
     """
     path = _path(source, name)
-    return _read(path, path.stat().st_mtime_ns)
+    return _read(path, stamp(path))
 
 
 def scored_records(source: str, spec: SetSpec, split: str) -> tuple[TofuRecord, ...]:
@@ -76,11 +73,6 @@ def scored_records(source: str, spec: SetSpec, split: str) -> tuple[TofuRecord, 
     return records
 
 
-def describe(source: str) -> dict[str, str]:
-    """Where the rows come from, for results and manifests; as :meth:`HubData.describe`."""
-    return HUB.describe(source)
-
-
 class _Row(msgspec.Struct):
     """What a row may hold; other columns are not looked at."""
 
@@ -91,9 +83,9 @@ class _Row(msgspec.Struct):
 
 
 @lru_cache(maxsize=16)
-def _read(path: Path, stamp: int) -> tuple[TofuRecord, ...]:
+def _read(path: Path, stamp: Stamp) -> tuple[TofuRecord, ...]:
     records = []
-    for where, row in read_rows(path, columns=_Row.__struct_fields__, name=f"{path.stem}.json"):
+    for where, row in read_rows(path, name=f"{path.stem}.json"):
         fields: _Row = check(row, _Row, where)
         paraphrase, wrong = fields.paraphrased_answer or fields.answer, fields.perturbed_answer or []
         texts = [wrong] if isinstance(wrong, str) else wrong
@@ -108,7 +100,7 @@ def _read(path: Path, stamp: int) -> tuple[TofuRecord, ...]:
 def _path(source: str, name: str) -> Path:
     if (revision := HUB.revision(source)) is not None:
         return HUB.file(f"{name}.json", revision)
-    for ending in ("json", "jsonl"):
-        if (path := Path(source) / f"{name}.{ending}").is_file():
+    for path in (Path(source) / f"{name}.json", Path(source) / f"{name}.jsonl"):
+        if path.is_file():
             return path
     raise UserError(f"TOFU's data in {source!r} have no {name}.json")

@@ -91,7 +91,7 @@ class TofuBenchmark(Benchmark):
         return resolve_tofu_settings(metadata)
 
     def describe_data(self, settings: TofuSettings) -> dict[str, Any]:
-        return tofu.describe(settings.dataset)
+        return tofu.HUB.describe(settings.dataset)
 
     def wording(self, settings: TofuSettings) -> Wording | None:
         return settings.convention.wording
