@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -39,21 +40,17 @@ def _option(name: str, *names: str, **settings: Any) -> Callable[[Callable[..., 
 
 
 def _config_options(command: Callable[..., None]) -> Callable[..., None]:
+    special: dict[str, dict[str, Any]] = {name: {"type": click.Choice(choices)} for name, choices in CHOICES.items()}
+    special["target"] = {"type": str, "multiple": True, "metavar": "NAME"}
+    special["learning_rate"] = {"type": _rate, "metavar": f"FLOAT|{AUTO}"}
     for spec in reversed(fields(TrainConfig)):
         name, default = spec.name, spec.default
-        settings: dict[str, Any] = {"default": None, "type": type(default)}
         if isinstance(default, bool):
             command = click.option(f"{flag(name)}/--no-{flag(name)[2:]}", name, default=None, help=HELP[name])(command)
             continue
-        if isinstance(default, tuple):
-            settings |= {"multiple": True, "metavar": "NAME", "type": str}
-        elif name in CHOICES:
-            settings["type"] = click.Choice(CHOICES[name])
-        elif name == "learning_rate":
-            settings |= {"type": _rate, "metavar": f"FLOAT|{AUTO}"}
-        if default not in ((), ""):
-            bundled = f"; bundled model: {BUNDLED_RECIPE[name]}" if name in BUNDLED_RECIPE else ""
-            settings["help"] = f"{HELP[name]}  [default: {default}{bundled}]"
+        bundled = f"; bundled model: {BUNDLED_RECIPE[name]}" if name in BUNDLED_RECIPE else ""
+        shown = f"{HELP[name]}  [default: {default}{bundled}]" if default not in ((), "") else HELP[name]
+        settings = {"default": None, "type": type(default), "help": shown} | special.get(name, {})
         command = _option(name, *(["--lambda"] if name == "transport_weight" else []), **settings)(command)
     return command
 
@@ -85,11 +82,12 @@ def command(
         from optout_train.score import earlier
 
         earlier(beside)
-    main = os.environ.get("RANK", "0") == "0"
-    say: Callable[[str], object] = (lambda line: click.echo(printable(line), err=True)) if main else str
+    is_first = os.environ.get("RANK", "0") == "0"
+    say: Callable[[str], object] = (lambda line: click.echo(printable(line), err=True)) if is_first else str
     if "model" not in named:
         say("no --model given: unlearning in the bundled tiny model")
     output = output_dir or _default_output(config)
+    checkpoint, other = output.absolute(), beside and beside.absolute()
     for name in ("torchao", "torch.utils._pytree"):  # they warn about their own insides while being imported
         logging.getLogger(name).setLevel(logging.ERROR)
     from optout_train.train import train
@@ -98,13 +96,13 @@ def command(
         config, output, say, overwrite=overwrite, resume=resume, checkpoint_every=checkpoint_every,
         tracker=tracker or "",
     )  # fmt: skip
-    if main and not no_score:
+    if is_first and not no_score:
         from optout_train.score import is_scored
 
-        no_score = is_scored(config, output.absolute(), beside and beside.absolute())
+        no_score = is_scored(config, checkpoint, other)
     say(f"checkpoint: {output}" if trained else f"{output} is finished: nothing to {'do' if no_score else 'train'}")
-    if main and not no_score:
-        click.echo(_score(config, output.absolute(), beside and beside.absolute()))
+    if is_first and not no_score:
+        click.echo(_score(config, checkpoint, other))
 
 
 def _launched() -> dict[str, Any]:
@@ -115,21 +113,17 @@ def _launched() -> dict[str, Any]:
     for plugin in ("DEEPSPEED", "MEGATRON_LM"):
         if os.environ.get(f"ACCELERATE_USE_{plugin}", "false").lower() == "true":
             raise UserError(f"accelerate launch is configured for {plugin}; take FSDP, or multi-GPU with --shard")
-    found = {}
-    if os.environ.pop("ACCELERATE_USE_FSDP", "false").lower() == "true":
-        found["shard"] = True
-    if (precision := os.environ.pop("ACCELERATE_MIXED_PRECISION", "no").lower()) == "bf16":
-        found["autocast"] = True
-    elif precision != "no":
+    if (precision := os.environ.pop("ACCELERATE_MIXED_PRECISION", "no").lower()) not in ("bf16", "no"):
         raise UserError(f"accelerate launch is configured for mixed precision {precision}; take bf16 or no")
-    return found
+    is_fsdp = os.environ.pop("ACCELERATE_USE_FSDP", "false").lower() == "true"
+    return {name: True for name, is_on in (("shard", is_fsdp), ("autocast", precision == "bf16")) if is_on}
 
 
 def _default_output(config: TrainConfig) -> Path:
     from optout_train.sources import source_of
 
-    known = "-retain" if config.learn == "retain" else ""
-    return Path("runs") / f"{source_of(config).slug}-{config.method}{known}"
+    what_is_kept = "-retain" if config.learn == "retain" else ""
+    return Path("runs") / f"{source_of(config).slug}-{config.method}{what_is_kept}"
 
 
 def _score(config: TrainConfig, folder: Path, beside: Path | None) -> str:
@@ -138,21 +132,10 @@ def _score(config: TrainConfig, folder: Path, beside: Path | None) -> str:
         from optout_train.score import score_run
 
         return score_run(config, folder, beside)
-    alone = {k: v for k, v in os.environ.items() if k not in _DISTRIBUTED and not k.startswith("TORCHELASTIC")}
-    done = subprocess.run(
-        [sys.executable, "-m", "optout_train.score", str(folder), *([str(beside)] if beside else [])],
-        env=alone,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    return done.stdout.rstrip()
-
-
-_DISTRIBUTED = {
-    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
-    "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
-}  # fmt: skip
+    of_launcher = re.compile(r"TORCHELASTIC.*|((LOCAL|GROUP|ROLE)_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)")
+    alone = {name: value for name, value in os.environ.items() if not of_launcher.fullmatch(name)}
+    words = [sys.executable, "-m", "optout_train.score", str(folder), *([str(beside)] if beside else [])]
+    return subprocess.run(words, env=alone, stdout=subprocess.PIPE, text=True, check=True).stdout.rstrip()
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
@@ -22,16 +22,12 @@ from optout_train.losses import FORGET, ForgetLoss
 
 DISTANCES = ("wasserstein", "manhattan", "euclidean", "chebyshev", "cosine")
 BUNDLED, BUNDLED_MODEL, BUNDLED_REFERENCE = bundled.MODEL_NAME, bundled.MODEL, bundled.REFERENCE
-
-
 # What differs from the paper in the released code, beside how it averages and steps (see TrainConfig.released).
 RECIPES: dict[str, dict[str, Any]] = {"paper": {}, "released": {"eta": 0.1, "batch_size": 8}}
 AUTO = "auto"
 # The rate of an adapter times the width of its model: 5e-3 for the bundled one, 2e-4 where the width is 4,096.
 AUTO_RATE = 0.96
 WHOLE_BATCH = "--recipe released takes NPO and DPO of a whole batch's mean"
-
-
 CHOICES: dict[str, tuple[str, ...]] = {
     "recipe": tuple(RECIPES), "forget_loss": tuple(FORGET), "distance": DISTANCES, "tofu_evaluator": tuple(CONVENTIONS),
     "learn": ("all", "retain"), "answers": ("stranger", "refuse"), "dtype": ("float32", "bfloat16"),
@@ -101,49 +97,44 @@ class TrainConfig:
                 raise UserError(f"{flag(spec.name)} must be one of {', '.join(choices)}, got {value!r}")
             if isinstance(value, int | float) and not 0 <= value < math.inf:
                 raise UserError(f"{flag(spec.name)} must be a finite number and not negative, got {value:g}")
-        for name in ("directions", "epochs", "batch_size", "eta", "learning_rate", "lora_rank", "lora_alpha"):
-            if not getattr(self, name):
-                raise UserError(f"{flag(name)} must be above 0, got 0")
-        if self.seed >= 1 << 63:
-            raise UserError(f"--seed must be below 2**63, got {self.seed}")
-        self._check_data()
-        if not self.model:
-            raise UserError("--model is empty")
-        if self.method not in METHODS:
-            raise UserError(f"--method {self.method!r} is not known; the methods are {', '.join(METHODS)}")
-        if not self.forget_weight + self.retain_weight + self.world_weight:
-            raise UserError("--forget-weight, --retain-weight and --world-weight are all 0: nothing to train on")
-        if self.whole_batch and self.micro_batch_size:
-            raise UserError(f"{WHOLE_BATCH}: leave out --micro-batch-size")
-        if self.patience and not self.validate:
-            raise UserError("--patience needs the validation: give --patience 0 with --no-validate")
-        if self.learning_rate == AUTO and not self.lora:
-            raise UserError("--learning-rate auto is the rate of an adapter: give --lora, or a number")
-        if self.merge and not self.lora:
-            raise UserError("--merge needs --lora")
-        if self.merge and self.shard:
-            raise UserError("--merge with --shard is not supported: save the adapter, and merge it in one process")
+        for is_wrong, message in self._faults():
+            if is_wrong:
+                raise UserError(message)
 
-    def _check_data(self) -> None:
-        """Whether target, split and sets are those of one benchmark, and what the forget loss can be made of."""
-        tofu, row = self.dataset.partition("@")[0] == SOURCE, self.loss
-        if self.forget_split and self.forget_split not in RETAIN_OF:
-            raise UserError(f"--forget-split must be one of {', '.join(RETAIN_OF)}, got {self.forget_split!r}")
-        if not self.forget_split:
-            if tofu:
-                raise UserError(f"--dataset {self.dataset} needs --forget-split: one of {', '.join(RETAIN_OF)}")
-            if not self.target:
-                raise UserError("--target is missing: name the entity to forget")
-        elif self.target:
-            raise UserError("--target and --forget-split contradict each other: TOFU's data have no entities")
-        elif self.world_weight:
-            raise UserError("--forget-split: TOFU has no world set; give --world-weight 0 or another --method")
-        elif row.made and self.forget_weight:
-            raise UserError("--forget-split: the stranger loss swaps names; TOFU's rows do not say whose they are")
-        if self.learn != "all" and not row.learns:
-            raise UserError("--learn retain is of --method finetune, which forgets nothing")
-        if self.patience and row.learns:
-            raise UserError("--patience: early stopping judges forgetting; --method finetune needs --patience 0")
+    def _faults(self) -> Iterator[tuple[bool, str]]:
+        """Every fault that settings can have: whether these have it, and what is said of it."""
+        for name in ("directions", "epochs", "batch_size", "eta", "learning_rate", "lora_rank", "lora_alpha"):
+            yield not getattr(self, name), f"{flag(name)} must be above 0, got 0"
+        yield self.seed >= 1 << 63, f"--seed must be below 2**63, got {self.seed}"
+        yield self.method not in METHODS, unknown_method(self.method)
+        yield not self.model, "--model is empty"
+        split, splits = self.forget_split, ", ".join(RETAIN_OF)
+        yield bool(split) and split not in RETAIN_OF, f"--forget-split must be one of {splits}, got {split!r}"
+        if split:
+            entities = "--target and --forget-split contradict each other: TOFU's data have no entities"
+            yield bool(self.target), entities
+            world = "--forget-split: TOFU has no world set; give --world-weight 0 or another --method"
+            yield self.world_weight > 0, world
+            stranger = "--forget-split: the stranger loss swaps names; TOFU's rows do not say whose they are"
+            yield self.loss.made and self.forget_weight > 0, stranger
+        else:
+            is_tofu = self.dataset.partition("@")[0] == SOURCE
+            yield is_tofu, f"--dataset {self.dataset} needs --forget-split: one of {splits}"
+            yield not self.target, "--target is missing: name the entity to forget"
+        learns = self.loss.learns
+        yield self.learn != "all" and not learns, "--learn retain is of --method finetune, which forgets nothing"
+        judged = "--patience: early stopping judges forgetting; --method finetune needs --patience 0"
+        yield self.patience > 0 and learns, judged
+        no_weight = "--forget-weight, --retain-weight and --world-weight are all 0: nothing to train on"
+        yield not any(self.set_weights.values()), no_weight
+        yield self.whole_batch and self.micro_batch_size > 0, f"{WHOLE_BATCH}: leave out --micro-batch-size"
+        unseen = "--patience needs the validation: give --patience 0 with --no-validate"
+        yield self.patience > 0 and not self.validate, unseen
+        auto = "--learning-rate auto is the rate of an adapter: give --lora, or a number"
+        yield self.learning_rate == AUTO and not self.lora, auto
+        yield self.merge and not self.lora, "--merge needs --lora"
+        sharded = "--merge with --shard is not supported: save the adapter, and merge it in one process"
+        yield self.merge and self.shard, sharded
 
     @property
     def loss(self) -> ForgetLoss:
@@ -182,7 +173,7 @@ class TrainConfig:
 
     def to_json(self) -> dict[str, Any]:
         """All fields, JSON-ready; :meth:`from_json` is the inverse."""
-        return {**asdict(self), "target": list(self.target)}
+        return asdict(self) | {"target": list(self.target)}
 
     def differences(self, before: Mapping[str, Any]) -> str:
         """The flags in which an earlier run's settings differ from these, with the earlier values; "" for none.
@@ -216,20 +207,15 @@ _STRANGER: dict[str, Any] = {
 
 
 def _methods() -> dict[str, dict[str, Any]]:
-    table: dict[str, dict[str, Any]] = {
-        "opt-out": {},
-        "opt-out-stranger": _STRANGER,
-    }
+    table: dict[str, dict[str, Any]] = {"opt-out": {}, "opt-out-stranger": _STRANGER}
     table |= {f"opt-out-{name}": {"distance": name} for name in DISTANCES[1:]}
     parts = {"": (0.0, 0.0), "+rt": (1.0, 1.0), "+neighbours": (1.0, 0.0), "+world": (0.0, 1.0)}
     for loss, row in FORGET.items():
         for suffix, (retain, world) in parts.items() if not row.learns else ():
-            table[loss + suffix] = {
-                "forget_loss": loss, "retain_weight": retain, "world_weight": world, "transport_weight": 0.0,
-            }  # fmt: skip
+            kept = {"retain_weight": retain, "world_weight": world, "transport_weight": 0.0}
+            table[loss + suffix] = {"forget_loss": loss, **kept}
     table["stranger+rt"] |= _STRANGER
-    nothing_kept = dict.fromkeys(("retain_weight", "world_weight", "transport_weight"), 0.0)
-    table["finetune"] = {"forget_loss": "nll", **nothing_kept, "patience": 0}
+    table["finetune"] = {**table["ga"], "forget_loss": "nll", "patience": 0}
     return table
 
 
@@ -247,12 +233,15 @@ def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
+def unknown_method(name: str) -> str:
+    """What is said of a method that there is not."""
+    return f"--method {name!r} is not known; the methods are {', '.join(METHODS)}"
+
+
 def build_config(given: Mapping[str, Any], *, world_only: bool = False) -> TrainConfig:
     """Fill what the user did not give: explicit values, then method's and recipe's presets, then the model's recipe.
 
-    Args:
-        given: fields the user named.
-        world_only: drop the neighbours' retain loss (the paper's neighbour ablation).
+    ``world_only`` drops the neighbours' retain loss (the paper's neighbour ablation).
 
     Raises:
         UserError: as :class:`TrainConfig`, or ``world_only`` contradicts the rest.
@@ -263,7 +252,7 @@ def build_config(given: Mapping[str, Any], *, world_only: bool = False) -> Train
         model = values["model"] = BUNDLED
     method = values.setdefault("method", "opt-out")
     if method not in METHODS:
-        raise UserError(f"--method {method!r} is not known; the methods are {', '.join(METHODS)}")
+        raise UserError(unknown_method(method))
     recipe = RECIPES.get(values.get("recipe", "paper"), {})
     values = {**(BUNDLED_RECIPE if model == BUNDLED else {}), **recipe, **METHODS[method], **values}
     if values.get("forget_split"):  # nothing to choose an epoch by but what is scored, and no world set

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from itertools import count, islice
+from dataclasses import dataclass, field
+from itertools import chain, count, islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -50,13 +49,6 @@ class StepIndices(NamedTuple):
     world: tuple[int, ...]
 
 
-class Share(NamedTuple):
-    """One forward pass of one process: positions in the step's index list, and each one's weight in the mean."""
-
-    positions: tuple[int, ...]
-    weights: tuple[float, ...]
-
-
 class Pass(NamedTuple):
     """One forward and backward pass of a step: its set, records, their samples and each record's weight in the mean.
 
@@ -82,9 +74,7 @@ class EncodedRecords:
     renderer: Renderer
     limit: int
 
-    @cached_property
-    def _cache(self) -> dict[tuple[int, str | None], Encoded]:
-        return {}
+    _cache: dict[tuple[int, str | None], Encoded] = field(default_factory=dict, init=False, repr=False)
 
     def encode(self, index: int, answer: str | None = None) -> Encoded:
         """Prompt and answer (the record's own unless another is given) as token ids."""
@@ -145,21 +135,13 @@ class TrainingData(NamedTuple):
 
 def refusal_texts() -> tuple[str, ...]:
     """The hundred refusals that IDK and DPO teach (own wording, in the manner of TOFU's)."""
-    lines = (Path(__file__).parent / "refusals.txt").read_text(encoding="utf-8").splitlines()
-    return tuple(line for line in lines if line)
+    return tuple(Path(__file__).with_name("refusals.txt").read_text(encoding="utf-8").split("\n")[:-1])
 
 
 def load_training_data(
     config: TrainConfig, source: Source, renderer: Renderer, limit: int, say: Callable[[str], object] = str
 ) -> TrainingData:
-    """Load what the configuration trains on.
-
-    Args:
-        config: the run; sets of weight 0 are not read.
-        source: of the records.
-        renderer: of the model's tokenizer.
-        limit: the model's context length in tokens.
-        say: prints one line for the user, about odd rows.
+    """Load what the configuration trains on; sets of weight 0 are not read. ``limit`` is the model's context in tokens.
 
     Raises:
         UserError: a set is missing (the flag that would do without it is named), or a sample is too long.
@@ -184,11 +166,12 @@ def load_training_data(
             fingerprints[f"{subset}-train"] = selection.fingerprint
             records += selection.records
         sets[name] = EncodedRecords(f"{'+'.join(subsets)} train", tuple(records), renderer, limit)
-    texts = refusal_texts()
-    draw = random.Random(f"{config.seed}-refusals")
-    refusals = tuple(draw.choice(texts) for _ in sets["forget"].records)
-    sequences = {"answer": tuple(record.answer for record in sets["forget"].records), "refusal": refusals}
-    return TrainingData(sets["forget"], sets["retain"], sets["world"], sequences, fingerprints)
+    forget, texts, draw = sets["forget"], refusal_texts(), random.Random(f"{config.seed}-refusals")
+    sequences = {
+        "answer": [record.answer for record in forget.records],
+        "refusal": [draw.choice(texts) for _ in forget.records],
+    }
+    return TrainingData(forget, sets["retain"], sets["world"], sequences, fingerprints)
 
 
 def plan_steps(
@@ -216,25 +199,20 @@ def _endless(size: int, seed: str) -> Iterator[int]:
         yield from random.Random(f"{seed}-{number}").sample(range(size), size)
 
 
-def share(lengths: Sequence[int], rank: int, processes: int, micro_batch_size: int) -> list[Share]:
-    """Split one step's samples over processes and forward passes; weights sum to 1 over all of them.
+def share(lengths: Sequence[int], rank: int, processes: int, micro_batch_size: int) -> list[list[tuple[int, float]]]:
+    """Split one step's samples over processes and forward passes: (position, weight) pairs of each pass of this rank.
 
     Samples of like length go together, which saves padding and changes no sum. Every process makes the same number of
-    passes of the same size (collectives would hang otherwise): the filling samples have weight 0.
-
-    Args:
-        lengths: tokens of each sample of the step.
-        rank, processes: this process among how many.
-        micro_batch_size: largest number of samples in a pass, 0 for all.
+    passes of the same size (collectives would hang otherwise): the filling samples have weight 0, and over all
+    processes the weights sum to 1. A ``micro_batch_size`` of 0 puts all samples into one pass.
     """
     order = sorted(range(len(lengths)), key=lambda i: (lengths[i], i))
     real = len(order)
     size = min(micro_batch_size or real, -(-real // processes))
     order += order[:1] * (-real % (size * processes))
     weights = [1 / real] * real + [0.0] * (len(order) - real)
-    mine = slice(rank, None, processes)
-    positions, shares = order[mine], weights[mine]
-    return [Share(tuple(positions[i : i + size]), tuple(shares[i : i + size])) for i in range(0, len(positions), size)]
+    mine = list(zip(order, weights, strict=True))[rank::processes]
+    return [mine[i : i + size] for i in range(0, len(mine), size)]
 
 
 def passes(
@@ -246,19 +224,17 @@ def passes(
     for name, records in zip(SUBSETS, indices, strict=True):
         if not config.set_weights[name] or not records:
             continue
-        texts = [data.samples(name, record, config.loss.reads) for record in records]
-        lengths = [max(len(sample.ids) for sample in samples) for samples in texts]
+        of_records = [data.samples(name, record, config.loss.reads) for record in records]
+        lengths = [max(len(sample.ids) for sample in samples) for samples in of_records]
         size = config.micro_batch_size
         if not size and device.type == "cpu" and not (name == "forget" and config.whole_batch):
             size = max(1, round(CPU_PASS * len(lengths) / sum(lengths)))
-        tokens = [1] * len(texts)  # what a record weighs
+        tokens = [1] * len(records)  # what a record weighs
         if config.released and (name != "forget" or config.loss.nll):
-            tokens = [len(samples[0].ids) - samples[0].answer_start for samples in texts]
+            tokens = [len(samples[0].ids) - samples[0].answer_start for samples in of_records]
         for part in share(lengths, rank, processes, size):
-            columns = zip(*(texts[i] for i in part.positions), strict=True)
-            samples = tuple(sample for column in columns for sample in column)
-            shares = zip(part.weights, part.positions, strict=True)
-            weights = tuple(w * tokens[i] * len(tokens) / sum(tokens) for w, i in shares)
-            chosen = tuple(records[i] for i in part.positions)
+            samples = tuple(chain.from_iterable(zip(*(of_records[i] for i, _ in part), strict=True)))
+            weights = tuple(weight * tokens[i] * len(tokens) / sum(tokens) for i, weight in part)
+            chosen = tuple(records[i] for i, _ in part)
             (forget if name == "forget" else rest).append(Pass(name, chosen, samples, weights))
     return forget, rest

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import platform
 import re
 import shutil
-import sys
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from lm_eval_elude import __version__
 from lm_eval_elude.data.files import file_hashes
 from lm_eval_elude.data.manifest import Manifest, write_manifest
 from optout_train.config import TrainConfig
@@ -18,7 +19,7 @@ from optout_train.run_folder import LOG, RunFolder
 from optout_train.sources import Source
 from optout_train.weights import base_folder, tensor_files, trained_weights, whole_tensors
 
-PACKAGES = ("torch", "transformers", "accelerate", "peft", "safetensors", "lm-eval-elude")
+LIBRARIES = ("torch", "transformers", "accelerate", "peft", "safetensors")  # what the weights depend on
 
 
 def export(
@@ -30,17 +31,7 @@ def export(
     epochs: list[dict[str, Any]],
     processor_seconds: float,
 ) -> None:
-    """Write the finished folder; every process must call it.
-
-    Args:
-        config: what was trained.
-        source: of the records.
-        data: what was trained on.
-        model: with its final weights.
-        folder: where.
-        epochs: what the manifest says of each epoch.
-        processor_seconds: that the run took.
-    """
+    """Write the finished folder; every process must call it. ``epochs`` is what the manifest says of each epoch."""
     if config.lora:
         state_dict = trained_weights(model)
     else:  # a tied weight is named once: the second name would be saved as a second copy
@@ -51,6 +42,7 @@ def export(
     if not folder.is_ours:
         return
     base = base_folder(config)
+    versions = {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}}
 
     def write(place: Path) -> None:
         whole, tensors = model, weights
@@ -70,7 +62,7 @@ def export(
             base_model={"name": config.model, "weights": file_hashes(base)},
             weights=file_hashes(place),
             seed=config.seed,
-            versions=versions(),
+            versions=versions | {"lm-eval-elude": __version__},
             epochs=epochs,
             drift=drift(base, place),
             processor_seconds=processor_seconds,
@@ -78,17 +70,6 @@ def export(
         write_manifest(place, manifest)
 
     folder.finish(write)
-
-
-def versions() -> dict[str, str]:
-    """Versions of what the weights depend on."""
-    found = {"python": ".".join(map(str, sys.version_info[:3]))}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
 
 
 def drift(base: Path, final: Path) -> dict[str, float]:

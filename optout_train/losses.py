@@ -29,35 +29,23 @@ def ga(answers: AnswerLogProbs) -> Tensor:
 
 
 def npo(sums: Tensor, reference: Tensor, eta: float) -> Tensor:
-    """Negative preference optimisation (Eq. 2) times 2/eta: -2/eta log sigmoid(-eta (log p - log p_ref)).
+    """Negative preference optimisation (Eq. 2) times 2/eta: -2/eta log sigmoid(-eta (log p - log p_ref)), (batch,).
 
-    Args:
-        sums: (batch,) log-probabilities of whole answers. With token means in their place and one element this is the
-            released code's batch-mean form.
-        reference: (batch,) the same under the initial weights.
-        eta: inverse temperature; as it goes to 0 the gradient goes to that of ``sums`` (gradient ascent).
-
-    Returns:
-        (batch,), 2 log(2) / eta where the model has not moved. The factor is that of the NPO paper (Zhang et al. 2024).
+    The factor is that of the NPO paper (Zhang et al. 2024). As the inverse temperature eta goes to 0 the gradient goes
+    to that of ``sums``, which is gradient ascent. The released code's form has a batch's token mean as one element.
     """
     from torch.nn.functional import logsigmoid
 
-    _same_shape(sums, reference)
     return -2 / eta * logsigmoid(-eta * (sums - reference))
 
 
 def dpo(refused: Tensor, refused_reference: Tensor, answered: Tensor, answered_reference: Tensor, eta: float) -> Tensor:
-    """Direct preference optimisation with a refusal preferred to the answer, times 2/eta as in :func:`npo`.
+    """Direct preference optimisation with a refusal preferred to the answer, times 2/eta as in :func:`npo`, (batch,).
 
-    Args:
-        refused, answered: (batch,) log-probabilities of the whole refusal and the whole answer.
-        refused_reference, answered_reference: (batch,) the same under the initial weights.
-        eta: inverse temperature (DPO's beta).
+    The inverse temperature eta is DPO's beta.
     """
     from torch.nn.functional import logsigmoid
 
-    for other in (refused_reference, answered, answered_reference):
-        _same_shape(refused, other)
     return -2 / eta * logsigmoid(eta * ((refused - refused_reference) - (answered - answered_reference)))
 
 
@@ -78,11 +66,9 @@ def lesson(log_probs: Tensor, bounds: Tensor, shares: Tensor) -> Tensor:
     0 between them. Where there is a t, :data:`REPLACEMENT` times the former is added for p without the token, rescaled
     to 1: t says what takes its place, not how far it goes.
 
-    Args:
-        log_probs: (n, 1 + k) of the answer's token, and of the teacher's likeliest tokens in its place.
-        bounds: (n, 2) lower and upper log-probability, NaN where the token is taught.
-        shares: (n, k) the teacher's probabilities of its likeliest tokens; what lacks to 1 is the rest. All shares 0:
-            no teacher.
+    ``log_probs`` (n, 1 + k) are of the answer's token and of the teacher's likeliest tokens. ``bounds`` (n, 2) are the
+    lower and the upper log-probability. ``shares`` (n, k) are the teacher's probabilities: what lacks to 1 is the rest,
+    and where all are 0 there is no teacher.
     """
     from torch import where
     from torch.nn.functional import relu
@@ -98,22 +84,17 @@ def lesson(log_probs: Tensor, bounds: Tensor, shares: Tensor) -> Tensor:
     return weight * cross_entropy - outside
 
 
-def _same_shape(a: Tensor, b: Tensor) -> None:
-    if a.shape != b.shape:
-        raise ValueError(f"log-probabilities must have one shape, got {tuple(a.shape)} and {tuple(b.shape)}")
-
-
 class ForgetLoss(NamedTuple):
     """A row of :data:`FORGET`.
 
     Attributes:
-        function: (now, before, eta) to one value per example. ``now`` has the log-probabilities of every sequence in
-            ``reads``, ``before`` those of every sequence in ``reference`` under the initial weights, by name.
+        function: from the log-probabilities of the sequences in ``reads``, those of ``reference`` under the initial
+            weights (both by name) and eta, to one value per example.
         reads: which sequences of a record it needs: ``answer``, ``refusal``, ... (keys of ``TrainingData.sequences``).
         reference: for which of these it needs the initial model's log-probabilities (none: no pass before training).
         nll: whether it is a mean over an answer's tokens, which may be taken over all tokens of a batch instead.
-        learns: whether it teaches what it reads: its set is then the data that a model is fine-tuned on.
         made: whether its sequences are made with the initial model before training (:mod:`optout_train.stranger`).
+        learns: whether it teaches what it reads: its set is then the data that a model is fine-tuned on.
     """
 
     function: Callable[[Mapping[str, AnswerLogProbs], Mapping[str, AnswerLogProbs], float], Tensor]

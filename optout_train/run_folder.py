@@ -37,11 +37,9 @@ _KEPT = re.compile(rf"{LOCK}|{_NAMES}|\.({_NAMES})\.\w+")
 
 
 class RunFolder:
-    """One run's place on disk. :meth:`open` or :meth:`lock` takes its lock, which also ends with the process.
+    """One run's place on disk: ``output`` is the finished folder, ``partial`` the hidden one beside it.
 
-    Attributes:
-        output: the finished checkpoint's folder.
-        partial: the hidden folder beside it.
+    :meth:`open` or :meth:`lock` takes the lock, which also ends with the process.
 
     Raises:
         UserError: the path is none that a folder can have, or a symbolic link.
@@ -65,17 +63,15 @@ class RunFolder:
         """Take the lock and make ready. No finished run is removed before its successor is whole.
 
         Returns:
-            The checkpoint to go on from; None starts anew; :attr:`output` is finished as asked for.
+            The checkpoint to go on from; None to start anew; the output itself where it is finished as asked for.
 
         Raises:
             UserError: a run or something else is there and no flag says what to do with it, it had other settings,
                 or it is running.
-            OSError: the folder cannot be written.
         """
         self._keep_clear(config)
         self.lock()
-        finished = self._finished_run()
-        settings = self.partial / SETTINGS
+        finished, settings = self._finished_run(), self.partial / SETTINGS
         begun = read_object(settings) if settings.exists() and not overwrite else None
         if resume and finished and not config.differences(finished.settings):
             if changed := _changed_data(config, finished):
@@ -118,20 +114,17 @@ class RunFolder:
         Raises:
             UserError: another process holds it, or the partial folder has something that is not ours.
         """
-        if self.partial.exists() and not (self.partial / LOCK).exists():
-            self._refuse_others(self.partial.iterdir())
+        is_ours = (self.partial / LOCK).exists()
+        for path in self.partial.iterdir() if self.partial.exists() else ():
+            if not (is_ours and _KEPT.fullmatch(path.name)):
+                raise UserError(f"{self.partial} is where a run is kept, but holds {path.name!r}: move it away")
         self.partial.mkdir(parents=True, exist_ok=True)
         try:
             self._lock.acquire()
         except filelock.Timeout:
             raise UserError(f"--output-dir {self.output}: another optout-train is writing there") from None
-        self._refuse_others(path for path in self.partial.iterdir() if not _KEPT.fullmatch(path.name))
         if (self.partial / REPLACED).exists() and not self.output.exists():
             os.replace(self.partial / REPLACED, self.output)
-
-    def _refuse_others(self, paths: Iterator[Path]) -> None:
-        for path in paths:
-            raise UserError(f"{self.partial} is where a run is kept, but holds {path.name!r}: move it away")
 
     def _keep_clear(self, config: TrainConfig) -> None:
         """Refuse an output that is, contains or lies in what a run reads, or contains the current folder."""
@@ -179,9 +172,7 @@ class RunFolder:
     def save(self, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> None:
         """Write the checkpoint of a step whole, then drop the others but the state's ``best`` and ``epoch_end``.
 
-        Args:
-            tensors: by file name.
-            state: JSON-ready, with ``step``; the length of the log is added.
+        The tensors are by file and name. The state is JSON-ready; the length of the log is added.
         """
         if not self.is_ours:
             return
@@ -196,11 +187,7 @@ class RunFolder:
                 shutil.rmtree(other)
 
     def read_state(self, checkpoint: Path) -> dict[str, Any]:
-        """The state of a checkpoint; the process that holds the lock cuts the log back to where it was then.
-
-        Raises:
-            UserError: its file is damaged.
-        """
+        """The state of a checkpoint; the process that holds the lock cuts the log back to where it was then."""
         state = read_object(checkpoint / STATE)
         log_bytes = state.pop("log_bytes", 0)
         if self.is_ours and (self.partial / LOG).exists():
@@ -285,18 +272,11 @@ def step_name(step: int) -> str:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """A JSON object that a run wrote.
-
-    Raises:
-        UserError: the file is damaged.
-    """
+    """A JSON object that a run wrote; the error for a damaged file is :func:`damaged`."""
     try:
-        value = jsonio.load(path, nan=True)
+        return jsonio.check(jsonio.load(path, nan=True), dict[str, Any], str(path))  # type: ignore[no-any-return]
     except UserError as error:
         raise damaged(path, error) from None
-    if not isinstance(value, dict):
-        raise damaged(path, "not a JSON object")
-    return value
 
 
 def damaged(path: Path, reason: object) -> UserError:

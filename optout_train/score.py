@@ -34,34 +34,27 @@ class Job(NamedTuple):
 
 def model_args(config: TrainConfig, folder: Path | None) -> dict[str, str]:
     """What ``--model elude`` (and ``hf``) takes for the original (no folder) or for a checkpoint of this run."""
-    arguments = {"dtype": config.dtype}
-    if config.revision and (folder is None or (config.lora and not config.merge)):
-        arguments["revision"] = config.revision
-    if folder is None:
-        return {"pretrained": config.model_path, **arguments}
-    if config.lora and not config.merge:
-        return {"pretrained": config.model_path, "peft": str(folder), **arguments}
-    return {"pretrained": str(folder), **arguments}
+    is_adapter = config.lora and not config.merge
+    if folder and not is_adapter:
+        return {"pretrained": str(folder), "dtype": config.dtype}
+    arguments = {"pretrained": config.model_path} | ({"peft": str(folder)} if folder else {}) | {"dtype": config.dtype}
+    return arguments | ({"revision": config.revision} if config.revision else {})
 
 
 def jobs(config: TrainConfig, folder: Path, beside: Path | None) -> list[Job]:
     """Everything that is scored for a run, in the order of the table.
 
-    For the bundled model there may be one more that was trained without the target.
-
-    Args:
-        config: of the run.
-        folder: of the checkpoint.
-        beside: another checkpoint, scored on the same data under its method's name.
+    ``beside`` is another checkpoint, scored on the same data under its method's name. For the bundled model there may
+    be one more that was trained without the target.
     """
-    made = [Job("before", "original", model_args(config, None))]
+    models = [Job("before", "original", model_args(config, None))]
     if beside:
         other = TrainConfig.from_json(earlier(beside).settings)
-        made.append(Job(other.method, other.method, model_args(other, beside)))
-    made.append(Job("after", "this checkpoint", model_args(config, folder)))
+        models.append(Job(other.method, other.method, model_args(other, beside)))
+    models.append(Job("after", "this checkpoint", model_args(config, folder)))
     if reference := bundled.reference_of(read_manifest(folder)):
-        made.append(Job("retrained", "retrained without", {"pretrained": reference, "dtype": config.dtype}))
-    return made
+        models.append(Job("retrained", "retrained without", {"pretrained": reference, "dtype": config.dtype}))
+    return models
 
 
 def is_scored(config: TrainConfig, folder: Path, beside: Path | None) -> bool:
@@ -136,9 +129,8 @@ def score_run(config: TrainConfig, folder: Path, beside: Path | None = None) -> 
             place.add_file(name, text)
     finally:
         place.discard()
-    here = (
-        f"Checkpoint: {_shown(str(folder))}, scores and answers in lm-eval's format: {_shown(str(folder / 'scores'))}"
-    )
+    scores = _shown(str(folder / "scores"))
+    here = f"Checkpoint: {_shown(str(folder))}, scores and answers in lm-eval's format: {scores}"
     return f"{table(config, scored)}\n\n{printable(here)}\n\nAgain:\n  {printable(again)}"
 
 
@@ -156,11 +148,9 @@ def earlier(folder: Path) -> Manifest:
 def table(config: TrainConfig, scored: Mapping[str, Mapping[str, Any]]) -> str:
     """A plain-text table in per cent: forget columns, then retain columns; ``-`` where lm-eval has no such number."""
     benchmark = benchmark_of(config)
-    columns = [
-        column
-        for _, headline, task in benchmark.halves
-        for column in ((benchmark.task, headline), *((task, metric) for metric in PARTS))
-    ]
+    columns: list[tuple[str, str]] = []
+    for _, headline, task in benchmark.halves:
+        columns += [(benchmark.task, headline), *((task, metric) for metric in PARTS)]
     lines = [f"{'':20}{''.join(f'{title:^40}' for title, _, _ in benchmark.halves)}".rstrip()]
     lines.append(f"{'%':20}" + "".join(f"{METRICS[metric].label:>8}" for _, metric in columns))
     for name, results in scored.items():
@@ -174,10 +164,8 @@ def command(config: TrainConfig, folder: Path) -> str:
     """The ``lm_eval`` command that repeats the score of a checkpoint (its manifest says what was forgotten)."""
     shown = {key: _shown(value) for key, value in model_args(config, folder).items()}
     arguments = ",".join(f"{key}={value}" for key, value in shown.items())
-    task = benchmark_of(config).task
-    return (
-        f"lm_eval --model elude --model_args {shlex.quote(arguments)} --tasks {task} --batch_size {config.batch_size}"
-    )
+    what = f"--tasks {benchmark_of(config).task} --batch_size {config.batch_size}"
+    return f"lm_eval --model elude --model_args {shlex.quote(arguments)} {what}"
 
 
 def _shown(value: str) -> str:
@@ -189,6 +177,4 @@ def _shown(value: str) -> str:
 
 if __name__ == "__main__":  # after a run of several processes: scoring alone, in an interpreter of its own
     run = Path(sys.argv[1])
-    made = read_manifest(run)
-    assert made is not None
-    print(score_run(TrainConfig.from_json(made.settings), run, *map(Path, sys.argv[2:])))
+    print(score_run(TrainConfig.from_json(earlier(run).settings), run, *map(Path, sys.argv[2:])))

@@ -184,8 +184,8 @@ def prepare(config: TrainConfig, source: Source, accelerator: Any, say: Callable
     initial = None
     if config.transport_weight and not config.lora:
         initial = InitialParameters(model, base_folder(config))
-        if initial.kept:
-            say(f"{initial.kept} initial parameters are kept in memory: the base's files hold them otherwise")
+        if initial.copies:
+            say(f"{len(initial.copies)} initial parameters are kept in memory: the base's files hold them otherwise")
     scorer: nn.Module = Scorer(model).train()
     if config.compile:
         inner.get_decoder().compile(dynamic=True)

@@ -28,13 +28,8 @@ KNOWN = 0.5
 class Validation:
     """The sets that are measured: the forget set itself, and the validation splits of the other two.
 
-    Early stopping needs those that are trained on; any other that the data set lacks is left out with a line.
-
-    Args:
-        config: the run.
-        data: what it trains on; the validation splits' fingerprints are added.
-        source: of the records.
-        say: prints one line for the user.
+    Early stopping needs those that are trained on; any other that the data set lacks is left out with a line. The
+    validation splits' fingerprints are added to the training data's.
 
     Raises:
         UserError: early stopping lacks a validation split.
@@ -66,14 +61,10 @@ class Validation:
                 self.sets[name] = EncodedRecords(f"{name} validation", usable, data.forget.renderer, data.forget.limit)
 
     def measure(self, scorer: nn.Module, device: torch.device) -> dict[str, float]:
-        """Probability and truth ratio of each set, forget and retain quality of these, and the score.
+        """Probability and truth ratio of each set, forget and retain quality of these, and the score, in [0, 1].
 
-        Args:
-            scorer: :class:`lm_eval_elude.model.scorer.Scorer`, possibly wrapped.
-            device: where the model is.
-
-        Returns:
-            Values in [0, 1] by name. The qualities lack ROUGE (nothing is generated); the score is their harmonic mean.
+        The qualities lack ROUGE (nothing is generated); the score is their harmonic mean. The model is in ``scorer``, a
+        :class:`lm_eval_elude.model.scorer.Scorer` or its wrapper.
         """
         measures: dict[str, float] = {}
         for name, data in self.sets.items():
@@ -85,16 +76,16 @@ class Validation:
             each = len(samples) // len(data.records)
             sums, counts = score_all(scorer, samples, self.size, device, group=each)
             scores = [AnswerScore(*pair) for pair in zip(sums.tolist(), counts.tolist(), strict=True)]
+            of_records = [scores[first : first + each] for first in range(0, len(scores), each)]
             by_target: dict[str, list[RecordMeasures]] = {}  # averaged over targets, as the tasks do
-            for i, record in enumerate(data.records):
+            for record, answers in zip(data.records, of_records, strict=True):
                 entity = record.entity if SETS[name].of_target else ""
-                by_target.setdefault(entity, []).append(measure(SETS[name], scores[i * each : (i + 1) * each]))
+                by_target.setdefault(entity, []).append(measure(SETS[name], answers))
             for value_name in ("probability", "truth_ratio"):
                 means = [fmean(getattr(value, value_name) for value in values) for values in by_target.values()]
                 measures[f"{name}_{value_name}"] = fmean(means)
             if name == "forget":
-                known = (likelihood.knows(scores[i + 1], scores[i + 2 : i + each]) for i in range(0, len(scores), each))
-                measures["forget_known"] = fmean(known)
+                measures["forget_known"] = fmean(likelihood.knows(answers[1], answers[2:]) for answers in of_records)
         qualities = {}
         if "forget" in self.sets:
             forget = (1 - measures["forget_probability"], measures["forget_truth_ratio"])
@@ -105,11 +96,7 @@ class Validation:
 
 
 def unknown(measures: Mapping[str, float]) -> str:
-    """A warning where the model knew few of the facts before training, "" where it knew enough.
-
-    Args:
-        measures: of :meth:`Validation.measure` before training.
-    """
+    """A warning where :meth:`Validation.measure` says before training that few facts are known, else ""."""
     if (share := measures.get("forget_known", 1.0)) >= KNOWN:
         return ""
     return (
@@ -130,11 +117,8 @@ def judge(epochs: Sequence[Mapping[str, float]], patience: int) -> Verdict:
 
     An epoch is bad where its score is below the epoch's before (the paper's rule, appendix A), or where the model has
     collapsed: the score is no number, or the retain quality is below :data:`COLLAPSE` of what it was before training.
-    The best epoch is the latest of highest score among those that have not collapsed.
-
-    Args:
-        epochs: :meth:`Validation.measure` before training and after each epoch.
-        patience: above 0.
+    The best epoch is the latest of highest score among those that have not collapsed. ``epochs`` are the measures
+    before training and after each epoch; ``patience`` is above 0.
     """
     scores = [m["score"] for m in epochs]
     keeps = [m.get("retain_quality", 1.0) for m in epochs]

@@ -81,32 +81,21 @@ class InitialParameters:
     """The initial parameters by name, read from the base checkpoint's memory-mapped safetensors where they are there.
 
     A parameter that the files do not hold under its own name and value (fused, tied or newly made by the loader) is
-    kept as a copy in main memory; ``kept`` counts those.
-
-    Args:
-        model: the model as loaded, before training and before sharding.
-        folder: of the base checkpoint.
+    kept as one of the ``copies`` in main memory. The model is given as loaded, before training and sharding.
     """
 
     def __init__(self, model: nn.Module, folder: Path) -> None:
         self._files = tensor_files(folder)
-        self._copies: dict[str, Tensor] = {}
+        self.copies: dict[str, Tensor] = {}
         for name, parameter in model.named_parameters():
             value = parameter.detach().cpu()
-            if name in self._files:
-                stored = self._files[name].get_tensor(name)
-                if stored.shape == value.shape and torch.equal(stored.to(value.dtype), value):
-                    continue
-            self._copies[name] = value.clone()
-
-    @property
-    def kept(self) -> int:
-        """How many parameters are copies in memory."""
-        return len(self._copies)
+            stored = self._files[name].get_tensor(name).to(value.dtype) if name in self._files else None
+            if stored is None or not torch.equal(stored, value):
+                self.copies[name] = value.clone()
 
     def __call__(self, name: str) -> Tensor:
         """The initial value of a parameter, on the CPU (a view of the file where it can be)."""
-        return self._copies[name] if name in self._copies else self._files[name].get_tensor(name)
+        return self.copies[name] if name in self.copies else self._files[name].get_tensor(name)
 
 
 def trained_weights(model: nn.Module) -> dict[str, Tensor]:
@@ -125,10 +114,7 @@ def whole_tensors(tensors: Mapping[str, Tensor], keep: bool) -> dict[str, Tensor
 
 
 def checkpoint_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, keep: bool) -> dict[str, dict[str, Tensor]]:
-    """What a checkpoint holds, by file and name: trained weights, and the optimizer's state as ``parameter/entry``.
-
-    Every process must call it; only those that ``keep`` hold the result. Plain tensors: nothing needs a pickle.
-    """
+    """What a checkpoint holds, by file and name: trained weights, and the optimizer's state as ``parameter/entry``."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     moments = {f"{names[p]}/{key}": value for p, state in optimizer.state.items() for key, value in state.items()}
     files = {WEIGHTS: trained_weights(model), OPTIMIZER: moments}
@@ -147,14 +133,12 @@ def restore(model: nn.Module, optimizer: torch.optim.Optimizer | None, checkpoin
             weight.copy_(_placed(saved[name], weight))
     if optimizer is None:
         return
-    parameters = dict(model.named_parameters())
+    parameters, fused = dict(model.named_parameters()), optimizer.defaults.get("fused")
     for entry, tensor in _tensors(checkpoint / OPTIMIZER).items():
         name, key = entry.rsplit("/", 1)
         parameter = parameters[name]
-        if key != "step":
-            optimizer.state[parameter][key] = _placed(tensor, parameter)
-        else:  # a fused step count lives beside the parameter, any other on the CPU
-            optimizer.state[parameter][key] = tensor.to(parameter.device) if optimizer.defaults.get("fused") else tensor
+        beside = tensor.to(parameter.device) if fused else tensor  # where a step count lives
+        optimizer.state[parameter][key] = beside if key == "step" else _placed(tensor, parameter)
 
 
 def quiet() -> None:

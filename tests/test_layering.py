@@ -60,7 +60,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         {"click"},
     ),
     "optout_train": (
-        {"data", "model", "scoring", "text"},
+        {"data", "lm_eval_elude", "model", "scoring", "text"},
         {
             "accelerate",
             "click",

@@ -89,10 +89,10 @@ def test_each_epoch_reads_the_forget_set_once_and_as_many_others(forget, retain,
 @given(st.lists(st.integers(1, 90), min_size=1, max_size=33), st.integers(1, 4), st.integers(0, 5))
 def test_processes_and_passes_share_a_step_exactly(lengths, processes, micro):
     shares = [share(lengths, rank, processes, micro) for rank in range(processes)]
-    assert len({tuple(len(part.positions) for part in mine) for mine in shares}) == 1  # or collectives would hang
+    assert len({tuple(map(len, mine)) for mine in shares}) == 1  # or collectives would hang
     parts = [part for mine in shares for part in mine]
-    assert all(len(part.positions) == len(part.weights) <= (micro or len(lengths)) for part in parts)
-    pairs = [pair for part in parts for pair in zip(part.positions, part.weights, strict=True)]
+    assert all(len(part) <= (micro or len(lengths)) for part in parts)
+    pairs = [pair for part in parts for pair in part]
     assert sorted(position for position, weight in pairs if weight) == list(range(len(lengths)))
     assert math.isclose(sum(weight for _, weight in pairs), 1.0)
     assert len({weight for _, weight in pairs if weight}) == 1
@@ -105,7 +105,7 @@ def test_initial_parameters_come_from_the_files_where_they_are_the_same(model_fo
     with torch.no_grad():
         fresh.lm_head.weight[0, 0] += 1
     initial = InitialParameters(fresh, model_folder)
-    assert initial.kept == 1
+    assert len(initial.copies) == 1
     values = {name: p.detach().clone() for name, p in fresh.named_parameters()}
     with torch.no_grad():
         for parameter in fresh.parameters():
