@@ -11,9 +11,11 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache, partial
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +38,6 @@ from lm_eval_elude.text.chat import Renderer, load_tokenizer
 
 PAGE = Path(__file__).with_name("page")
 STARTER = Path(__file__).with_name("starter")
-FORM = 2  # of what is kept of a submission: another number forms all of them again
 FILES = "leaderboard-files.json"  # names of a site's files that builds wrote; no other file is replaced or removed
 _NAMES = re.compile(r"index\.html|leaderboard\.json|data/[0-9a-f]{64}\.json|submissions/[0-9a-f]{64}\.html")
 
@@ -108,8 +109,7 @@ def build(folder: Path, site: Path, *, data: str = "", tokenizer: str = "") -> B
     """
     places = [place for place in (folder, folder / "submissions") if place.is_dir()]
     # What a command is still writing has a name that begins with a dot.
-    found = (p for place in places for p in place.iterdir() if not p.name.startswith("."))
-    folders = sorted(p for p in found if (p / packed.FILE_NAME).is_file())
+    folders = sorted(p.parent for place in places for p in place.glob(f"[!.]*/{packed.FILE_NAME}") if p.is_file())
     if not folders:
         raise UserError(f"{folder}: no submission in it (a folder with {packed.FILE_NAME})")
     levels = _levels(folder / "verdicts")
@@ -117,11 +117,10 @@ def build(folder: Path, site: Path, *, data: str = "", tokenizer: str = "") -> B
     names = {"index.html", "leaderboard.json"}
     names |= {name for digest in digests.values() for name in (f"data/{digest}.json", f"submissions/{digest}.html")}
     written = _claim(site, names)
-    stamp = f"{FORM} {__version__} {data} {_fingerprint(tokenizer)}"
-    formed: dict[Path, Kept | str] = {}
-    for place, digest in digests.items():
-        if known := _known(place, site / "data" / f"{digest}.json", stamp):
-            formed[place] = known
+    renderer = _renderer(tokenizer)
+    stamp = f"{__version__} {data} {renderer.fingerprint if renderer else ''}"
+    kept_files = {place: site / "data" / f"{digest}.json" for place, digest in digests.items()}
+    formed: dict[Path, Kept | str] = {p: kept for p, file in kept_files.items() if (kept := _known(p, file, stamp))}
     todo = [place for place in folders if place not in formed]
     form = partial(_form, site=site, stamp=stamp, data=data, tokenizer=tokenizer)
     workers = min(os.cpu_count() or 1, len(todo))
@@ -136,7 +135,7 @@ def build(folder: Path, site: Path, *, data: str = "", tokenizer: str = "") -> B
         if isinstance(kept, Kept):
             digest = digests[place]
             entries[digest] = Entry(digest, place.name, levels.get(digest, LEVELS[0]), packed.read(place), kept)
-    _write(site, _tables(list(entries.values())))
+    _write(site, _tables(entries.values()))
     for name in written - names:
         (site / name).unlink(missing_ok=True)
     write_text(site / FILES, json.dumps(sorted(names)))
@@ -208,11 +207,6 @@ def _renderer(tokenizer: str) -> Renderer | None:
     return Renderer(load_tokenizer(tokenizer)) if tokenizer else None
 
 
-def _fingerprint(tokenizer: str) -> str:
-    renderer = _renderer(tokenizer)
-    return renderer.fingerprint if renderer else ""
-
-
 class KeptVerdict(msgspec.Struct, frozen=True):
     """``verdicts/NAME.json``, as ``elude verify --rescore --json`` prints it."""
 
@@ -233,13 +227,11 @@ def _levels(folder: Path) -> dict[str, Level]:
 
 
 # ---- tables
-def _tables(entries: Sequence[Entry]) -> list[dict[str, Any]]:
+def _tables(entries: Iterable[Entry]) -> list[dict[str, Any]]:
     """Rows by table, best first; reference rows below, not ranked."""
-    groups: dict[Table, list[Entry]] = {}
-    for entry in entries:
-        groups.setdefault(entry.kept.table, []).append(entry)
     tables = []
-    for table, group in sorted(groups.items()):
+    for table, members in groupby(sorted(entries, key=attrgetter("kept.table")), attrgetter("kept.table")):
+        group = list(members)
         retrained = [entry.kept.measured for entry in group if entry.submission.role == "retrained"]
         reference = retrained[0] if retrained else None
         scored = [(entry, scores.score(entry.kept.measured, reference)) for entry in group]
@@ -262,7 +254,7 @@ def _row(entry: Entry, score: Score, rank: int | None, tied: bool) -> dict[str, 
     scored = about["scored"]
     names = ("model", "base_model", "method", "role", "submitter", "hardware", "trained_on", "cost", "revision")
     return {
-        "id": entry.digest, "digest": entry.digest, "name": entry.folder, "level": entry.level,
+        "digest": entry.digest, "name": entry.folder, "level": entry.level,
         "remarks": entry.kept.remarks, **{name: about[name] for name in names},
         "method": entry.submission.method + " + guardrail" * bool(scored["guardrail"]),
         "versions": scored["versions"], "weights": about["weights"] or {},

@@ -14,8 +14,6 @@ import shutil
 import unicodedata
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -28,50 +26,33 @@ from lm_eval_elude.report.comparison import NamedRun, checkpoint
 from lm_eval_elude.report.runs import Run
 from lm_eval_elude.scoring.benchmark import OF_TASK
 
-SCHEMA_VERSION = 1
 FILE_NAME, RESULTS, ATTACKS, SAMPLES = "submission.json", "results.json", "attacks.jsonl", "samples"
 Role = Literal["submission", "original", "retrained"]  # only the first is ranked, against the other two
 _FILES = re.compile(rf"(submission|results|optout)\.json|attacks\.jsonl|{SAMPLES}/elude_[a-z_]{{1,60}}\.jsonl\.gz")
 _MAX_JSON = 1 << 20  # bytes of submission.json, of a verdict, and of what is kept of a submission
 _MAX_FILE, _MAX_UNPACKED, _MAX_ROW = 1 << 30, 1 << 32, 1 << 24  # bytes
-_MAX_FILES = 200
 _MAX_TEXT = 300  # characters of a name
+_UNSEEN = "\u2028\u2029"  # line ends of Unicode; all other characters that are not seen have a category of C
 T = TypeVar("T")
 
 
 class Submission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``submission.json``.
+    """``submission.json``."""
 
-    Attributes:
-        model: name that the board shows; for a model of the Hub its id.
-        revision: of a model of the Hub.
-        weights: SHA-256 of each weight file, where they were at hand.
-        base_model: what the model was made from, the same text for all that are compared.
-        method: how.
-        role: ``submission``, or ``original`` or ``retrained`` for the models that others are compared with.
-        submitter: who submits.
-        hardware: what the model was made on.
-        trained_on: data that the method saw.
-        cost: GPU or CPU hours that making the model took; None where unknown.
-        scored: what every task says of the run: targets, data, template, versions, settings.
-        fingerprints: of the scored documents, by task.
-        files: SHA-256 of every other file of the folder.
-    """
-
-    model: str
-    base_model: str
-    method: str
+    model: jsonio.Text  # the name that the board shows; of a model of the Hub its id
+    base_model: jsonio.Text  # what the model was made from, the same text for all that are compared
+    method: jsonio.Text
     role: Role
-    submitter: str
-    hardware: str
-    trained_on: str
-    scored: dict[str, Any]
-    fingerprints: dict[str, str]
-    files: dict[str, str]
-    revision: str = ""
-    weights: dict[str, str] | None = None
-    cost: Annotated[float, msgspec.Meta(ge=0)] | None = None
-    schema_version: int = SCHEMA_VERSION
+    submitter: jsonio.Text
+    hardware: str  # that the model was made on
+    trained_on: str  # data that the method saw
+    scored: dict[str, Any]  # what every task says of the run: targets, data, template, versions, settings
+    fingerprints: dict[str, str]  # of the scored documents, by task
+    files: dict[str, str]  # SHA-256 of every other file of the folder
+    revision: str = ""  # of a model of the Hub
+    weights: dict[str, str] | None = None  # SHA-256 of each weight file, where they were at hand
+    cost: Annotated[float, msgspec.Meta(ge=0)] | None = None  # hours of one device that making the model took
+    schema_version: Literal[1] = 1
 
 
 class Packed(Run):
@@ -105,22 +86,28 @@ def load(kind: type[T], file: Path, *, nan: bool = False) -> T:
 
 
 def read(folder: Path) -> Submission:
-    """``submission.json`` of a folder, its fields checked.
+    """``submission.json`` of a folder.
 
     Raises:
-        UserError: it is missing, wrong, or a text in it has characters that no name has.
+        UserError: it is missing, a field is wrong, or a text is too long or has characters that are not seen.
     """
     table = jsonio.load(folder / FILE_NAME, max_bytes=_MAX_JSON)
-    if isinstance(table, dict) and (version := table.get("schema_version")) != SCHEMA_VERSION:
-        raise UserError(f"{FILE_NAME}: schema_version {shown(version)}, expected {SCHEMA_VERSION}")
-    if isinstance(table, dict) and table.pop("redacted", False):  # what earlier versions could write
-        raise UserError(f"{FILE_NAME}: texts are withheld, so nothing can be checked")
-    _check_texts(table)
+    for text in _texts(table):
+        if odd := next((c for c in text if unicodedata.category(c)[0] == "C" or c in _UNSEEN), None):
+            raise UserError(f"{FILE_NAME}: the character U+{ord(odd):04X}, which is not seen, is in {shown(text)}")
+        if len(text) > _MAX_TEXT:
+            raise UserError(f"{FILE_NAME}: {len(text):,} characters, {_MAX_TEXT} at most: {shown(text)}")
     submission: Submission = jsonio.check(table, Submission, FILE_NAME)
-    for field in ("model", "base_model", "method", "submitter"):
-        if not getattr(submission, field).strip():
-            raise UserError(f"{FILE_NAME}: field {field!r} is empty")
     return submission
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text within a value, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for item in [*value, *value.values()] if isinstance(value, dict) else value:
+            yield from _texts(item)
 
 
 def check_files(folder: Path, hashes: Mapping[str, str]) -> None:
@@ -143,10 +130,10 @@ def listing(folder: Path) -> list[str]:
     """Names of a submission's files, ``samples/`` included, in name order.
 
     Raises:
-        UserError: a link, anything but files, a name that no submission has, too many or too large files.
+        UserError: a link, anything but files, a name that no submission has, a file that is too long.
     """
     names = []
-    for path in islice(folder.rglob("*"), _MAX_FILES + 1):
+    for path in folder.rglob("*"):
         name = path.relative_to(folder).as_posix()
         if path.is_symlink():
             raise UserError(f"{shown(name)} is a link")
@@ -157,8 +144,6 @@ def listing(folder: Path) -> list[str]:
         if path.stat().st_size > _MAX_FILE:
             raise UserError(f"{name}: longer than {_MAX_FILE:,} bytes")
         names.append(name)
-    if len(names) > _MAX_FILES:
-        raise UserError(f"more than {_MAX_FILES} files")
     return sorted(names)
 
 
@@ -193,40 +178,17 @@ def digest(folder: Path) -> str:
 
 def shown(value: Any) -> str:
     """A submitter's value in a message: one line of printable characters, not long."""
-    text = ascii(value) if isinstance(value, str) else ascii(value)[:200]
+    text = ascii(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _check_texts(value: Any) -> None:
-    """That a text, or every text and key of a table, is one that can be seen whole."""
-    if isinstance(value, str):
-        # Controls, marks of direction and other characters that are not seen.
-        if odd := next((c for c in value if unicodedata.category(c)[0] == "C" or c in "\u2028\u2029"), None):
-            raise UserError(f"{FILE_NAME}: the character U+{ord(odd):04X}, which is not seen, is in {shown(value)}")
-        if len(value) > _MAX_TEXT:
-            raise UserError(f"{FILE_NAME}: {len(value):,} characters, {_MAX_TEXT} at most: {shown(value)}")
-    elif isinstance(value, dict | list):
-        for item in [*value, *value.values()] if isinstance(value, dict) else value:
-            _check_texts(item)
-
-
 # ---- packing
-@dataclass(frozen=True)
-class About:
-    """What a results file does not say of a submission; "" is taken from the checkpoint's manifest where it says it."""
+def pack(run: Run, folder: Path, **about: Any) -> Submission:
+    """Write the submission of a finished run into an empty folder.
 
-    model: str = ""
-    base_model: str = ""
-    method: str = ""
-    role: Role = "submission"
-    submitter: str = ""
-    hardware: str = ""
-    trained_on: str = ""
-    cost: float | None = None
-
-
-def pack(run: Run, folder: Path, about: About) -> Submission:
-    """Write the submission of a finished run into an empty folder; ``about`` is what only the submitter knows.
+    Args:
+        about: fields of :class:`Submission` that only the submitter knows; one that is empty is taken from the
+            checkpoint's manifest where that has it.
 
     Raises:
         UserError: the run lacks what a submission needs.
@@ -234,25 +196,27 @@ def pack(run: Run, folder: Path, about: About) -> Submission:
     (folder / SAMPLES).mkdir()
     scored = {name: value for name, value in run.settings(run.tasks[0]).items() if name not in OF_TASK}
     for task in run.tasks:
-        _write_packed(folder / SAMPLES / f"{task}.jsonl.gz", run.rows(task))
+        path = folder / SAMPLES / f"{task}.jsonl.gz"
+        with path.open("wb") as raw, gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as file:
+            file.writelines(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in run.rows(task))
     shutil.copyfile(run.path, folder / RESULTS)
-    trained = None
-    if source := checkpoint(NamedRun("", run)):
-        shutil.copyfile(source / manifest.FILE_NAME, folder / manifest.FILE_NAME)
-        trained = manifest.read_manifest(source)
-    if scored["attack_file"]:
-        shutil.copyfile(scored["attack_file"], folder / ATTACKS)
     identity = (scored["checkpoint"] or [{}])[0]
     name, weights = identity.get("name", ""), identity.get("weights") or None
     known = {"model": Path(name).name if weights else name}
-    if trained:
+    if source := checkpoint(NamedRun("", run)):
+        shutil.copyfile(source / manifest.FILE_NAME, folder / manifest.FILE_NAME)
+        trained = manifest.read_manifest(source)
+        assert trained
         base = str(trained.base_model.get("name") or "")
         known["base_model"] = base if base.count("/") == 1 else Path(base).name
         known["method"] = trained.method
         known["trained_on"] = ", ".join(n for n in trained.data_fingerprints if n.endswith("-train"))
-    fields = {name: value or known.get(name, value) for name, value in asdict(about).items()}
-    if unknown := [name for name in ("model", "base_model", "method", "submitter") if not fields[name]]:
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in unknown)
+    if scored["attack_file"]:
+        shutil.copyfile(scored["attack_file"], folder / ATTACKS)
+    stated = {key: value for key, value in about.items() if value not in ("", None)}
+    fields = {"hardware": "", "trained_on": "", **known, **stated}
+    if unknown := [key for key in ("model", "base_model", "method", "submitter") if not fields.get(key)]:
+        flags = ", ".join(f"--{key.replace('_', '-')}" for key in unknown)
         raise UserError(f"{run.path}: neither it nor a manifest says this of the model; give {flags}")
     submission = Submission(
         **fields, scored=scored, revision=identity.get("revision", ""), weights=weights,
@@ -262,9 +226,3 @@ def pack(run: Run, folder: Path, about: About) -> Submission:
     text = json.dumps(msgspec.to_builtins(submission), indent=2, ensure_ascii=False) + "\n"
     write_text(folder / FILE_NAME, text)
     return read(folder)
-
-
-def _write_packed(path: Path, rows: list[dict[str, Any]]) -> None:
-    with path.open("wb") as raw, gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as file:
-        for row in rows:
-            file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")

@@ -50,7 +50,7 @@ def submit(results: Path, out: Path, dataset: str, hub: str | None, exchange: Pa
         publish.token(hub)
     run = Run(results)
     with new_folder(out) as staged:
-        packed.pack(run, staged, packed.About(**about))  # type: ignore[arg-type]
+        packed.pack(run, staged, **about)
         source = dataset or str(run.settings(run.tasks[0])["dataset"])
         verdict = verify(staged, data="" if source.startswith("hub") else source)
         if verdict.findings:

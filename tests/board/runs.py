@@ -58,7 +58,7 @@ def finished(
 def submission(folder: Path, run: Run, **about: Any) -> Path:
     folder.mkdir(parents=True)
     fields = {"model": "m", "base_model": "tiny", "method": "none", "submitter": "A. Nobody", "role": "original"}
-    packed.pack(run, folder, packed.About(**(fields | about)))
+    packed.pack(run, folder, **(fields | about))
     return folder
 
 

@@ -147,7 +147,7 @@ def test_nothing_unchanged_is_formed_again(board, built, data, tmp_path):
     assert (done.rows, done.formed) == (6, 1) and "elude_world" in done.refused["constant"]
     assert rows(out).keys() == rows(built).keys() - {"gibberish", "constant"}
     reports = {file.stem for file in (out / "submissions").iterdir()}
-    assert rows(built)["gibberish"]["id"] not in reports and rows(built)["opt-out"]["id"] in reports
+    assert rows(built)["gibberish"]["digest"] not in reports and rows(built)["opt-out"]["digest"] in reports
     digest = rows(built)["opt-out"]["digest"]
     (copy / "verdicts").mkdir()
     (copy / "verdicts" / "one.json").write_text(json.dumps({"digest": digest, "level": "reproduced", "findings": []}))
