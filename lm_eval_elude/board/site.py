@@ -120,7 +120,9 @@ def build(folder: Path, site: Path, *, data: str = "", tokenizer: str = "") -> B
     renderer = _renderer(tokenizer)
     stamp = f"{__version__} {data} {renderer.fingerprint if renderer else ''}"
     kept_files = {place: site / "data" / f"{digest}.json" for place, digest in digests.items()}
-    formed: dict[Path, Kept | str] = {p: kept for p, file in kept_files.items() if (kept := _known(p, file, stamp))}
+    formed: dict[Path, Kept | str] = {
+        place: known for place, file in kept_files.items() if (known := _known(place, file, stamp))
+    }
     todo = [place for place in folders if place not in formed]
     form = partial(_form, site=site, stamp=stamp, data=data, tokenizer=tokenizer)
     workers = min(os.cpu_count() or 1, len(todo))
