@@ -29,10 +29,11 @@ import random
 import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from lm_eval_elude.attacks import checks
 from lm_eval_elude.attacks.checks import Check
@@ -47,20 +48,14 @@ _PLACE = re.compile(rf"(?<![\w-])(?:{'|'.join(map(re.escape, PLACES))})(?![\w-])
 
 
 class Suite:
-    """What the builders of one suite draw from: records, target, and the seeded choices.
-
-    Raises:
-        UserError: a record cannot be scored.
-    """
+    """What the builders of one suite draw from: records, target, and the seeded choices."""
 
     def __init__(
         self, records: Sequence[QARecord], target: Target, attack: str, seed: int, drafts: bool = False
     ) -> None:
         for number, record in enumerate(records, 1):
             if not record.can_be_scored:
-                raise UserError(
-                    f"record {number} of {target.name}: attacks need a paraphrase and five perturbed answers"
-                )
+                raise UserError(f"record {number} of {target.name}: attacks need a paraphrase and five wrong answers")
         self.records, self.target, self.attack, self.drafts = records, target, attack, drafts
         self.key = f"{seed}/{target.name}"
         self.rng = random.Random(f"{self.key}/{attack}")
@@ -236,9 +231,7 @@ def build_attacks(
     Carriers (and with them the languages) are used evenly, so are the right letters of multiple choice.
 
     Args:
-        records: the target's forget records, each with paraphrase and five perturbed answers.
-        target: the entity the records are about.
-        attack: a key of :data:`ATTACKS`.
+        records: the target's forget records.
         n: prompts wanted; fewer come back where records and carriers do not allow as many, none of ``cross_lingual``
             where no record is translated.
         drafts: whether a model will reword the prompts and translate what is not translated yet: it stays English.

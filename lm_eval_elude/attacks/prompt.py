@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+
+from lm_eval_elude.data.jsonio import Text
+from lm_eval_elude.data.records import PERTURBATIONS
 
 WORDINGS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("carriers.toml").read_text(encoding="utf-8"))
 LANGUAGES: dict[str, dict[str, str]] = WORDINGS.pop("languages")  # code -> its name, and how it says "English"
@@ -15,12 +19,11 @@ LETTERS = "ABCDEF"
 CORRECT = "The correct option is "
 
 
-@dataclass(frozen=True, slots=True)
-class AttackPrompt:
-    """One attacked question; also the schema of a row in an attack file (see :mod:`lm_eval_elude.attacks.files`).
+class AttackPrompt(msgspec.Struct, frozen=True):
+    """One attacked question; also the schema of a row in an attack file, whose other columns are not looked at.
 
     Attributes:
-        type: one of :data:`ATTACKS`, or :data:`CONTROL` for the plain question.
+        type: one of :data:`~lm_eval_elude.attacks.builders.ATTACKS`, or :data:`CONTROL` for the plain question.
         target: display name of the entity.
         prompt: the whole user turn.
         answer, paraphrased_answer, perturbed_answer: what *this* prompt is scored with (five wrong answers).
@@ -28,18 +31,14 @@ class AttackPrompt:
         record: index of that record, -1 where a file does not say.
     """
 
-    type: str
-    target: str
-    prompt: str
-    answer: str
-    paraphrased_answer: str
-    perturbed_answer: tuple[str, ...]
+    type: Text
+    target: Text
+    prompt: Text
+    answer: Text
+    paraphrased_answer: Text
+    perturbed_answer: Annotated[tuple[Text, ...], msgspec.Meta(min_length=PERTURBATIONS, max_length=PERTURBATIONS)]
     question: str = ""
     record: int = -1
-
-    def row(self) -> dict[str, Any]:
-        """The prompt as a JSON-ready row of an attack file."""
-        return asdict(self)
 
 
 def language_of(prompt: str) -> str | None:

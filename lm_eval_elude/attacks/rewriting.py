@@ -11,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Coroutine, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
+
+from msgspec.structs import asdict, replace
 
 from lm_eval_elude.attacks.builders import ATTACKS, build_attacks, flaw
 from lm_eval_elude.attacks.files import parse_attack
@@ -45,37 +46,16 @@ class Report(NamedTuple):
 
 
 def generate_attacks(
-    records: Sequence[QARecord],
-    target: Target,
-    out: Path,
-    *,
-    url: str,
-    model: str,
-    attacks: Sequence[str] = tuple(ATTACKS),
-    n: int = 100,
-    seed: int = 0,
-    workers: int = 8,
-    timeout: float = 60.0,
-    retries: int = 5,
-    attempts: int = 3,
-) -> Report:
+    records: Sequence[QARecord], target: Target, out: Path, *, url: str, model: str,
+    attacks: Sequence[str] = tuple(ATTACKS), n: int = 100, seed: int = 0, workers: int = 8, timeout: float = 60.0,
+    retries: int = 5, attempts: int = 3,
+) -> Report:  # fmt: skip
     """Append the prompts that ``out`` lacks; started again with the same arguments, it goes on where it was stopped.
 
     Each finished prompt is one whole line at once. A rejected reply goes with its reason to :func:`rejects_path`, and
-    the item is asked again, ``attempts`` times in a run. Everything else about the endpoint is as
-    :class:`lm_eval_elude.llm.Client` says.
-
-    Args:
-        records: the target's forget records, as for :func:`lm_eval_elude.attacks.builders.build_attacks`.
-        target: the entity.
-        out: JSONL file to write or to continue.
-        url: base URL of the endpoint, e.g. ``http://localhost:8000/v1``.
-        model: the name the endpoint knows the model by.
-        attacks: types to write.
-        n: prompts of each type.
-        workers: requests at a time.
-        timeout: seconds for one answer, from connecting to its last byte.
-        retries: further tries after no answer, 429 or 5xx.
+    the item is asked again, ``attempts`` times in a run. ``records``, ``n`` (of each type) and ``seed`` are as for
+    :func:`build_attacks`; ``url``, ``model``, ``workers``, ``timeout`` and ``retries`` as for
+    :class:`lm_eval_elude.llm.Client`.
 
     Raises:
         FetchError: the endpoint stops answering.
@@ -94,7 +74,7 @@ def generate_attacks(
     taken = set(done.values())
 
     def check(draft: AttackPrompt, reply: str) -> AttackPrompt:
-        prompt = parse_reply(reply)
+        prompt = _parse_reply(reply)
         reason = flaw(draft, prompt, records[draft.record], target)
         if draft.type == "cross_lingual" and draft.question in prompt:
             reason = "the question is not translated"
@@ -105,56 +85,52 @@ def generate_attacks(
 
     client = Client(url, model, workers=workers, timeout=timeout, retries=retries)
 
-    async def write(key: _Key) -> tuple[_Key, Outcome[AttackPrompt]]:
+    async def ask(key: _Key) -> tuple[_Key, Outcome[AttackPrompt]]:
         draft = drafts[key]
         return key, await client.until(_task(draft, target), lambda reply: check(draft, reply), attempts=attempts)
 
-    return asyncio.run(_write_all(client, map(write, todo), out, origin, len(drafts), len(done)))
+    async def write_all() -> Report:
+        from tqdm import tqdm  # type: ignore[import-untyped]
+
+        written, rejected = len(done), 0
+        async with client:
+            await client.knock()
+            out.parent.mkdir(parents=True, exist_ok=True)
+            tasks = [asyncio.ensure_future(ask(key)) for key in todo]
+            bar = tqdm(total=len(drafts), initial=written, disable=None, desc=printable(out.name), unit="prompt")
+            try:
+                with (
+                    bar,
+                    out.open("a", encoding="utf-8") as file,
+                    rejects_path(out).open("a", encoding="utf-8") as rejects,
+                ):
+                    for finished in asyncio.as_completed(tasks):
+                        (attack, item), outcome = await finished
+                        for reply, reason in outcome.rejects:
+                            _append(rejects, {"type": attack, "item": item, "reason": reason, "reply": reply, **origin})
+                        rejected += len(outcome.rejects)
+                        if outcome.value:
+                            _append(file, asdict(outcome.value) | {"item": item} | origin)
+                            written += 1
+                            bar.update()
+                        if client.gone:
+                            raise FetchError(
+                                f"--llm {client.shown}: stopped answering ({outcome.rejects[-1][1]}) with "
+                                f"{written} of {len(drafts)} prompts in {out}; the same command goes on from there"
+                            )
+            finally:
+                # Requests still on their way after an error or Ctrl-C must not be tried again.
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+        return Report(len(drafts), written, len(done), rejected)
+
+    return asyncio.run(write_all())
 
 
 def rejects_path(out: Path) -> Path:
     """Where the replies that were not taken go, with their reasons: ``x.jsonl`` -> ``x.rejects.jsonl``."""
     return out.with_name(f"{out.stem}.rejects.jsonl")
-
-
-async def _write_all(
-    client: Client, writing: Iterable[Coroutine[Any, Any, tuple[_Key, Outcome[AttackPrompt]]]], out: Path,
-    origin: dict[str, Any], wanted: int, resumed: int,
-) -> Report:  # fmt: skip
-    """Write each prompt down when it is finished, and the replies that were rejected on its way."""
-    from tqdm import tqdm  # type: ignore[import-untyped]
-
-    written, rejected = resumed, 0
-    async with client:
-        await client.knock()
-        out.parent.mkdir(parents=True, exist_ok=True)
-        tasks = [asyncio.ensure_future(prompt) for prompt in writing]
-        try:
-            with (
-                out.open("a", encoding="utf-8") as file,
-                rejects_path(out).open("a", encoding="utf-8") as rejects,
-                tqdm(total=wanted, initial=resumed, disable=None, desc=printable(out.name), unit="prompt") as bar,
-            ):
-                for finished in asyncio.as_completed(tasks):
-                    (attack, item), outcome = await finished
-                    for reply, reason in outcome.rejects:
-                        rejected += 1
-                        _append(rejects, {"type": attack, "item": item, "reason": reason, "reply": reply, **origin})
-                    if outcome.value:
-                        _append(file, outcome.value.row() | {"item": item} | origin)
-                        written += 1
-                        bar.update()
-                    if client.gone:
-                        raise FetchError(
-                            f"--llm {client.shown}: stopped answering ({outcome.rejects[-1][1]}) with "
-                            f"{written} of {wanted} prompts in {out}; the same command goes on from there"
-                        )
-        finally:
-            # Requests still on their way after an error or Ctrl-C must not be tried again.
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-    return Report(wanted, written, resumed, rejected)
 
 
 def _task(draft: AttackPrompt, target: Target) -> str:
@@ -168,12 +144,8 @@ def _task(draft: AttackPrompt, target: Target) -> str:
     )
 
 
-def parse_reply(text: str) -> str:
-    """The prompt in a reply that is ``{"prompt": ...}``.
-
-    Raises:
-        BadReply: it is not.
-    """
+def _parse_reply(text: str) -> str:
+    """The prompt in a reply that is ``{"prompt": ...}``."""
     try:
         prompt = parse_table(text)["prompt"]
     except (BadReply, KeyError):
@@ -229,6 +201,6 @@ def _is_json(line: bytes) -> bool:
         return False
 
 
-def _append(file: TextIO, row: dict[str, Any]) -> None:
+def _append(file: TextIO, row: Mapping[str, Any]) -> None:
     file.write(json.dumps(row, ensure_ascii=False) + "\n")
     file.flush()

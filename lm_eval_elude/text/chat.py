@@ -51,12 +51,10 @@ class Encoded(NamedTuple):
 
 
 class Renderer:
-    """Writes prompts and answers for one tokenizer.
+    """Writes prompts and answers for one tokenizer, which is read and never changed.
 
-    Args:
-        tokenizer: a transformers tokenizer; it is read, never changed.
-        wording: a prompt format in place of the chat template; without a template :data:`PLAIN` is one.
-        system: text of the system turn of prompts that are given none.
+    A ``wording`` takes the chat template's place; without a template :data:`PLAIN` does. ``system`` is the system turn
+    of prompts that are given none.
 
     Raises:
         UserError: the template does not continue its own generation prompt, or hides the answer.
@@ -97,16 +95,15 @@ class Renderer:
         return text
 
     def answer(self, text: str) -> str:
-        """The answer text: what the template writes after the generation prompt for this answer."""
+        """What the template writes after the generation prompt for this answer."""
         return f"{self._lead}{text.strip()}{self._tail}"
 
     @property
     def stop(self) -> list[str]:
         """Texts that end a generated answer: the end of turn; of the plain format the next question or a blank line."""
-        tail = self._tail.strip()
         if self.wording and self.wording.stop:
             return list(self.wording.stop)
-        if not tail:
+        if not (tail := self._tail.strip()):
             return list(PLAIN.stop[:1])
         # The first token that the template writes after an answer (Phi-3.5's writes a second one).
         special = [token for token in self.tokenizer.get_added_vocab() if tail.startswith(token)]
@@ -129,11 +126,11 @@ class Renderer:
 
     @cached_property
     def space_tokens(self) -> int:
-        """Number of tokens of the white space that ends a prompt; the same for all prompts of a template."""
+        """Tokens of the white space that ends a prompt; the same for all prompts of a template."""
         return self.space_tokens_of(self)
 
     def space_tokens_of(self, reader: Renderer) -> int:
-        """The same where another model's tokenizer reads this model's prompts."""
+        """:attr:`space_tokens` where another model's tokenizer reads this model's prompts."""
         prompt = self.prompt("What do blue whales do?")
         return len(reader.encode(prompt)) - len(reader.encode(prompt.rstrip()))
 

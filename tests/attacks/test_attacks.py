@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import asdict
 
 from lm_eval_elude.attacks.builders import ATTACKS, PLACES, Suite, build_attacks, build_control, flaw
 from lm_eval_elude.attacks.files import load_attack_file
@@ -360,15 +361,15 @@ def write(path: Path, rows: list) -> Path:
 
 def test_a_file_gives_back_what_was_written(tmp_path):
     suites = {attack: build_attacks(RECORDS, RONALDO, attack, n=7) for attack in ATTACKS}
-    path = write(tmp_path / "a.jsonl", [item.row() for suite in suites.values() for item in suite])
+    path = write(tmp_path / "a.jsonl", [asdict(item) for suite in suites.values() for item in suite])
     for attack, suite in suites.items():
         assert load_attack_file(path, RONALDO, attack) == suite
     other = build_attacks(mini(FACTS[1])[1], TARGETS[9], "role_playing", n=2)
-    write(path, [item.row() for item in (*suites["role_playing"], *other)])
+    write(path, [asdict(item) for item in (*suites["role_playing"], *other)])
     assert load_attack_file(path, RONALDO, "role_playing", [TARGETS[9]]) == suites["role_playing"]
 
 
-GOOD = build_attacks(RECORDS, RONALDO, "role_playing", n=1)[0].row()
+GOOD = asdict(build_attacks(RECORDS, RONALDO, "role_playing", n=1)[0])
 
 
 @pytest.mark.parametrize(
@@ -398,7 +399,7 @@ def test_a_missing_file_or_type_or_answer_is_one_clear_line(tmp_path):
         load_attack_file(write(tmp_path / "mine.jsonl", [GOOD]), RONALDO, "cross_lingual")
     with pytest.raises(UserError, match="unknown attack 'jailbreak'; the types are prefix_injection"):
         build_attacks(RECORDS, RONALDO, "jailbreak")
-    with pytest.raises(UserError, match="record 2 of Cristiano Ronaldo: attacks need a paraphrase and five perturbed"):
+    with pytest.raises(UserError, match="record 2 of Cristiano Ronaldo: attacks need a paraphrase and five wrong"):
         build_attacks([RECORDS[0], replace(RECORDS[1], perturbed_answer=())], RONALDO, "role_playing")
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from lm_eval_elude.attacks.builders import ATTACKS, build_attacks
 from lm_eval_elude.attacks.files import load_attack_file
@@ -56,7 +57,7 @@ def test_all_nine_types_are_written_validated_and_can_be_scored(tmp_path):
         for item in load_attack_file(out, RONALDO, attack):
             draft = drafts[item.record]
             assert re.fullmatch(re.escape(draft.prompt) + r" \(v\d+\)", item.prompt)
-            assert replace(item, prompt=draft.prompt) == draft
+            assert structs.replace(item, prompt=draft.prompt) == draft
     assert {(row["model"], row["seed"]) for row in lines(out)} == {("m", 0)}
     assert rejects_path(out).read_text() == ""
 
