@@ -1,4 +1,4 @@
-"""One HTTP request within bounds: its total time, the size of its reply, and the pauses that a server may ask for."""
+"""HTTP requests within bounds: their total time, the size of a reply, and the pauses that a server may ask for."""
 
 from __future__ import annotations
 
@@ -7,24 +7,18 @@ import random
 import time
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from importlib.util import find_spec
+from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
 
 from lm_eval_elude.errors import UserError
-
-if TYPE_CHECKING:
-    import httpx2
 
 MAX_PAUSE = 60.0  # seconds; a server that asks for more is asked again earlier
 _LATER = frozenset((408, 409, 425, 429))  # and all from 500: worth another try
 
 
 class FetchError(OSError):
-    """A server gave no answer, refused, or answered beyond the bounds; the message is one line and says which.
-
-    Attributes:
-        too_long: the server did answer, but with more than was allowed.
-    """
+    """No answer, a refusal, or (``too_long``) an answer beyond the bounds; the message is one line and says which."""
 
     def __init__(self, message: str, too_long: bool = False) -> None:
         super().__init__(message)
@@ -58,59 +52,81 @@ def base_address(flag: str, url: str) -> str:
     return url.rstrip("/")
 
 
-async def fetch(
-    client: httpx2.AsyncClient, method: str, url: str, *, timeout: float, limit: int, retries: int, **arguments: Any
-) -> Answer:
-    """Ask, and ask again where no whole answer came or the server cannot now; pauses grow, or are the server's.
+def require(extra: str, *packages: str) -> None:
+    """Refuse to go on where a package that an extra of ours brings is missing."""
+    for package in packages:
+        if not find_spec(package):
+            raise UserError(f"package {package!r} is missing: pip install 'lm-eval-elude[{extra}]'")
 
-    Wikimedia says that it cannot with status 200 and a ``Retry-After``.
+
+class Fetcher:
+    """Sends requests; an asynchronous context. A redirect is an answer.
 
     Args:
-        client: made with ``follow_redirects=False``: a redirect is an answer.
+        headers: of every request.
         timeout: seconds for one try, from connecting to the last byte.
         limit: bytes of a reply.
-        retries: further tries.
-        arguments: for :meth:`httpx2.AsyncClient.stream`.
-
-    Raises:
-        FetchError: no try had an answer within the bounds.
+        retries: further tries after no answer, 429 or 5xx.
+        options: for :class:`httpx2.AsyncClient`.
     """
-    for left in range(retries, -1, -1):
-        wait = min(8.0, 0.25 * 2 ** (retries - left)) * random.uniform(0.75, 1)
+
+    def __init__(self, headers: dict[str, str], timeout: float, limit: int, retries: int, **options: Any) -> None:
+        import httpx2
+
+        # A small packed reply may unpack to gigabytes.
+        self._http = httpx2.AsyncClient(headers=headers | {"Accept-Encoding": "identity"}, **options)
+        self._timeout, self._limit, self._retries = timeout, limit, retries
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._http.aclose()
+
+    async def _fetch(self, method: str, url: str, retries: int | None = None, **arguments: Any) -> Answer:
+        """Ask, and ask again where no whole answer came or the server cannot now; pauses grow, or are the server's.
+
+        Wikimedia says that it cannot with status 200 and a ``Retry-After``.
+
+        Raises:
+            FetchError: no try had an answer within the bounds.
+        """
+        retries = self._retries if retries is None else retries
+        for left in range(retries, -1, -1):
+            pause = min(8.0, 0.25 * 2 ** (retries - left)) * random.uniform(0.75, 1)
+            try:
+                answer = await self._try(method, url, arguments)
+                later = answer.status >= 500 or answer.status in _LATER or "retry-after" in answer.headers
+                if not (left and later):
+                    return answer
+                pause = requested_pause(answer.headers, pause)
+            except FetchError as error:
+                if error.too_long or not left:
+                    raise
+            await asyncio.sleep(pause)
+        raise AssertionError("the last try returns or raises")
+
+    async def _try(self, method: str, url: str, arguments: dict[str, Any]) -> Answer:
+        import httpx2
+
+        body = bytearray()
         try:
-            answer = await _once(client, method, url, timeout, limit, arguments)
-            later = answer.status >= 500 or answer.status in _LATER or "retry-after" in answer.headers
-            if not (left and later):
-                return answer
-            wait = requested_pause(answer.headers, wait)
-        except FetchError as error:
-            if error.too_long or not left:
-                raise
-        await asyncio.sleep(wait)
-    raise AssertionError("the last try returns or raises")
-
-
-async def _once(
-    client: httpx2.AsyncClient, method: str, url: str, timeout: float, limit: int, arguments: dict[str, Any]
-) -> Answer:
-    import httpx2
-
-    body = bytearray()
-    try:
-        # The client's own limits are for single reads: one byte at a time would never end.
-        async with asyncio.timeout(timeout), client.stream(method, url, timeout=timeout, **arguments) as response:
-            # Nothing compressed was asked for, and a small reply may unpack to gigabytes.
-            if response.headers.get("content-encoding", "identity") != "identity":
-                raise FetchError("the reply is compressed, which was not asked for", too_long=True)
-            async for chunk in response.aiter_raw():
-                body += chunk
-                if len(body) > limit:
-                    raise FetchError(f"the reply is longer than {limit:,} bytes", too_long=True)
-            return Answer(response.status_code, response.headers, bytes(body))
-    except (TimeoutError, httpx2.TimeoutException):
-        raise FetchError(f"no whole answer within {timeout:g} s") from None
-    except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError) as error:
-        raise FetchError(str(error) or type(error).__name__) from None
+            # The client's own limits are for single reads: one byte at a time would never end.
+            async with (
+                asyncio.timeout(self._timeout),
+                self._http.stream(method, url, timeout=self._timeout, **arguments) as response,
+            ):
+                if response.headers.get("content-encoding", "identity") != "identity":
+                    raise FetchError("the reply is compressed, which was not asked for", too_long=True)
+                async for chunk in response.aiter_raw():
+                    body += chunk
+                    if len(body) > self._limit:
+                        raise FetchError(f"the reply is longer than {self._limit:,} bytes", too_long=True)
+                return Answer(response.status_code, response.headers, bytes(body))
+        except (TimeoutError, httpx2.TimeoutException):
+            raise FetchError(f"no whole answer within {self._timeout:g} s") from None
+        except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError) as error:
+            raise FetchError(str(error) or type(error).__name__) from None
 
 
 def requested_pause(headers: Mapping[str, str], otherwise: float) -> float:

@@ -25,7 +25,7 @@ from filelock import FileLock, Timeout
 
 from lm_eval_elude.data import jsonio
 from lm_eval_elude.errors import UserError
-from lm_eval_elude.fetch import Answer, FetchError, base_address, fetch
+from lm_eval_elude.fetch import Answer, Fetcher, FetchError, base_address, require
 
 MAX_REPLY = 1 << 20  # bytes of one reply
 MAX_KEPT = 4000  # characters of a reply that are shown or written down
@@ -128,15 +128,14 @@ class Journal:
         self._lock.release()
 
 
-class Client:
+class Client(Fetcher):
     """Asks one model; an asynchronous context. The key is taken from ``OPENAI_API_KEY``, where that is set.
 
     Args:
         url: base URL, e.g. ``http://localhost:8000/v1``.
         model: the name the endpoint knows the model by.
         workers: requests at a time.
-        timeout: seconds for one request, from connecting to the last byte.
-        retries: further tries after no answer, 429 or 5xx.
+        timeout, retries: as of :class:`~lm_eval_elude.fetch.Fetcher`.
         journal: where finished calls are looked up and kept.
         budget: tokens, read and written, of all calls in the journal and of this run. Requests that are already under
             way when it is reached still finish.
@@ -150,10 +149,7 @@ class Client:
         self, url: str, model: str, *, workers: int = 8, timeout: float = 60.0, retries: int = 5,
         journal: Journal | None = None, budget: int | None = None, options: dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        try:
-            import httpx2
-        except ImportError as error:
-            raise UserError(f"package {error.name!r} is missing: pip install 'lm-eval-elude[llm]'") from None
+        require("llm", "httpx2")
         self._url = f"{base_address('--llm', url)}/chat/completions"
         key = os.environ.get("OPENAI_API_KEY", "")
         if not (key.isascii() and key.isprintable() and key == key.strip()):
@@ -161,30 +157,19 @@ class Client:
                 "OPENAI_API_KEY: it has a character that no HTTP header can hold (a line end, a space at an end, a "
                 "letter that is not ASCII); set it again"
             )
-        # Shorter ones are placeholders ("none", "test"), which stand in any text.
+        # A proxy would carry what is meant for this machine elsewhere.
+        headers = {"Authorization": f"Bearer {key or 'none'}"}
+        super().__init__(headers, timeout, MAX_REPLY, retries, trust_env=not is_local(url))
+        # Shorter keys are placeholders ("none", "test"), which stand in any text.
         self._spellings = sorted(_spellings(key), key=len, reverse=True) if len(key) >= 8 else []
         self.model, self.journal, self.budget = model, journal, budget
         self.shown = urlunsplit(urlsplit(url)._replace(query="", fragment=""))
         self.usage = Usage()
-        for row in journal.rows.values() if journal else ():
-            self._count(row.usage)
-        self._timeout, self._retries = timeout, retries
-        self._options, self._failures = options or {}, 0
-        self._takes_schemas = True
+        for call in journal.rows.values() if journal else ():
+            self._count(call.usage)
+        self._options, self._failures, self._takes_schemas = options or {}, 0, True
         self._slots = asyncio.Semaphore(workers)
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._http = httpx2.AsyncClient(
-            headers={"Authorization": f"Bearer {key or 'none'}", "Accept-Encoding": "identity"},
-            limits=httpx2.Limits(max_connections=workers),
-            # A proxy would carry what is meant for this machine elsewhere.
-            trust_env=not is_local(url),
-        )
-
-    async def __aenter__(self) -> Client:
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self._http.aclose()
 
     @property
     def gone(self) -> bool:
@@ -323,10 +308,8 @@ class Client:
 
     async def _post(self, turns: list[dict[str, str]], retries: int, options: dict[str, Any]) -> Answer:
         content = json.dumps({"model": self.model, "messages": turns, **options}).encode()
-        return await fetch(
-            self._http, "POST", self._url, timeout=self._timeout, limit=MAX_REPLY, retries=retries,
-            content=content, headers={"Content-Type": "application/json"},
-        )  # fmt: skip
+        headers = {"Content-Type": "application/json"}
+        return await self._fetch("POST", self._url, retries, content=content, headers=headers)
 
     def _refusal(self, answer: Answer) -> str:
         text = " ".join(answer.body[: 4 * MAX_KEPT].decode(errors="replace").split())

@@ -19,7 +19,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "lm_eval_elude.data": (set(), {"datasets", "huggingface_hub", "msgspec", "pyarrow"}),
     "lm_eval_elude.text": ({"data"}, {"transformers"}),
     "lm_eval_elude.fetch": (set(), {"httpx2"}),
-    "lm_eval_elude.llm": ({"fetch", "data"}, {"filelock", "httpx2", "msgspec"}),
+    "lm_eval_elude.llm": ({"fetch", "data"}, {"filelock", "msgspec"}),
     "lm_eval_elude.attacks": ({"data", "fetch", "llm", "text"}, {"msgspec", "tqdm"}),
     "lm_eval_elude.scoring": (
         {"attacks", "data", "text"},
@@ -40,7 +40,6 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         {"attacks", "data", "fetch", "llm", "lm_eval_elude", "model", "scoring", "text"},
         {
             "docx",
-            "httpx2",
             "jinja2",
             "krippendorff",
             "lxml",

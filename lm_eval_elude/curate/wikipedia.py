@@ -15,6 +15,7 @@ import time
 from calendar import monthrange
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, unquote, urljoin, urlsplit
@@ -27,7 +28,7 @@ from lm_eval_elude.curate.readers import clean
 from lm_eval_elude.data import jsonio
 from lm_eval_elude.data.files import write_text
 from lm_eval_elude.errors import UserError
-from lm_eval_elude.fetch import Answer, FetchError, base_address, fetch
+from lm_eval_elude.fetch import Answer, Fetcher, FetchError, base_address, require
 
 WIKIDATA, VIEWS = "https://www.wikidata.org", "https://wikimedia.org"
 PAUSE = 0.3  # seconds between requests: 200 a minute are allowed
@@ -150,7 +151,7 @@ def last_year(now: datetime) -> str:
     return ":".join(f"{month // 12}-{month % 12 + 1:02}" for month in (end - 11, end))
 
 
-class Wiki:
+class Wiki(Fetcher):
     """Reads pages, links, items and views; an asynchronous context.
 
     Args:
@@ -171,24 +172,12 @@ class Wiki:
             raise UserError(
                 f"--contact {contact!r}: your mail or web address is expected; Wikimedia asks for it in every request"
             )
-        try:
-            import httpx2
-            import lxml  # noqa: F401
-        except ImportError as error:
-            raise UserError(f"package {error.name!r} is missing: pip install 'lm-eval-elude[build]'") from None
-        self.wiki = base_address("--wiki", wiki)
-        self._wikidata, self._views = wikidata, views
-        self._cache, self._pause, self._timeout, self._retries = cache, pause, timeout, retries
-        self._next = 0.0
+        require("build", "httpx2", "lxml")
+        agent = f"lm-eval-elude/{__version__} ({contact}) httpx2/{version('httpx2')}"
+        super().__init__({"User-Agent": agent}, timeout, _LIMIT, retries)
+        self.wiki, self._wikidata, self._views = base_address("--wiki", wiki), wikidata, views
+        self._cache, self._pause, self._next = cache, pause, 0.0
         self.requests = 0
-        agent = f"lm-eval-elude/{__version__} ({contact}) httpx2/{httpx2.__version__}"
-        self._http = httpx2.AsyncClient(headers={"User-Agent": agent, "Accept-Encoding": "identity"})
-
-    async def __aenter__(self) -> Wiki:
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self._http.aclose()
 
     async def page(self, title: str) -> Page:
         """A page's text, paragraph by paragraph, and the links in it; redirects are followed.
@@ -317,9 +306,7 @@ class Wiki:
             await asyncio.sleep(max(0.0, self._next - time.monotonic()))
             self.requests += 1
             try:
-                answer = await fetch(
-                    self._http, "GET", address, timeout=self._timeout, limit=_LIMIT, retries=self._retries
-                )
+                answer = await self._fetch("GET", address)
             except FetchError as error:
                 raise FetchError(f"{address[:200]}: {error}") from None
             finally:
