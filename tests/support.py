@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,6 +64,15 @@ def mini_rows(name: str, count: int | None = None, entity: str | None = None) ->
 def write_jsonl(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
     return path
+
+
+def options_of(row: dict) -> list[str]:
+    """What differs between the paraphrase (first) and its five wrong versions."""
+    texts = [row["paraphrased_answer"].split(" "), *(text.split(" ") for text in row["perturbed_answer"])]
+    start = sum(1 for _ in takewhile(lambda words: len({*words}) == 1, zip(*texts, strict=False)))
+    rests = [text[start:][::-1] for text in texts]
+    stop = sum(1 for _ in takewhile(lambda words: len({*words}) == 1, zip(*rests, strict=False)))
+    return [" ".join(rest[stop:][::-1]).strip(",.") for rest in rests]
 
 
 def small_data(folder: Path, targets: dict[str, int], retain: int = 4, world: int = 4) -> Path:

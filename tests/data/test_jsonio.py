@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lm_eval_elude.data import jsonio
@@ -20,11 +20,13 @@ VALUES = st.recursive(
 )  # fmt: skip
 
 
+@settings(max_examples=50)
 @given(VALUES, st.booleans())
 def test_what_python_writes_is_read(value, plain):
     assert jsonio.loads(json.dumps(value, ensure_ascii=plain), "x") == value
 
 
+@settings(max_examples=50)
 @given(st.text(st.sampled_from('[]{}":,\\u d8ea019.-+ntf"'), max_size=40))
 def test_any_text_is_what_python_reads_or_one_line(text):
     try:
@@ -36,7 +38,7 @@ def test_any_text_is_what_python_reads_or_one_line(text):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "problem"),
     [
         ("{oops", "not valid JSON"),
         ("[" * 100_000, "nested more than 64 deep"),
@@ -52,8 +54,8 @@ def test_any_text_is_what_python_reads_or_one_line(text):
         ('"\udc80"', "half a character"),
     ],
 )
-def test_what_is_out_of_bounds_is_one_line(text, said):
-    with pytest.raises(UserError, match=f"^mine, row 2: .*{said}") as error:
+def test_what_is_out_of_bounds_is_one_line(text, problem):
+    with pytest.raises(UserError, match=f"^mine, row 2: .*{problem}") as error:
         jsonio.loads(text, "mine, row 2")
     assert "\n" not in str(error.value) and len(str(error.value)) < 240
 
@@ -69,13 +71,10 @@ def test_the_bound_on_depth_does_not_lean_on_the_stack():
         sys.setrecursionlimit(before)
 
 
-def test_brackets_in_texts_are_no_depth():
-    value = ['[{"' * 200, "\\" * 9, ["deep"] * 200, [[]] * 200]
+def test_what_stays_within_the_bounds_is_read():
+    value = ['[{"' * 200, "\\" * 9, ["deep"] * 200, [[]] * 200]  # brackets in texts are no depth
     assert jsonio.loads(json.dumps(value), "x") == value
     assert jsonio.loads("[" * 64 + "]" * 64, "x")
-
-
-def test_numbers_that_are_none_may_be_asked_for():
     assert str(jsonio.loads("[NaN, Infinity, 1e999]", "x", nan=True)) == "[nan, inf, inf]"
 
 
@@ -108,26 +107,26 @@ class Card:
     kind: Literal["a", "b"] = "a"
 
 
-def test_an_object_becomes_a_dataclass():
+def test_an_object_becomes_a_dataclass_or_is_refused():
     table = {"name": "n", "tags": ["a", "b"], "sizes": {"x": 1}, "rate": 1, "seed": None, "notes": [{"a": None}]}
     assert jsonio.check(table, Card, "x") == Card("n", ("a", "b"), {"x": 1}, 1, None, [{"a": None}])
     assert jsonio.check([[1, 2.5], []], list[list[float]], "x") == [[1, 2.5], []]
+    for value, problem in (({"name": "n"}, "field 'tags' is missing"), ([], "expected `object`")):
+        with pytest.raises(UserError, match=f"^x: {problem}"):
+            jsonio.check(value, Card, "x")
 
 
 @pytest.mark.parametrize(
     ("change", "place"),
     [
-        ({"name": 5}, "field 'name'"),
         ({"name": None}, "field 'name'"),
         ({"tags": "ab"}, "field 'tags'"),
         ({"tags": ["a", 1]}, "field 'tags[1]'"),
         ({"sizes": {"x": True}}, "field 'sizes[...]'"),
-        ({"sizes": []}, "field 'sizes'"),
         ({"rate": "1"}, "field 'rate'"),
         ({"seed": 1.5}, "field 'seed'"),
         ({"notes": [[]]}, "field 'notes[0]'"),
         ({"kind": "c\x1b[2J"}, "field 'kind'"),
-        ({"kind": []}, "field 'kind'"),
         ({"col\x1bour": 1}, "field 'col\\x1bour' is not known"),
     ],
 )
@@ -135,9 +134,3 @@ def test_every_field_is_type_checked_and_named(change, place):
     with pytest.raises(UserError) as error:
         jsonio.check({"name": "n", "tags": []} | change, Card, "card.json")
     assert str(error.value).startswith(f"card.json: {place}") and str(error.value).isprintable()
-
-
-def test_what_lacks_a_field_or_is_no_object_is_refused():
-    for value, problem in (({"name": "n"}, "field 'tags' is missing"), ([], "expected `object`")):
-        with pytest.raises(UserError, match=f"^x: {problem}"):
-            jsonio.check(value, Card, "x")

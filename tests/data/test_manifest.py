@@ -28,30 +28,27 @@ def test_no_manifest_is_none(folder):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "problem"),
     [
         ("not json", "not valid JSON"),
         ("[]", "not an Opt-Out manifest"),
-        ("{}", "not an Opt-Out manifest"),
         ('{"schema_version": 2}', "schema_version 2, expected 1"),
         (PLAIN % '"mini", "colour": "red"', "field 'colour' is not known"),
         ('{"targets": "Lionel Messi", "dataset": "mini"}', "field 'targets'"),
-        ('{"targets": [1], "dataset": "mini"}', "field 'targets[0]'"),
         (PLAIN % "5", "field 'dataset'"),
         ('{"schema_version": 1, "targets": []}', "field 'dataset' is missing"),
         (PLAIN % '"mini", "seed": "0"', "field 'seed'"),
         (PLAIN % '"mini", "weights": {"a": 1}', "field 'weights[...]'"),
         (PLAIN % '"mini", "epochs": [1]', "field 'epochs[0]'"),
-        ('{"schema_version": "\\ud800"}', "half a character"),
-        ('{"schema_version": ' + "9" * 4_301, "4300 digits"),
-        ("[" * 100_000, "nested more than 64 deep"),
     ],
 )
-def test_an_unusable_manifest_is_one_line_with_its_path(tmp_path, text, said):
+def test_an_unusable_manifest_is_one_line_with_its_path(tmp_path, text, problem):
     (tmp_path / FILE_NAME).write_text(text)
     with pytest.raises(UserError) as error:
         read_manifest(tmp_path)
-    assert said in str(error.value) and str(tmp_path / FILE_NAME) in str(error.value) and "\n" not in str(error.value)
+    assert (
+        problem in str(error.value) and str(tmp_path / FILE_NAME) in str(error.value) and "\n" not in str(error.value)
+    )
 
 
 def test_relative_paths_are_meant_from_above_the_checkpoint(tmp_path, monkeypatch):
@@ -61,10 +58,10 @@ def test_relative_paths_are_meant_from_above_the_checkpoint(tmp_path, monkeypatc
         folder.mkdir(parents=True)
     write_manifest(project / "runs/one", Manifest((), "data/mine", base_model={"name": "./models/base", "weights": {}}))
     monkeypatch.chdir(elsewhere)
-    found = read_manifest(project / "runs/one")
-    assert found.dataset == str(project / "data/mine")
-    assert found.base_model == {"name": str(project / "models/base"), "weights": {}}
-    assert read_manifest("../moved/runs/one") == found
+    moved = read_manifest(project / "runs/one")
+    assert moved.dataset == str(project / "data/mine")
+    assert moved.base_model == {"name": str(project / "models/base"), "weights": {}}
+    assert read_manifest("../moved/runs/one") == moved
     monkeypatch.chdir(project)
     assert read_manifest("runs/one").dataset == "data/mine"
 
@@ -73,14 +70,8 @@ def test_paths_are_written_in_full_and_names_as_they_are(tmp_path, monkeypatch):
     for folder in ("mine", "models/base", "hub", "mini", "run"):
         (tmp_path / folder).mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    for name in ("hub", "mini", "mine", "./mine/"):
-        write_manifest(tmp_path / "run", Manifest((), name, base_model={"name": "models/base"}))
-        fields = json.loads((tmp_path / "run" / FILE_NAME).read_text(encoding="utf-8"))
-        assert fields["dataset"] == (str(tmp_path / "mine") if "mine" in name else name)
-        assert fields["base_model"] == {"name": str(tmp_path / "models/base")}
-
-
-@pytest.mark.parametrize("name", ["hub", "mini", "hub@main", "/no/such/data", "gone/data"])
-def test_names_that_are_no_folder_stay(tmp_path, name):
-    write_manifest(tmp_path, Manifest((), name, base_model={"name": "6rightjade/none"}))
-    assert read_manifest(tmp_path) == Manifest((), name, base_model={"name": "6rightjade/none"})
+    for name in ("hub", "mini", "hub@main", "/no/such/data", "gone/data", "mine", "./mine/"):
+        written = Manifest((), name, base_model={"name": "models/base" if "mine" in name else "6rightjade/none"})
+        write_manifest(tmp_path / "run", written)
+        full = Manifest((), str(tmp_path / "mine"), base_model={"name": str(tmp_path / "models/base")})
+        assert read_manifest(tmp_path / "run") == (full if "mine" in name else written)

@@ -5,14 +5,13 @@ import math
 import random
 import re
 from collections import Counter
-from itertools import takewhile
 
 import pytest
 
 from lm_eval_elude.data import bundled, dataset
 from lm_eval_elude.data.targets import TARGETS
 from lm_eval_elude.errors import UserError
-from tests.support import MINI, mini_rows
+from tests.support import MINI, mini_rows, options_of
 from tools.mini import tokenizer
 from tools.mini.build import HERE, LANGUAGES, NEIGHBOURS, build, read_facts
 from tools.mini.draw import LAST_YEAR, MONTHS, draw_wrong, parse_spec
@@ -154,15 +153,6 @@ def test_wording_does_not_tell_an_answer_from_its_paraphrase():
         )
         scores = cross_val_predict(model, texts, member, groups=record, cv=GroupKFold(10), method="predict_proba")
         assert 0.45 <= roc_auc_score(member, scores[:, 1]) <= 0.55, ngrams
-
-
-def options_of(row: dict) -> list[str]:
-    """What differs between the paraphrase (first) and its five wrong versions."""
-    texts = [row["paraphrased_answer"].split(" "), *(text.split(" ") for text in row["perturbed_answer"])]
-    start = sum(1 for _ in takewhile(lambda words: len({*words}) == 1, zip(*texts, strict=False)))
-    rests = [text[start:][::-1] for text in texts]
-    stop = sum(1 for _ in takewhile(lambda words: len({*words}) == 1, zip(*rests, strict=False)))
-    return [" ".join(rest[stop:][::-1]).strip(",.") for rest in rests]
 
 
 def number_of(option: str) -> float | None:

@@ -1,0 +1,72 @@
+"""A target's names in a sentence: how an alias takes a name's place, how names are masked, which aliases there are."""
+
+from dataclasses import replace
+
+import pytest
+
+from lm_eval_elude.attacks.builders import build_attacks
+from lm_eval_elude.data.dataset import load_records
+from lm_eval_elude.data.targets import TARGETS, Target
+from lm_eval_elude.text.names import mask, rename, synonyms
+
+POP = Target("Michael Jackson", ("the King of Pop", "Jacko"))
+
+
+@pytest.mark.parametrize(
+    ("question", "alias", "expected"),
+    [
+        ("When was Michael Jackson born?", "the King of Pop", "When was the King of Pop born?"),
+        ("Michael Jackson's sister sang what?", "Jacko", "Jacko's sister sang what?"),
+        ("Michael Jackson sang what?", "the King of Pop", "The King of Pop sang what?"),
+        ("What did the young Michael Jackson sing?", "the King of Pop", None),
+        ("What did the young Michael Jackson sing?", "Jacko", "What did the young Jacko sing?"),
+        ("Whose son is Michael Jackson's father?", "the King of Pop", None),
+        ("When did Jackson go solo?", "Jacko", "When did Jacko go solo?"),
+        ("Who is Janet Jackson?", "Jacko", "This is about Jacko. Who is Janet Jackson?"),
+        ("Where was he born?", "the King of Pop", "This is about the King of Pop. Where was he born?"),
+        ("Why is Michael Jackson called Jacko?", "Jacko", None),
+    ],
+)
+def test_rename(question, alias, expected):
+    assert rename(question, POP, alias) == expected
+
+
+@pytest.mark.parametrize(
+    ("sentence", "expected"),
+    [
+        ("Michael Jackson's first song was Ben.", "This person's first song was Ben."),
+        ("In 1972 Jackson's song reached the top.", "In 1972 this person's song reached the top."),
+        ("He danced, and crowds loved him.", "This person danced, and crowds loved him."),
+        ("Her first song was Ben.", "This person's first song was Ben."),
+        ("Her sister is Janet.", None),
+        ("On both of these songs he plays the drums.", None),
+        ("Quincy Jones worked with the King of Pop.", "Quincy Jones worked with this person."),
+        ("Janet Jackson is his sister.", None),
+        ("The Jackson Five were his group.", None),
+        ("He answered to Michael at home.", None),
+        ("Ben is a song about a rat.", None),
+        ("The young Jackson sang.", None),
+    ],
+)
+def test_mask(sentence, expected):
+    assert mask(sentence, POP) == expected
+
+
+def test_every_published_target_has_aliases_that_can_stand_for_its_name():
+    for target in TARGETS:
+        names = (*target.aliases, *target.descriptions)
+        assert len(synonyms(target)) >= 3 and {*target.descriptions} < {*synonyms(target)}
+        assert len({name.casefold() for name in names}) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("name", "derived"),
+    [("Jane Roe", ("J. Roe", "Roe")), ("Adele", ("A-d-e-l-e",)), ("Henry VIII", ("H. Henry", "Henry"))],
+)
+def test_an_entity_without_aliases_gets_derived_ones(name, derived):
+    target = Target(name)
+    assert synonyms(target) == derived
+    ronaldo = load_records("mini", "forget", "train", ["Cristiano Ronaldo"]).records
+    records = [replace(r, question=r.question.replace("Cristiano Ronaldo", name), entity=name) for r in ronaldo]
+    for item in build_attacks(records, target, "synonym_manipulation", n=20):
+        assert name not in item.prompt and any(alias in item.prompt for alias in synonyms(target))
