@@ -1,4 +1,4 @@
-"""A verified submission told elsewhere: a pull request on the Hub, and the files of Every Eval Ever (schema 0.3.0)."""
+"""Where a verified submission is published: a pull request on the Hub, and the files of Every Eval Ever (schema 0.3.0)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from lm_eval_elude.report.page.page import leaks
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS
 from lm_eval_elude.scoring.metrics import METRICS
 
-# Name, task or group, metric: what a card says; the first three are tasks of the benchmark on the Hub.
-SAID = (
+# Name, task or group, metric: what a card says; those of the whole are tasks of the benchmark on the Hub.
+HEADLINES = (
     ("forget quality (FQ)", "elude", "forget_quality"),
     ("retain quality (RQ)", "elude", "retain_quality"),
     ("FQ under attack", "elude", "attacked_forget_quality"),
@@ -41,8 +41,8 @@ def token(repository: str) -> str:
     Raises:
         UserError: it is not set.
     """
-    if found := os.environ.get("HF_TOKEN"):
-        return found
+    if value := os.environ.get("HF_TOKEN"):
+        return value
     raise UserError(f"--hub {repository}: set HF_TOKEN to a token that may write there")
 
 
@@ -65,16 +65,21 @@ def pull_request(repository: str, verdict: Verdict, card: Path | None) -> str:
 
     submission, api = verdict.submission, HfApi(token=token(repository))
     assert submission
-    said = [Headline(n, m, v) for n, task, m in SAID if not math.isnan(v := verdict.numbers[task][m]["value"])]
+    known = [
+        (task, Headline(name, metric, value)) for name, task, metric in HEADLINES
+        if not math.isnan(value := verdict.numbers[task][metric]["value"])
+    ]  # fmt: skip
     data = submission.scored["data"]
     source, revision = data.get("repository"), data.get("revision")
     try:
         with tempfile.TemporaryDirectory() as folder:
             with suppress(RemoteEntryNotFoundError):  # its parent also stands for a Hub that does not answer
                 card = Path(api.hf_hub_download(repository, CARD, local_dir=folder))
-            page = ModelCard(card.read_text(encoding="utf-8") if card else _card(submission))
+            page = ModelCard(card.read_text(encoding="utf-8") if card else _new_card(submission))
         about: Any = page.data
-        index = model_index(said, source or Path(str(submission.scored["dataset"])).name, revision)
+        index = model_index(
+            [headline for _, headline in known], source or Path(str(submission.scored["dataset"])).name, revision
+        )
         ours = {(r.dataset_type, r.metric_type) for r in index}
         others = [r for r in about.eval_results or () if (r.dataset_type, r.metric_type) not in ours]
         about.model_name = about.model_name or submission.model
@@ -82,7 +87,8 @@ def pull_request(repository: str, verdict: Verdict, card: Path | None) -> str:
         files = {CARD: str(page)}
         if source:
             notes = f"targets: {', '.join(submission.scored['targets'])}; submission {verdict.digest[:16]}"
-            files[RESULTS.format("elude")] = results_yaml(said[:3], source, revision, notes)
+            of_the_whole = [headline for task, headline in known if task == "elude"]
+            files[RESULTS.format("elude")] = results_yaml(of_the_whole, source, revision, notes)
         done = api.create_commit(
             repository, [CommitOperationAdd(name, content.encode()) for name, content in files.items()],
             commit_message="Evaluation results on ELUDe", create_pr=True,
@@ -93,7 +99,7 @@ def pull_request(repository: str, verdict: Verdict, card: Path | None) -> str:
     return str(done.pr_url)
 
 
-def _card(submission: Submission) -> str:
+def _new_card(submission: Submission) -> str:
     name, base, method = (plain(getattr(submission, field)) for field in ("model", "base_model", "method"))
     head = "---\ntags: [unlearning, elude]\n---\n"
     return f"{head}\n# {name}\n\nMade from {base} by {method}, and scored with lm-eval-elude.\n"
@@ -101,20 +107,11 @@ def _card(submission: Submission) -> str:
 
 # ---- Every Eval Ever
 def every_eval_ever(folder: Path, out: Path, verdict: Verdict) -> Path:
-    """Write the aggregate file and the instance-level one.
-
-    Args:
-        folder: of the submission.
-        out: the folder in which the schema's ``data/`` is.
-        verdict: of the submission, without findings.
-
-    Returns:
-        The aggregate file.
-    """
+    """Write the aggregate file, which is returned, and the instance-level one below ``out``, where ``data/`` is."""
     submission, run = verdict.submission, Packed(folder)
     assert submission
     # A submission's files have always the same name: 16 bytes of its digest as a version 4 UUID.
-    name = str(uuid.UUID(bytes=bytes.fromhex(verdict.digest[:32]), version=4))
+    name = str(uuid.UUID(verdict.digest[:32], version=4))
     developer, _, model = submission.model.rpartition("/")
     developer, model = _component(developer or submission.submitter), _component(model)
     date, versions = str(run.results.get("date") or 0), submission.scored["versions"]

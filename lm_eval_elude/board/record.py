@@ -31,15 +31,10 @@ TESTED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="u
 
 
 def record(checkpoint: Path, run: Run, key: bytes = b"") -> dict[str, Any]:
-    """The Statement about a checkpoint that was scored with all tests.
-
-    Args:
-        checkpoint: its folder, with ``optout.json``.
-        run: of all of ELUDe, on exactly this checkpoint; its numbers are formed again from the samples.
-        key: with it, targets and paths stand as keyed hashes.
+    """The Statement about a checkpoint that was scored with all tests; with ``key`` targets stand as keyed hashes.
 
     Raises:
-        UserError: the run is of another checkpoint or of a part of the tests, or its numbers do not follow from it.
+        UserError: the checkpoint has no manifest, or the run is of another one or of a part of the tests.
     """
     manifest = read_manifest(checkpoint)
     if manifest is None:
@@ -47,16 +42,15 @@ def record(checkpoint: Path, run: Run, key: bytes = b"") -> dict[str, Any]:
     if file_hashes(checkpoint) != manifest.weights:
         raise UserError(f"{checkpoint}: the weights are not those that {FILE_NAME} names")
     digest = sha256(checkpoint / FILE_NAME)
-    if missing := [task for task in ("elude_forget", "elude_mia") if task not in run.tasks]:
-        raise UserError(f"{run.path} lacks {', '.join(missing)}: run lm_eval --tasks elude")
+    attacks = [task for task in run.tasks if task.startswith(ATTACK) and task != CONTROL]
+    for test, present in [(name, name in run.tasks) for name in ("elude_forget", "elude_mia")] + [("attacks", attacks)]:
+        if not present:
+            raise UserError(f"{run.path} has no {test}: run lm_eval --tasks elude")
     scored = run.settings("elude_forget")
     if digest not in [identity.get("manifest") for identity in scored["checkpoint"]]:
         raise UserError(f"{run.path} is not a run of {checkpoint}")
     if (run.results.get("config") or {}).get("limit") is not None:
         raise UserError(f"{run.path}: was run with --limit; a record is of the whole")
-    attacks = [task for task in run.tasks if task.startswith(ATTACK) and task != CONTROL]
-    if not attacks:
-        raise UserError(f"{run.path} has no attacks: run lm_eval --tasks elude")
     tests = [_test(row, run.numbers, attacks) for row in TESTED["tests"]]
     predicate = {
         "result": max((test["result"] for test in tests), key=RESULTS.index),
@@ -75,11 +69,8 @@ def record(checkpoint: Path, run: Run, key: bytes = b"") -> dict[str, Any]:
         "limits": TESTED["limits"],
     }
     if key:
-        places = [
-            *(scored[k] for k in ("dataset", "attack_file", "reference")),
-            *(c["name"] for c in scored["checkpoint"]),
-        ]
-        places += [manifest.dataset, manifest.base_model.get("name")]
+        places = [scored["dataset"], scored["attack_file"], scored["reference"], manifest.dataset]
+        places += [manifest.base_model.get("name"), *(identity["name"] for identity in scored["checkpoint"])]
         hashes = {name: f"target-{hmac.digest(key, name.encode(), 'sha256').hex()[:12]}" for name in scored["targets"]}
         hidden = dict.fromkeys(filter(None, places), "withheld") | hashes
         predicate = _replaced({**predicate, "settings": "withheld"}, hidden)
@@ -106,12 +97,9 @@ def write(statement: Mapping[str, Any], folder: Path) -> None:
 
 
 def sign(folder: Path, signature: Path, key: Path) -> None:
-    """Sign every file of a record with an elliptic-curve key (OpenSSF model signing), without a network.
+    """Sign every file of a record with a private elliptic-curve key (OpenSSF model signing), without a network.
 
-    Args:
-        folder: of the record, under its final name, which is signed too.
-        signature: the file to write.
-        key: a private key (PEM).
+    The name of the folder is signed too, so it must be the final one.
 
     Raises:
         UserError: the package is not installed, or the key cannot be used.

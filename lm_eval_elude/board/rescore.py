@@ -9,9 +9,8 @@ import contextlib
 import io
 import random
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from lm_eval_elude import task_folder
 from lm_eval_elude.board.submission import ATTACKS, Packed
@@ -21,35 +20,27 @@ SAME_TEXTS = 0.9  # share of generated texts that must be the same to the letter
 
 
 class Rescored(NamedTuple):
-    """What came of asking again.
+    """What came of asking again."""
 
-    Attributes:
-        records: documents asked again, of ``total``.
-        gap: largest difference of an answer's mean log-probability (nats a token).
-        same_texts: share of generated texts that are the same, 1 where none was generated.
-    """
-
-    records: int
-    total: int
-    gap: float
-    same_texts: float
+    records: int  # documents asked again
+    total: int  # documents of the run
+    gap: float  # largest difference of an answer's mean log-probability (nats a token)
+    same_texts: float  # share of generated texts that are the same, 1 where none was generated
 
 
 def rescore(
     folder: Path, verdict: Verdict, model: str, *, backend: str = "elude", records: int = 50, tolerance: float = 0.02,
-    data: str = "", device: str = "",
+    data: str = "",
 ) -> Rescored:  # fmt: skip
-    """Score a part of a verified submission again and add what comes of it to its verdict.
+    """Score a part of a verified submission again: raise the level of its verdict, or add a finding.
 
     Args:
-        folder: of the submission.
-        verdict: of :func:`~lm_eval_elude.board.verify.verify`, without findings; its level is raised, or it gets one.
+        verdict: of :func:`~lm_eval_elude.board.verify.verify`, without findings.
         model: folder or Hub id, as ``pretrained``; nothing is loaded that the submission names.
         backend: lm-eval's name of the model class.
         records: how many documents, 0 for all.
         tolerance: of an answer's mean log-probability (nats a token).
         data: the data set, where the submission's is a path elsewhere.
-        device: as lm-eval takes it, its own choice where it is not given.
     """
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
@@ -58,9 +49,7 @@ def rescore(
     run, scored = Packed(folder), verdict.submission.scored
     documents = [(task, sample.doc_id) for task, samples in verdict.samples.items() for sample in samples]
     drawn = documents if not 0 < records < len(documents) else random.Random(verdict.digest).sample(documents, records)
-    by_task: dict[str, list[int]] = {}
-    for task, number in sorted(drawn):
-        by_task.setdefault(task, []).append(number)
+    by_task = {task: sorted(number for name, number in drawn if name == task) for task, _ in sorted(drawn)}
     metadata = {
         "pretrained": model, "target": scored["targets"], "dataset": data or scored["dataset"],
         "truth_ratio": scored["truth_ratio"], "guardrail": scored["guardrail"], "attack_seed": scored["seed"],
@@ -71,7 +60,7 @@ def rescore(
         results = simple_evaluate(
             model=backend, model_args={"pretrained": model}, tasks=list(by_task), samples=by_task, metadata=metadata,
             task_manager=TaskManager(include_path=task_folder(), include_defaults=False, metadata=metadata),
-            log_samples=True, device=device or None, bootstrap_iters=0,
+            log_samples=True, bootstrap_iters=0,
         )  # fmt: skip
     assert results is not None
     gaps: dict[str, float] = {}
@@ -80,7 +69,8 @@ def rescore(
         submitted = {row["doc"]["id"]: row["doc"] for row in run.rows(task)}
         for row in rows:
             doc, before = row["doc"], submitted[row["doc"]["id"]]
-            gaps[f"{task}, row {doc['id'] + 1}"] = _gap(doc, before)
+            pairs = zip(doc["answer_scores"], before["answer_scores"], strict=True)
+            gaps[f"{task}, row {doc['id'] + 1}"] = max(abs(a[0] / a[1] - b[0] / b[1]) for a, b in pairs)
             if "generated" in doc:
                 texts += 1
                 same += doc["generated"] == before["generated"]
@@ -102,9 +92,3 @@ def rescore(
     elif verdict.level == LEVELS[0]:
         verdict.level = "reproduced" if len(drawn) == len(documents) else "rescored"
     return rescored
-
-
-def _gap(now: Mapping[str, Any], before: Mapping[str, Any]) -> float:
-    """Largest difference of an answer's mean log-probability (nats a token)."""
-    pairs = zip(now["answer_scores"], before["answer_scores"], strict=True)
-    return max(abs(a[0] / a[1] - b[0] / b[1]) for a, b in pairs)

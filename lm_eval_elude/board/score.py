@@ -11,7 +11,7 @@ import numpy as np
 
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS, GROUPS
 from lm_eval_elude.scoring.benchmarks.elude import ATTACK, CONTROL, attack_samples
-from lm_eval_elude.scoring.estimates import Z95, Estimate, average
+from lm_eval_elude.scoring.estimates import Z95, average
 from lm_eval_elude.scoring.likelihood import harmonic_mean
 from lm_eval_elude.scoring.samples import Sample, mean
 
@@ -26,17 +26,11 @@ NAMES = ("forget_quality", "attacked_forget_quality", "retain_quality", "degener
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """What the score is formed of; NaN is what is not known.
+    """What the score is formed of; NaN is what is not known."""
 
-    Attributes:
-        values: of :data:`NAMES`, in this order.
-        covariance: of these values, from the records that they share.
-        distinct: share of distinct answers to the forget set.
-    """
-
-    values: list[float]
-    covariance: list[list[float]]
-    distinct: float
+    values: list[float]  # of NAMES, in this order
+    covariance: list[list[float]]  # of these values, from the records that they share
+    distinct: float  # share of distinct answers to the forget set
 
 
 class Column(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -66,12 +60,11 @@ def measure(samples: Mapping[str, Sequence[Sample]], texts: Sequence[str], seed:
         average([mean(answered, "degenerate") for answered in about_target]),
         BENCHMARKS["elude_mia"].numbers(samples["elude_mia"], {"seed": seed})["mia_auc"],
     )
-    covariance = [[_covariance(a, b) for b in estimates] for a in estimates]
+    covariance = [
+        [sum(change * b.influence.get(record, 0.0) for record, change in a.influence.items()) for b in estimates]
+        for a in estimates
+    ]
     return Measured([e.value for e in estimates], covariance, len(set(texts)) / len(texts))
-
-
-def _covariance(a: Estimate, b: Estimate) -> float:
-    return sum(change * b.influence.get(record, 0.0) for record, change in a.influence.items())
 
 
 def score(measured: Measured, reference: Measured | None) -> Score:
@@ -84,9 +77,8 @@ def score(measured: Measured, reference: Measured | None) -> Score:
         up, down = ([v + h * (i == index) for i, v in enumerate(measured.values)] for h in (_STEP, -_STEP))
         ends = [harmonic_mean(list(_parts(v, measured.distinct, reference).values())) for v in (up, down)]
         slopes.append((ends[0] - ends[1]) / (2 * _STEP))
-    variance = sum(
-        a * b * measured.covariance[i][j] for i, a in enumerate(slopes) for j, b in enumerate(slopes) if a and b
-    )
+    moved = [(index, slope) for index, slope in enumerate(slopes) if slope]  # what is not known may stand elsewhere
+    variance = sum(a * b * measured.covariance[i][j] for i, a in moved for j, b in moved)
     return Score(harmonic_mean(list(parts.values())), math.sqrt(max(0.0, variance)), parts)
 
 

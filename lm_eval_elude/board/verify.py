@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from itertools import chain
@@ -39,51 +39,42 @@ _MOST = 20  # findings of one task that are listed
 
 @dataclass
 class Verdict:
-    """What came of a submission.
+    """What came of a submission."""
 
-    Attributes:
-        findings: what is wrong, a line each; none is a pass.
-        remarks: what could not be looked at.
-        level: of proof, "" where something is wrong.
-        submission: its first file, where it could be read.
-        samples, numbers: formed here, where the rows could be read.
-        docs: the logged documents by task, which the samples were measured from.
-        digest: what names the submission.
-    """
-
-    findings: list[str] = field(default_factory=list)
-    remarks: list[str] = field(default_factory=list)
-    level: Level | Literal[""] = ""
-    submission: Submission | None = None
-    samples: dict[str, list[Sample]] = field(default_factory=dict)
-    docs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    numbers: dict[str, dict[str, Any]] = field(default_factory=dict)
-    digest: str = ""
+    findings: list[str] = field(default_factory=list)  # what is wrong, a line each; none is a pass
+    remarks: list[str] = field(default_factory=list)  # what could not be looked at
+    level: Level | Literal[""] = ""  # of proof, "" where something is wrong
+    submission: Submission | None = None  # its first file, where it could be read
+    samples: dict[str, list[Sample]] = field(default_factory=dict)  # measured here, by task
+    docs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # the logged documents of these samples
+    numbers: dict[str, dict[str, Any]] = field(default_factory=dict)  # formed here, by task or group and metric
+    digest: str = ""  # what names the submission
 
 
 def verify(folder: Path, *, data: str = "", renderer: Renderer | None = None, reference: Run | None = None) -> Verdict:
     """Check a submission.
 
     Args:
-        folder: of the submission.
         data: the data set, where the submission's is a path on another machine.
         renderer: of the model's tokenizer, for prompts and token counts; without it the prompts must be of one form.
             It is never taken from the submission: a chat template is a program.
-        reference: the run of the model that the submission names as its reference, for the distances to it; without
-            it they are left out.
+        reference: the run of the model that the submission names as its reference; without it the distances to that
+            model are left out.
     """
     verdict = Verdict()
     try:
         if not folder.is_dir():
             raise UserError(f"{folder} is not a folder")
         _verify(folder, verdict, data, renderer, reference)
-    except UserError as error:
-        verdict.findings.append(str(error).replace(f"{folder}/", ""))
     except Exception as error:  # whatever is in the files: one submission never stops who checks many
-        verdict.findings.append(f"cannot be read ({type(error).__name__}: {shown(str(error))})")
-    if not verdict.findings:
-        verdict.level = LEVELS[0]
+        verdict.findings.append(_reason(error).replace(f"{folder}/", ""))
+    verdict.level = "" if verdict.findings else LEVELS[0]
     return verdict
+
+
+def _reason(error: Exception) -> str:
+    known = isinstance(error, UserError)
+    return str(error) if known else f"cannot be read ({type(error).__name__}: {shown(str(error))})"
 
 
 def _verify(folder: Path, verdict: Verdict, data: str, renderer: Renderer | None, reference: Run | None) -> None:
@@ -92,12 +83,13 @@ def _verify(folder: Path, verdict: Verdict, data: str, renderer: Renderer | None
     verdict.submission = submission = packed.read(folder)
     packed.check_files(folder, submission.files)
     run = Packed(folder)
-    if foreign := [name for name in run.results["configs"] if name.startswith("elude") and name not in set(_tree())]:
+    names = _tree("elude")
+    if foreign := [name for name in run.results["configs"] if name.startswith("elude") and name not in names]:
         raise UserError(f"{packed.RESULTS}: {shown(foreign[0])} is no task of ELUDe")
     settings = _settings(run, submission, folder, data)
     _check_run(run, verdict, settings)
-    expected = {task: found for task in _tree() if task in BENCHMARKS and (found := _expected(task, settings))}
-    known = reference if submission.scored.get("reference") else None
+    expected = {name: asked for name in names if name in BENCHMARKS and (asked := _expected(name, settings))}
+    reference = reference if submission.scored.get("reference") else None
     template: Template | None = renderer
     counts = TokenCounts(renderer)
     for task in run.tasks:
@@ -110,26 +102,24 @@ def _verify(folder: Path, verdict: Verdict, data: str, renderer: Renderer | None
             verdict.findings.append(f"{task}, the template is not that of the tokenizer given")
         docs, data_fingerprint = expected[task]
         answers = None
-        if known and (answers := _reference_answers(known, task, docs)) is None:
-            verdict.findings.append(f"{task}: the reference {known.path} was scored on other documents")
+        if reference and (answers := _reference_answers(reference, task, docs)) is None:
+            verdict.findings.append(f"{task}: the reference {reference.path} was scored on other documents")
         RowCheck(task, docs, stated, settings, template, counts, answers).all(run, verdict)
         prints = [stated["fingerprint"], submission.fingerprints.get(task)]
         _compare(verdict, f"{task}, fingerprint", prints, [data_fingerprint] * 2)
     if missing := [task for task in expected if task not in run.tasks]:
         verdict.findings.append(f"{', '.join(missing)}: not in the run")
     elif not verdict.findings:
-        _check_numbers(run, verdict, known)
+        _check_numbers(run, verdict, reference)
     if not renderer:
         verdict.remarks.append(
             "no tokenizer was given: token counts, and that the template is the model's, not looked at"
         )
 
 
-def _tree(name: str = "elude") -> Iterator[str]:
+def _tree(name: str) -> list[str]:
     """A group with all groups and tasks below it."""
-    yield name
-    for child in GROUPS[name].children if name in GROUPS else ():
-        yield from _tree(child)
+    return [name, *(below for child in GROUPS[name].children for below in _tree(child))] if name in GROUPS else [name]
 
 
 # ---- the run as a whole
@@ -216,10 +206,10 @@ def _check_numbers(run: Packed, verdict: Verdict, reference: Run | None) -> None
         hint = "" if reference else "; --reference RESULTS forms them"
         verdict.remarks.append(f"{', '.join(distances)}: {how}{hint}")
 
-    def compare(where: str, stated: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    def compare(where: str, stated: Mapping[str, Any], formed_here: Mapping[str, Any]) -> None:
         """Of distances a run reports its own choice."""
         left = {name: value for name, value in stated.items() if exact or not _is_distance(name)}
-        right = {name: value for name, value in own.items() if name in left or not _is_distance(name)}
+        right = {name: value for name, value in formed_here.items() if name in left or not _is_distance(name)}
         _compare(verdict, where, left, right)
 
     for task, samples in verdict.samples.items():
@@ -228,9 +218,8 @@ def _check_numbers(run: Packed, verdict: Verdict, reference: Run | None) -> None
         compare(f"{task}, aggregates", stated["aggregates"], formed[task])
         counts = {"original": len(samples), "effective": len(samples)}
         _compare(verdict, f"{task}, n", [stated["n"], results["n-samples"][task]], [len(samples), counts])
-    for group in _tree():
-        if group in GROUPS:  # also where the run asked for its parts alone
-            formed[group] = group_report(group, verdict.samples)
+    for group in GROUPS.keys() & _tree("elude"):  # also where the run asked for its parts alone
+        formed[group] = group_report(group, verdict.samples)
     for place in ("results", "groups"):
         for name, row in results.get(place, {}).items():
             if name in formed:
@@ -271,11 +260,7 @@ def _difference(stated: Any, formed: Any) -> str:
 
 # ---- rows
 class LearnedTemplate:
-    """What a question and an answer look like to the model, as the first row of a task has them.
-
-    Raises:
-        UserError: the row's prompt is not a question in a template.
-    """
+    """What a question and an answer look like to the model, as the first row of a task has them."""
 
     def __init__(self, run: Packed, task: str, settings: Settings) -> None:
         _, row = next(packed.packed_rows(run.sample_file(task)), ("", None))
@@ -294,11 +279,9 @@ class LearnedTemplate:
         self.space_tokens = int(any(not continuation.strip() for _, continuation in arguments[:-1]))
 
     def prompt(self, question: str, system: str | None = None) -> str:
-        """The prompt of a question."""
         return self._prompt.replace("\2", system or "").replace("\1", question)
 
     def answer(self, text: str) -> str:
-        """An answer as it follows a prompt."""
         return f"{self._before}{text.strip()}{self._after}"
 
 
@@ -321,41 +304,29 @@ class TokenCounts:
 
 @dataclass(frozen=True)
 class RowCheck:
-    """What the rows of a task are compared with.
-
-    Attributes:
-        task: its name.
-        docs: its documents, as they are logged before anything was measured.
-        stated: what the run says of the task.
-        settings: of the run.
-        template: what writes prompts and answers.
-        counts: of tokens.
-        reference: what the reference answered to each document, None without a reference.
-    """
+    """What the rows of a task are compared with."""
 
     task: str
-    docs: Sequence[dict[str, Any]]
-    stated: Mapping[str, Any]
+    docs: Sequence[dict[str, Any]]  # as they are logged before anything was measured
+    stated: Mapping[str, Any]  # what the run says of the task
     settings: Settings
     template: Template
     counts: TokenCounts
-    reference: Sequence[dict[str, Any]] | None
+    reference: Sequence[dict[str, Any]] | None  # what the reference run answered to each document
 
     def all(self, run: Packed, verdict: Verdict) -> None:
         """Put the samples of the task into a verdict; what is wrong with a row becomes a finding."""
-        samples, docs, wrong = [], [], []
-        count = 0
+        samples = verdict.samples[self.task] = []
+        docs = verdict.docs[self.task] = []
+        wrong, count = [], 0
         for count, (_, row) in enumerate(packed.packed_rows(run.sample_file(self.task), len(self.docs)), 1):
             try:
                 samples.append(self.sample(count - 1, row))
                 docs.append(row["doc"])
-            except UserError as error:
-                wrong.append(f"row {count}: {error}")
             except Exception as error:  # whatever is in it
-                wrong.append(f"row {count}: cannot be read ({type(error).__name__}: {shown(str(error))})")
+                wrong.append(f"row {count}: {_reason(error)}")
         if count != len(self.docs):
             wrong.append(f"{count} rows, and the data set has {len(self.docs)}")
-        verdict.samples[self.task], verdict.docs[self.task] = samples, docs
         verdict.findings += [f"{self.task}, {line}" for line in wrong[:_MOST]]
         if len(wrong) > _MOST:
             verdict.findings.append(f"{self.task}, and {len(wrong) - _MOST} more")
