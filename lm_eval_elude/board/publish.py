@@ -1,4 +1,4 @@
-"""Where a verified submission is published: a pull request on the Hub, and the files of Every Eval Ever (schema 0.3.0)."""
+"""Verified submissions published: a pull request on the Hub, and the files of Every Eval Ever (schema 0.3.0)."""
 
 from __future__ import annotations
 
@@ -77,9 +77,8 @@ def pull_request(repository: str, verdict: Verdict, card: Path | None) -> str:
                 card = Path(api.hf_hub_download(repository, CARD, local_dir=folder))
             page = ModelCard(card.read_text(encoding="utf-8") if card else _new_card(submission))
         about: Any = page.data
-        index = model_index(
-            [headline for _, headline in known], source or Path(str(submission.scored["dataset"])).name, revision
-        )
+        name = source or Path(str(submission.scored["dataset"])).name
+        index = model_index([headline for _, headline in known], name, revision)
         ours = {(r.dataset_type, r.metric_type) for r in index}
         others = [r for r in about.eval_results or () if (r.dataset_type, r.metric_type) not in ours]
         about.model_name = about.model_name or submission.model
