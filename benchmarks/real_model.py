@@ -29,7 +29,7 @@ from scipy.stats import ks_2samp
 from lm_eval_elude.data import dataset
 from lm_eval_elude.data.records import QARecord
 from lm_eval_elude.data.sets import Split, Subset
-from lm_eval_elude.report.runs import Run
+from lm_eval_elude.scoring.runs import Run
 from optout_train.config import METHODS
 
 GATE = 0.5  # share of facts known below which FQ means nothing

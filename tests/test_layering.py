@@ -31,7 +31,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "lm_eval_elude.report": ({"data", "scoring"}, set()),
     "lm_eval_elude.report.page": ({"data", "report", "scoring", "text"}, {"jinja2"}),
-    "lm_eval_elude.tasks": ({"data", "report", "scoring"}, {"lm_eval", "transformers"}),
+    "lm_eval_elude.tasks": ({"data", "scoring"}, {"lm_eval", "transformers"}),
     "lm_eval_elude.board": (
         {"data", "lm_eval_elude", "report", "report.page", "scoring", "text"},
         {"huggingface_hub", "lm_eval", "model_signing", "msgspec", "numpy"},
@@ -55,7 +55,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "lm_eval_elude.mini": ({"attacks", "data", "model", "scoring", "text"}, {"torch", "transformers"}),
     "lm_eval_elude.cli": (
-        {"attacks", "board", "curate", "data", "llm", "lm_eval_elude", "report", "report.page", "text"},
+        {"attacks", "board", "curate", "data", "llm", "lm_eval_elude", "report", "report.page", "scoring", "text"},
         {"click"},
     ),
     "optout_train": (

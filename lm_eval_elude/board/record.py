@@ -19,9 +19,9 @@ from lm_eval_elude.data.files import file_hashes, sha256, write_text
 from lm_eval_elude.data.manifest import FILE_NAME, read_manifest
 from lm_eval_elude.errors import UserError, reason
 from lm_eval_elude.report.page import render
-from lm_eval_elude.report.runs import Run
 from lm_eval_elude.scoring.benchmarks.elude import ATTACK, CONTROL
 from lm_eval_elude.scoring.estimates import Z95
+from lm_eval_elude.scoring.runs import Run
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "urn:lm-eval-elude:unlearning-record:v1"

@@ -22,9 +22,8 @@ import msgspec
 from lm_eval_elude.data import jsonio, manifest
 from lm_eval_elude.data.files import sha256, write_text
 from lm_eval_elude.errors import UserError
-from lm_eval_elude.report.comparison import NamedRun, checkpoint
-from lm_eval_elude.report.runs import Run
 from lm_eval_elude.scoring.benchmark import OF_TASK
+from lm_eval_elude.scoring.runs import Run
 
 FILE_NAME, RESULTS, ATTACKS, SAMPLES = "submission.json", "results.json", "attacks.jsonl", "samples"
 Role = Literal["submission", "original", "retrained"]  # only the first is ranked, against the other two
@@ -203,7 +202,7 @@ def pack(run: Run, folder: Path, **about: Any) -> Submission:
     identity = (scored["checkpoint"] or [{}])[0]
     name, weights = identity.get("name", ""), identity.get("weights") or None
     known = {"model": Path(name).name if weights else name}
-    if source := checkpoint(NamedRun("", run)):
+    if source := run.checkpoint:
         shutil.copyfile(source / manifest.FILE_NAME, folder / manifest.FILE_NAME)
         trained = manifest.read_manifest(source)
         assert trained

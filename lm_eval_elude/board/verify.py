@@ -23,10 +23,10 @@ from lm_eval_elude.board.submission import Packed, Submission, shown
 from lm_eval_elude.data import dataset, jsonio, manifest
 from lm_eval_elude.data.records import fingerprint
 from lm_eval_elude.errors import UserError
-from lm_eval_elude.report.runs import Run
 from lm_eval_elude.scoring.benchmark import MEASURED, OF_TASK, NothingToAskError, Request, Template, as_row
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS, GROUPS, group_report, task_report
 from lm_eval_elude.scoring.metrics import METRICS
+from lm_eval_elude.scoring.runs import Run
 from lm_eval_elude.scoring.samples import Sample
 from lm_eval_elude.scoring.settings import MOST_PROMPTS, Settings
 from lm_eval_elude.text.chat import Renderer

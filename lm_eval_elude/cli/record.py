@@ -30,7 +30,7 @@ def record(checkpoint: Path, results: Path, out: Path, hash_targets: bool, key: 
     from lm_eval_elude.board import record as board
     from lm_eval_elude.data.files import new_folder
     from lm_eval_elude.errors import UserError
-    from lm_eval_elude.report.runs import Run
+    from lm_eval_elude.scoring.runs import Run
 
     signature, key_of_names = (out.with_name(f"{out.name}.{ending}") for ending in ("sig", "key"))
     for file, wanted in ((signature, key), (key_of_names, hash_targets)):

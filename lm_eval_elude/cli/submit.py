@@ -43,8 +43,7 @@ def submit(results: Path, out: Path, dataset: str, hub: str | None, exchange: Pa
     from lm_eval_elude.board.verify import verify
     from lm_eval_elude.data.files import new_folder
     from lm_eval_elude.errors import UserError
-    from lm_eval_elude.report.comparison import NamedRun, checkpoint
-    from lm_eval_elude.report.runs import Run
+    from lm_eval_elude.scoring.runs import Run
 
     if hub:
         publish.token(hub)
@@ -60,7 +59,7 @@ def submit(results: Path, out: Path, dataset: str, hub: str | None, exchange: Pa
     if exchange:
         say(f"written: {publish.every_eval_ever(out, exchange, verdict)}")
     if hub:
-        folder = checkpoint(NamedRun("", run))
+        folder = run.checkpoint
         card = folder / publish.CARD if folder else None
         try:
             address = publish.pull_request(hub, verdict, card if card and card.is_file() else None)

@@ -19,22 +19,9 @@ import click
     "--paper", "beside", default="llama-3.1", show_default=True, type=click.Choice(["llama-3.1", "phi-3.5"]),
     help="The paper's model beside ours, where ours is neither.",
 )  # fmt: skip
-@click.option("--plan", "planned", is_flag=True, help="Print the commands that fill the tables, with GPU hours.")
-@click.option("--model", help="Of the plan: folder or Hub id.")
-@click.option(
-    "--target", "targets", multiple=True,
-    help="Runs on nothing else (repeatable)  [default: all; of the plan: ELUDe's first five].",
-)  # fmt: skip
-@click.option(
-    "--parameters", type=click.FloatRange(min=0, min_open=True), help="Of the model  [default: as its name says]."
-)
-@click.option(
-    "--tflops", default=250.0, show_default=True, type=click.FloatRange(min=0, min_open=True),
-    help="What the GPU is assumed to sustain (a quarter of an H100's dense bf16).",
-)  # fmt: skip
+@click.option("--target", "targets", multiple=True, help="Runs on nothing else (repeatable)  [default: all].")
 def tables(
-    results: tuple[str, ...], out: Path | None, page: Path | None, beside: str, planned: bool, model: str | None,
-    targets: tuple[str, ...], parameters: float | None, tflops: float,
+    results: tuple[str, ...], out: Path | None, page: Path | None, beside: str, targets: tuple[str, ...]
 ) -> None:  # fmt: skip
     """Make the paper's tables (Markdown, CSV, LaTeX) and figures (SVG) from results files alone.
 
@@ -42,26 +29,10 @@ def tables(
     there as missing.
     """
     from lm_eval_elude.data.files import write_text
-    from lm_eval_elude.data.targets import TARGETS, resolve_target
+    from lm_eval_elude.data.targets import resolve_target
 
-    if planned:
-        from lm_eval_elude.report import plan
-
-        if not model:
-            raise click.UsageError("--plan needs --model")
-        if not (size := parameters or plan.parameters(model)):
-            raise click.UsageError(f"--model {model}: its name does not say its size; give --parameters")
-        commands = list(plan.plan(model, [resolve_target(t).slug for t in targets] or [t.slug for t in TARGETS[:5]]))
-        hours = [command.hours(size, tflops) for command in commands]
-        click.echo(
-            f"# {len(commands)} commands, an estimated {sum(hours):.0f} GPU hours: {size / 1e9:g} billion parameters,"
-        )
-        click.echo(f"# {tflops:g} TFLOP/s sustained (assumed), scaled from docs/benchmarks.md; loading is not counted")
-        for command, estimate in zip(commands, hours, strict=True):
-            click.echo(f"{command.line}  # about {estimate:.2f} h")
-        return
     if not results or (out is None) == (page is None):
-        raise click.UsageError("name RESULTS and --out or --page, or give --plan --model")
+        raise click.UsageError("name RESULTS and --out or --page")
     from lm_eval_elude.report import kept, paper, paper_files
     from lm_eval_elude.report.comparison import named_runs
 

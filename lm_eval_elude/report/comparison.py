@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -10,13 +9,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lm_eval_elude.data.manifest import FILE_NAME
 from lm_eval_elude.errors import UserError
-from lm_eval_elude.report.runs import Run
+from lm_eval_elude.scoring.benchmarks import BENCHMARKS, GROUPS
 from lm_eval_elude.scoring.estimates import Z95, Estimate, difference
-from lm_eval_elude.scoring.reference import beside
-from lm_eval_elude.scoring.samples import Sample
-from lm_eval_elude.scoring.suites import GROUPS, suite
+from lm_eval_elude.scoring.runs import Run
 
 GIBBERISH = 0.05  # a larger share of degenerate answers is warned of
 TOLERANCE = 1e-6  # between a number of the results file and the same one formed from its samples
@@ -40,40 +36,15 @@ class NamedRun:
     @cached_property
     def estimates(self) -> dict[tuple[str, str], Estimate]:
         """Every number over all targets, by task or group and metric, with its influence by record."""
-        run, samples = self.run, {task: self._samples(task) for task in self.run.tasks}
-        found: dict[tuple[str, str], Estimate] = {}
-        for task, own in samples.items():
-            kind = suite(task)
-            assert kind
-            found |= {(task, m): e for m, e in kind.numbers(own, run.settings(task)).items()}
-        for group in GROUPS:
-            if group in run.results["results"]:
-                found |= {(group, m): e for m, e in GROUPS[group](samples).items()}
-        return found
-
-    def _samples(self, task: str) -> list[Sample]:
-        """A task's samples, each with what the reference says of the same document, if it was asked the same."""
-        own = self.run.samples(task)
-        other = self.beside.samples(task) if self.beside and task in self.beside.tasks else []
-        return beside(own, other) or own
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """lm-eval's own settings of the run."""
-        found = self.run.results.get("config")
-        return found if isinstance(found, dict) else {}
-
-
-def checkpoint(run: NamedRun) -> Path | None:
-    """The folder of the checkpoint that was scored, None where what lies there now is not it."""
-    for said in run.run.settings(run.run.tasks[0]).get("checkpoint") or ():
-        folders = (Path(str(said.get("name", ""))), *run.run.path.absolute().parents[:4])
-        for folder in folders:
-            file = folder / FILE_NAME
-            digest = hashlib.sha256(file.read_bytes()).hexdigest() if "manifest" in said and file.is_file() else ""
-            if digest and digest == said["manifest"]:
-                return folder
-    return None
+        run, other = self.run, self.beside
+        samples = {task: run.samples_beside(task, other) if other else run.samples(task) for task in run.tasks}
+        estimates: dict[tuple[str, str], Estimate] = {}
+        for task, measured in samples.items():
+            numbers = BENCHMARKS[task].numbers(measured, run.settings(task))
+            estimates |= {(task, metric): estimate for metric, estimate in numbers.items()}
+        for group in GROUPS.keys() & run.results["results"].keys():
+            estimates |= {(group, metric): estimate for metric, estimate in GROUPS[group].numbers(samples).items()}
+        return estimates
 
 
 class Change(NamedTuple):
@@ -176,8 +147,8 @@ def warnings(runs: Sequence[NamedRun]) -> list[str]:
 
 
 def _of_one(run: NamedRun) -> Iterator[str]:
-    if isinstance(limit := run.config.get("limit"), int | float):
-        yield f"scored with --limit {limit:g}: a part of the benchmark only"
+    if run.run.limit is not None:
+        yield f"scored with --limit {run.run.limit:g}: a part of the benchmark only"
     gibberish = {task: e.value for (task, metric), e in run.estimates.items() if metric == "degenerate"}
     if worst := [f"{share:.1%} in {task}" for task, share in gibberish.items() if share > GIBBERISH]:
         yield f"gibberish, which forget quality rewards: {', '.join(worst)}"

@@ -11,12 +11,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lm_eval_elude.data import jsonio
+from lm_eval_elude.data import jsonio, sets
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.report.paper import FQ, RQ, TRIPLE, Row, marked
 from lm_eval_elude.report.tables import Key
 from lm_eval_elude.scoring.estimates import exact
-from lm_eval_elude.scoring.quality import forget_quality, retain_quality
+from lm_eval_elude.scoring.likelihood import goodness, harmonic_mean
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,6 @@ def _over_targets(of_seed: Sequence[Mapping[str, float]]) -> dict[Key, float]:
         task, _, metric = name.partition("/")
         found[task, metric] = statistics.mean(values[name] for values in of_seed)
     forget, retain, world = (
-        [exact(found[f"elude_{s}", metric]) for _, metric in TRIPLE] for s in ("forget", "retain", "world")
+        [found[f"elude_{name}", metric] for _, metric in TRIPLE] for name in ("forget", "retain", "world")
     )
-    return found | {FQ: forget_quality(*forget).value, RQ: retain_quality(retain, world).value}
+    return found | {FQ: harmonic_mean(goodness(sets.FORGET, *forget)), RQ: harmonic_mean([*retain, *world])}

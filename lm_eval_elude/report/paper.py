@@ -17,10 +17,11 @@ from lm_eval_elude.data import jsonio, tofu
 from lm_eval_elude.data.manifest import Manifest, read_manifest
 from lm_eval_elude.data.sets import COLLAPSE
 from lm_eval_elude.data.targets import slugify
-from lm_eval_elude.report.comparison import NamedRun, checkpoint
+from lm_eval_elude.report.comparison import NamedRun
 from lm_eval_elude.report.tables import Key
+from lm_eval_elude.scoring.benchmarks import BENCHMARKS, GROUPS, UTILITY, UTILITY_BENCHMARKS
+from lm_eval_elude.scoring.benchmarks.elude import ATTACK, CONTROL
 from lm_eval_elude.scoring.estimates import Estimate, average
-from lm_eval_elude.scoring.suites import ATTACK, BENCHMARKS, CONTROL, GROUPS, UTILITY, suite
 
 PAPER: dict[str, Any] = tomllib.loads(Path(__file__).with_name("paper.toml").read_text(encoding="utf-8"))
 MODELS = tuple(PAPER["main"])
@@ -117,9 +118,7 @@ def rows(runs: Sequence[NamedRun]) -> list[Row]:
             varied = dict(zip(odd, values, strict=True))
             mind = {str(run.run.results["results"].get(UTILITY, {}).get("alias", "")) for run in own}
             mind = {alias.replace("elude_", "") for alias in mind if "fast" in alias}
-            mind |= {
-                f"--limit {run.config['limit']:g}" for run in own if isinstance(run.config.get("limit"), int | float)
-            }
+            mind |= {f"--limit {run.run.limit:g}" for run in own if run.run.limit is not None}
             found.append(Row(method, base, varied, _numbers(own), len(own), facts, tuple(sorted(mind))))
     return marked(found)
 
@@ -150,13 +149,12 @@ def _numbers(runs: Sequence[NamedRun]) -> dict[Key, Estimate]:
         if task.startswith("elude_") and task != "elude_mia"
     }
     for task, samples in pooled.items():
-        kind, settings = suite(task), next(run.run.settings(task) for run in runs if task in run.run.tasks)
-        assert kind
-        found |= {(task, metric): value for metric, value in kind.numbers(samples, settings).items()}
+        settings = next(run.run.settings(task) for run in runs if task in run.run.tasks)
+        found |= {(task, metric): value for metric, value in BENCHMARKS[task].numbers(samples, settings).items()}
     if pooled.keys() >= {"elude_forget", "elude_retain", "elude_world"}:
-        found |= {("elude_quality", metric): value for metric, value in GROUPS["elude_quality"](pooled).items()}
+        found |= {("elude_quality", metric): value for metric, value in GROUPS["elude_quality"].numbers(pooled).items()}
     if any("elude_attacks" in run.run.results["results"] for run in runs):
-        found |= {("elude_attacks", metric): value for metric, value in GROUPS["elude_attacks"](pooled).items()}
+        found |= {("elude_attacks", metric): value for metric, value in GROUPS["elude_attacks"].numbers(pooled).items()}
     others: dict[Key, list[Estimate]] = {}
     for run in runs:
         for key, value in {**run.estimates, **_utility(run)}.items():
@@ -170,7 +168,7 @@ def _utility(run: NamedRun) -> dict[Key, Estimate]:
     results, counts = run.run.results["results"], run.run.results.get("n-samples") or {}
     jsonio.check(counts, dict[str, dict[str, int]], f"{run.run.path}: field 'n-samples'")
     found = {}
-    for task in (*BENCHMARKS.values(), UTILITY) if UTILITY in results else ():
+    for task in (*UTILITY_BENCHMARKS.values(), UTILITY) if UTILITY in results else ():
         value, error = (results.get(task, {}).get(key) for key in ("acc,none", "acc_stderr,none"))
         if isinstance(value, int | float):
             spread = {task: float(error)} if isinstance(error, int | float) else {}
@@ -180,7 +178,7 @@ def _utility(run: NamedRun) -> dict[Key, Estimate]:
 
 def _model(run: NamedRun) -> str:
     """The model that was scored, by name: an adapter's before its base's."""
-    said = run.config.get("model_args") or {}
+    said = run.run.config.get("model_args") or {}
     if isinstance(said, str):
         said = dict(part.split("=", 1) for part in said.split(",") if "=" in part)
     jsonio.check(said, dict[str, Any], f"{run.run.path}: field 'model_args'")
@@ -190,7 +188,7 @@ def _model(run: NamedRun) -> str:
 def _manifest(run: NamedRun) -> Manifest | None:
     """The manifest of the scored checkpoint; where no task of ours was run, that of the folder of the model's name."""
     if run.run.tasks:
-        return read_manifest(checkpoint(run))
+        return read_manifest(run.run.checkpoint)
     places = (Path(), *run.run.path.absolute().parents)
     return next((found for place in places if (found := read_manifest(place / _model(run)))), None)
 
@@ -210,7 +208,10 @@ def _method(run: NamedRun, manifest: Manifest | None) -> str:
 
 
 def _facts(run: NamedRun, manifest: Manifest | None) -> dict[str, str]:
-    size, seconds = run.config.get("model_num_parameters"), str(run.run.results.get("total_evaluation_time_seconds"))
+    size, seconds = (
+        run.run.config.get("model_num_parameters"),
+        str(run.run.results.get("total_evaluation_time_seconds")),
+    )
     epochs = [e["epoch"] for e in manifest.epochs if isinstance(e.get("epoch"), int)] if manifest else []
     found = {"epochs": str(max(epochs))} if epochs else {}
     found |= {"parameters": f"{size:,}"} if isinstance(size, int) else {}
@@ -263,7 +264,8 @@ def summary(section: str) -> tuple[Column, ...]:
 
 
 MAIN: tuple[Column, ...] = (
-    *summary("main")[:3], *((name, (task, "acc"), "main", i) for i, (name, task) in enumerate(BENCHMARKS.items(), 2)),
+    *summary("main")[:3],
+    *((name, (task, "acc"), "main", i) for i, (name, task) in enumerate(UTILITY_BENCHMARKS.items(), 2)),
     ("Avg.", MEAN, "main", 10),
 )  # fmt: skip
 FULL: tuple[Column, ...] = tuple(

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from lm_eval_elude.data import jsonio
 from lm_eval_elude.report.comparison import NamedRun, change, warnings
+from lm_eval_elude.scoring.benchmarks.elude import ATTACK, CONTROL
 from lm_eval_elude.scoring.estimates import Z95, Estimate
-from lm_eval_elude.scoring.numbers import TOKEN_ATTACKS
-from lm_eval_elude.scoring.suites import ATTACK, CONTROL
+from lm_eval_elude.scoring.metrics import TOKEN_ATTACKS
 
 Key = tuple[str, str]  # task or group, metric
 # The headline columns: group of columns, name, number.

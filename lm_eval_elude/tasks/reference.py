@@ -17,10 +17,10 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
 
 from lm_eval_elude.errors import UserError, reason
-from lm_eval_elude.report.logs import truth_ratios
-from lm_eval_elude.report.runs import Run
 from lm_eval_elude.scoring.benchmark import Request, split_context
+from lm_eval_elude.scoring.logs import truth_ratios
 from lm_eval_elude.scoring.metrics import Need
+from lm_eval_elude.scoring.runs import Run
 from lm_eval_elude.tasks import harness
 
 log = logging.getLogger("lm_eval.elude")

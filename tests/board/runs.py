@@ -17,7 +17,7 @@ import pytest
 from lm_eval_elude import cli
 from lm_eval_elude.board import submission as packed
 from lm_eval_elude.data.files import sha256
-from lm_eval_elude.report.runs import Run
+from lm_eval_elude.scoring.runs import Run
 from tests.support import ROOT, mini_rows, run, small_data, write_jsonl, write_run
 
 RONALDO = "Cristiano Ronaldo"

@@ -9,7 +9,7 @@ import pytest
 from lm_eval_elude.board import record as board
 from lm_eval_elude.data.files import file_hashes
 from lm_eval_elude.errors import UserError
-from lm_eval_elude.report.runs import Run
+from lm_eval_elude.scoring.runs import Run
 from tests.board import runs
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from lm_eval_elude.board import submission as packed
 from lm_eval_elude.board.verify import verify
-from lm_eval_elude.report.runs import Run
 from lm_eval_elude.scoring.metrics import METRICS
+from lm_eval_elude.scoring.runs import Run
 from lm_eval_elude.text.chat import Renderer, load_tokenizer
 from tests.board import runs
 from tests.board.runs import changed, elude, hashed_again, load

@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import ks_2samp
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lm_eval_elude.report.runs import Run
+from lm_eval_elude.scoring.runs import Run
 from tests.support import make_model, make_tokenizer, mean_log_prob, run, save_checkpoint, small_data, write_run
 
 TASKS = ["elude_forget", "elude_mia", "elude_attack_prefix_injection"]

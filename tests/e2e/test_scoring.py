@@ -16,8 +16,8 @@ from sklearn.metrics import roc_auc_score
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lm_eval_elude.errors import UserError
-from lm_eval_elude.report.runs import Run
 from lm_eval_elude.scoring import settings as settings_module
+from lm_eval_elude.scoring.runs import Run
 from tests.support import (
     harmonic,
     judge,

@@ -12,8 +12,8 @@ from rouge_score.rouge_scorer import RougeScorer
 from scipy.stats import hmean, ks_2samp
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lm_eval_elude.report.logs import truth_ratios
-from lm_eval_elude.report.runs import Run
+from lm_eval_elude.scoring.logs import truth_ratios
+from lm_eval_elude.scoring.runs import Run
 from tests.support import make_model, make_tokenizer, mini_rows, run, save_checkpoint, write_run
 
 SETS = {

@@ -36,7 +36,7 @@ from lm_eval_elude.data.targets import resolve_target
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.report import paper, paper_files
 from lm_eval_elude.report.comparison import named_runs
-from lm_eval_elude.report.runs import Run
+from lm_eval_elude.scoring.runs import Run
 from lm_eval_elude.scoring.settings import resolve_settings
 from tests.curate import company
 from tests.support import mini_rows

@@ -8,9 +8,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-from lm_eval_elude.report.runs import Run
-from lm_eval_elude.scoring.numbers import report
-from lm_eval_elude.scoring.suites import GROUPS, task_report
+from lm_eval_elude.scoring.benchmarks import group_report, task_report
+from lm_eval_elude.scoring.runs import Run
 from tests.support import mini_rows, write_jsonl
 
 ATTACKS = ("elude_attack_role_playing", "elude_attack_reverse_query", "elude_attack_none")
@@ -64,7 +63,7 @@ def made_run(
     samples = {task: run.samples(task) for task in tasks}
     numbers = {task: task_report(task, own, settings) for task, own in samples.items()}
     groups = ("elude_quality", "elude_attacks") if len(tasks) > 3 else ()
-    numbers |= {group: report(GROUPS[group], samples) for group in groups}
+    numbers |= {group: group_report(group, samples) for group in groups}
     results["results"] = {
         task: {f"{metric},none": row["value"] for metric, row in metrics.items()} for task, metrics in numbers.items()
     }

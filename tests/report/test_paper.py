@@ -1,14 +1,12 @@
-"""`elude tables`: the paper's values, rows named by manifests, means over targets, missing cells, and the plan."""
+"""`elude tables`: the paper's values, rows named by manifests, means over targets, and missing cells."""
 
 import csv
 import hashlib
 import io
 import json
-import shlex
 import shutil
 import statistics
 import xml.etree.ElementTree as ET
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +15,11 @@ from scipy.stats import hmean
 
 from lm_eval_elude.cli import main
 from lm_eval_elude.data.manifest import FILE_NAME, Manifest, write_manifest
-from lm_eval_elude.report import kept, paper, paper_files, plan
+from lm_eval_elude.report import kept, paper, paper_files
 from lm_eval_elude.report.comparison import named_runs
-from lm_eval_elude.report.runs import Run
-from lm_eval_elude.scoring.suites import BENCHMARKS
-from optout_train.config import METHODS, build_config
+from lm_eval_elude.scoring.benchmarks import UTILITY_BENCHMARKS
+from lm_eval_elude.scoring.runs import Run
+from optout_train.config import build_config
 from tests.report.made import SETS, made_run
 from tests.support import GOLDEN
 
@@ -67,7 +65,9 @@ def folder(tmp_path_factory):
         )
     made_run(base / "runs" / "original", known=0.9, tasks=tuple(SETS))
     found = json.loads((base / "runs" / "a" / "results_2026.json").read_text())
-    rows = {task: {"acc,none": 0.5 + i / 100, "acc_stderr,none": 0.01} for i, task in enumerate(BENCHMARKS.values())}
+    rows = {
+        task: {"acc,none": 0.5 + i / 100, "acc_stderr,none": 0.01} for i, task in enumerate(UTILITY_BENCHMARKS.values())
+    }
     found |= {
         "results": {**rows, "elude_utility": {"acc,none": 0.535, "acc_stderr,none": 0.004, "sample_len": 80}},
         "configs": {task: {} for task in rows}, "n-samples": {task: {"effective": 10} for task in rows},
@@ -193,7 +193,6 @@ def test_the_command_writes_every_form_and_says_what_it_cannot_read(folder, tmp_
     for words, said in (
         ([str(folder)], "name RESULTS and --out or --page"),
         (["nowhere", "--out", str(tmp_path / "no")], "no such results file"),
-        (["--plan"], "--plan needs --model"), (["--plan", "--model", "mine"], "give --parameters"),
     ):  # fmt: skip
         code, out, err = run(monkeypatch, capsys, *words)
         assert (code, out) == (2, "") and said in err and err.count("\n") == 1
@@ -299,34 +298,3 @@ def test_kept_runs_that_cannot_be_read_are_one_line(change, said, tmp_path, monk
     path.write_text(json.dumps(runs))
     code, out, err = run(monkeypatch, capsys, str(path), "--out", str(tmp_path / "o"))
     assert (code, out) == (2, "") and said in err and err.count("\n") == 1 and not (tmp_path / "o").exists()
-
-
-@pytest.mark.parametrize(
-    ("name", "size"),
-    [("meta-llama/Llama-3.1-8B-Instruct", 8e9), ("gemma-3-270m", 2.7e8), ("Qwen2.5-0.5B", 5e8), ("x", 0)],
-)
-def test_a_models_name_says_its_size(name, size):
-    assert plan.parameters(name) == size
-
-
-def test_the_plan_is_commands_that_can_be_run_and_covers_every_row(monkeypatch, capsys):
-    commands = list(plan.plan("org/model-8B", ["cristiano_ronaldo"]))
-    trained = [shlex.split(c.line) for c in commands if c.line.startswith("optout-train")]
-    configs = []
-    for words in trained:
-        flags = {w[2:].replace("-", "_"): v for w, v in pairwise(words) if w.startswith("--")}
-        given = {k: flags[k] for k in ("method", "model", "forget_split", "learn", "tofu_evaluator") if k in flags}
-        given |= {"target": (flags["target"],)} if "target" in flags else {}
-        configs.append(build_config(given, world_only="--world-only" in words))
-        assert flags["output_dir"] in "".join(c.line for c in commands if not c.line.startswith("optout-train")) or (
-            flags["output_dir"].endswith("start")
-        )
-    planned = {config.method for config in configs}
-    assert planned <= set(METHODS)
-    assert planned >= {m for m in paper.PAPER["main"]["llama-3.1"] if m in METHODS} | set(paper.DISTANCES)
-    code, out, _ = run(
-        monkeypatch, capsys, "--plan", "--model", "org/model-8B", "--target", "ronaldo", "--tflops", "500"
-    )
-    hours = sum(float(line.rpartition("about ")[2].split()[0]) for line in out.splitlines()[2:])
-    assert code == 0 and hours == pytest.approx(sum(c.hours(8e9, 500) for c in commands), abs=0.005 * len(commands))
-    assert commands[2].hours(8e9, 250) == pytest.approx(2 * commands[2].hours(8e9, 500))

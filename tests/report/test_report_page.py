@@ -11,7 +11,7 @@ import pytest
 
 from lm_eval_elude.report.comparison import NamedRun, named_runs
 from lm_eval_elude.report.page.page import leaks, write_report
-from lm_eval_elude.report.runs import Run
+from lm_eval_elude.scoring.runs import Run
 from tests.browser import BROWSER, Browser
 from tests.report.made import made_run
 

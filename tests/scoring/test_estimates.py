@@ -14,7 +14,8 @@ from lm_eval_elude.scoring import estimates
 from lm_eval_elude.scoring.estimates import Estimate, Observation, average, difference, exact, harmonic
 from lm_eval_elude.scoring.likelihood import harmonic_mean
 from lm_eval_elude.scoring.membership import auc, membership_attack
-from lm_eval_elude.scoring.quality import attacked_forget_quality, forget_quality, retain_quality
+from lm_eval_elude.scoring.metrics import THREE, attacked_forget_quality, forget_quality, retain_quality
+from lm_eval_elude.scoring.samples import Sample
 from tests.support import GOLDEN
 
 ROWS = json.loads((GOLDEN / "paper_rows.json").read_text())
@@ -36,13 +37,19 @@ def three(table, record=lambda i: str(i), target: str = "a") -> list[Estimate]:
     ]
 
 
+def measured(table, record=str) -> list[Sample]:
+    """Samples of one target whose three measures are the rows of a table."""
+    rows = np.asarray(table, dtype=float).tolist()
+    return [Sample("a", record(i), i, dict(zip(THREE, row, strict=True))) for i, row in enumerate(rows)]
+
+
 def own(values, side: str) -> list[tuple[str, float]]:
     """Scores of records that stand on one side only."""
     return [(f"{side} {i}", float(v)) for i, v in enumerate(values)]
 
 
 def test_forget_quality_at_its_limits():
-    assert forget_quality(*map(exact, (0, 0, 1))).value == 1 and forget_quality(*map(exact, (1, 0, 1))).value == 0
+    assert forget_quality(measured([(0, 0, 1)])).value == 1 and forget_quality(measured([(1, 0, 1)])).value == 0
 
 
 def test_all_rows_of_the_paper_are_here():
@@ -52,15 +59,15 @@ def test_all_rows_of_the_paper_are_here():
 @pytest.mark.parametrize("row", ROWS, ids=lambda r: f"{r['model'].split('-')[0]}-{r['method']}")
 def test_the_papers_rows(row):
     """From the full-results table to the main table, in per cent, to 0.15 (rounding of the inputs)."""
-    forget, retain, world = ([exact(v / 100) for v in row[name]] for name in ("forget", "retain", "world"))
-    assert 100 * forget_quality(*forget).value == pytest.approx(row["forget_quality"], abs=0.15)
+    forget, retain, world = (measured([np.array(row[name]) / 100]) for name in ("forget", "retain", "world"))
+    assert 100 * forget_quality(forget).value == pytest.approx(row["forget_quality"], abs=0.15)
     assert 100 * retain_quality(retain, world).value == pytest.approx(row["retain_quality"], abs=0.15)
 
 
 @given(UNIT, UNIT, UNIT, UNIT)
 def test_forgetting_more_never_lowers_forget_quality(probability, rouge, ratio, less):
-    more = forget_quality(*map(exact, (min(probability, less), rouge, ratio)))
-    assert more.value >= forget_quality(*map(exact, (probability, rouge, ratio))).value - 1e-12
+    more = forget_quality(measured([(min(probability, less), rouge, ratio)]))
+    assert more.value >= forget_quality(measured([(probability, rouge, ratio)])).value - 1e-12
 
 
 def test_targets_weigh_the_same_whatever_their_number_of_samples():
@@ -110,7 +117,7 @@ def test_standard_error_of_two_independent_sets_against_the_bootstrap():
     for _ in range(3_000):
         halves = [t[rng.integers(len(t), size=len(t))].mean(axis=0) for t in (retain, world)]
         values.append(harmonic_mean([*halves[0], *halves[1]]))
-    quality = retain_quality(three(retain), three(world, record=lambda i: f"world {i}"))
+    quality = retain_quality(measured(retain), measured(world, record=lambda i: f"world {i}"))
     assert quality.stderr == pytest.approx(np.std(values), rel=0.06) and quality.records == 130
 
 
@@ -149,7 +156,7 @@ def test_intervals_of_repeated_prompts_and_shared_rows_cover_the_truth():
         for _ in range(9):
             asked = rng.permutation(np.arange(100) % 46)
             table = np.clip(own[asked, None] + rng.normal(0, 0.05, (100, 3)), 0, 1)
-            suites.append(forget_quality(*three(table, record=lambda i, asked=asked: str(asked[i]))))
+            suites.append(measured(table, record=lambda i, asked=asked: str(asked[i])))
         return attacked_forget_quality(suites)
 
     def shared(rng) -> Estimate:

@@ -16,8 +16,7 @@ import pytest
 from lm_eval_elude.data.manifest import read_manifest
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.report.comparison import named_runs
-from lm_eval_elude.report.page.page import checkpoint
-from lm_eval_elude.report.runs import Run
+from lm_eval_elude.scoring.runs import Run
 from optout_train import cli
 from optout_train.config import METHODS, TrainConfig, flag
 from optout_train.run_folder import RunFolder
@@ -224,7 +223,7 @@ def test_end_to_end_with_scores_and_the_command_that_repeats_them(run, fails, ar
         len(Run(output / "scores" / "after").samples("elude_forget")) == after["n-samples"]["elude_forget"]["effective"]
     )
     both = named_runs([str(output / "scores")])
-    assert [named.name for named in both] == ["before", "after"] and checkpoint(both[1]) == output
+    assert [named.name for named in both] == ["before", "after"] and both[1].run.checkpoint == output
     assert f"| this checkpoint | {value:.1f} |" in (output / "README.md").read_text()
     assert read_manifest(output).targets == ("Ada Example",)
     command = again.removeprefix("Again:").split()

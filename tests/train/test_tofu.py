@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 from lm_eval_elude.data.files import file_hashes
 from lm_eval_elude.data.manifest import read_manifest
 from lm_eval_elude.errors import UserError
-from lm_eval_elude.report.runs import Run
 from lm_eval_elude.scoring.conventions import CONVENTIONS
+from lm_eval_elude.scoring.runs import Run
 from lm_eval_elude.tasks.questions import QuestionTask
 from lm_eval_elude.text.chat import Renderer
 from optout_train.config import METHODS, build_config

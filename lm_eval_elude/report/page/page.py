@@ -21,11 +21,11 @@ from lm_eval_elude.data.files import write_text
 from lm_eval_elude.data.manifest import read_manifest
 from lm_eval_elude.data.records import QARecord, entity_name
 from lm_eval_elude.report import tables
-from lm_eval_elude.report.comparison import NamedRun, checkpoint, warnings
+from lm_eval_elude.report.comparison import NamedRun, warnings
 from lm_eval_elude.report.page import render
+from lm_eval_elude.scoring.benchmarks.elude import ATTACK, CONTROL
 from lm_eval_elude.scoring.estimates import Estimate
 from lm_eval_elude.scoring.samples import Sample
-from lm_eval_elude.scoring.suites import ATTACK, CONTROL
 from lm_eval_elude.text.words import telling_words, words
 
 HERE = Path(__file__).parent
@@ -160,7 +160,7 @@ def _histogram(values: Sequence[float], top: float) -> list[float]:
 
 def _training(run: NamedRun) -> dict[str, Any] | None:
     """Curves of the log of the checkpoint that was scored, if it is still there: losses by step, measures by epoch."""
-    folder = checkpoint(run)
+    folder = run.run.checkpoint
     if folder is None or not (folder / TRAIN_LOG).is_file():
         return None
     steps: dict[str, list[list[float]]] = {}
@@ -252,11 +252,11 @@ def leaks(doc: Mapping[str, Any], question: str) -> bool:
 
 def _about(run: NamedRun) -> list[tuple[str, str]]:
     """What a reader needs to run it again, as names and texts."""
-    settings, config, results = run.run.settings(run.run.tasks[0]), run.config, run.run.results
+    settings, config, results = run.run.settings(run.run.tasks[0]), run.run.config, run.run.results
     found: list[tuple[str, Any]] = [("results", run.run.path), ("again", command(run))]
     for said in settings.get("checkpoint") or ():
         found += [(f"checkpoint {key}", value) for key, value in said.items()]
-    if (folder := checkpoint(run)) and (manifest := read_manifest(folder)):
+    if (folder := run.run.checkpoint) and (manifest := read_manifest(folder)):
         found += [("method", manifest.method), ("trained with", manifest.settings), ("base model", manifest.base_model)]
         found += [("trained on", manifest.data_fingerprints), ("training versions", manifest.versions)]
     found += [("targets", ", ".join(settings.get("targets") or ())), ("data", settings.get("data"))]
@@ -280,7 +280,7 @@ _METADATA = {
 
 def command(run: NamedRun) -> str:
     """The ``lm_eval`` command that makes the run again, from what its results file says."""
-    config, settings, results = run.config, run.run.settings(run.run.tasks[0]), run.run.results
+    config, settings, results = run.run.config, run.run.settings(run.run.tasks[0]), run.run.results
     arguments = config.get("model_args") or {}
     if isinstance(arguments, dict):
         arguments = ",".join(f"{key}={value}" for key, value in arguments.items())

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from lm_eval_elude.data import jsonio
+from lm_eval_elude.data.files import sha256
+from lm_eval_elude.data.manifest import FILE_NAME
 from lm_eval_elude.errors import UserError, given
+from lm_eval_elude.scoring.benchmarks import BENCHMARKS, GROUPS, UTILITY, group_report, task_report
 from lm_eval_elude.scoring.likelihood import TruthRatioMean
-from lm_eval_elude.scoring.numbers import report
-from lm_eval_elude.scoring.samples import Sample
-from lm_eval_elude.scoring.suites import GROUPS, UTILITY, suite, task_report
+from lm_eval_elude.scoring.samples import Sample, same_documents
 
 
 class Run:
@@ -34,7 +35,7 @@ class Run:
         for part in ("results", "configs"):
             jsonio.check(found[part], dict[str, dict[str, Any]], f"{self.path}: field {part!r}")
         self.results: dict[str, Any] = found
-        self.tasks = [task for task in found["configs"] if suite(task) and task in found["results"]]
+        self.tasks = [task for task in found["configs"] if task in BENCHMARKS and task in found["results"]]
         if not self.tasks and not (utility and UTILITY in found["results"]):
             raise UserError(f"{self.path}: no task of ELUDe in it")
         self._samples: dict[str, list[Sample]] = {}
@@ -51,6 +52,27 @@ class Run:
             raise UserError(f"{self.path}: {task} does not say what was scored (configs, metadata, elude)")
         _check(said, {**_SETTINGS, "checkpoint": list[dict[str, Any]] | None}, f"{self.path}: {task}")
         return said
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """lm-eval's own settings of the run."""
+        config = self.results.get("config")
+        return config if isinstance(config, dict) else {}
+
+    @property
+    def limit(self) -> float | None:
+        """What ``--limit`` was, None where all was scored."""
+        limit = self.config.get("limit")
+        return limit if isinstance(limit, int | float) else None
+
+    @cached_property
+    def checkpoint(self) -> Path | None:
+        """The folder of the checkpoint that was scored, None where what lies there now is not it."""
+        for identity in self.settings(self.tasks[0]).get("checkpoint") or () if self.tasks else ():
+            for folder in (Path(str(identity.get("name", ""))), *self.path.absolute().parents[:4]):
+                if (file := folder / FILE_NAME).is_file() and sha256(file) == identity.get("manifest"):
+                    return folder
+        return None
 
     def sample_file(self, task: str) -> Path:
         """Where a task's samples are logged.
@@ -82,18 +104,29 @@ class Run:
         Raises:
             UserError: a row is not one of this task.
         """
-        if task in self._samples:
-            return self._samples[task]
-        found, settings = suite(task), self.settings(task)
-        assert found
-        samples = []
-        for number, row in enumerate(self.rows(task), 1):
+        if task not in self._samples:
+            self._samples[task] = self._measure(task, self.rows(task))
+        return self._samples[task]
+
+    def samples_beside(self, task: str, reference: Run) -> list[Sample]:
+        """The measurements of a task with what the run of a reference says of each document, if it has the same."""
+        samples = self.samples(task)
+        if task not in reference.tasks or not same_documents(samples, reference.samples(task)):
+            return samples
+        rows = []
+        for row, other in zip(self.rows(task), reference.rows(task), strict=True):
+            answers = {key: other["doc"][key] for key in ("answer_scores", "generated") if key in other["doc"]}
+            rows.append({**row, "doc": {**row["doc"], "reference": {**(row["doc"].get("reference") or {}), **answers}}})
+        return self._measure(task, rows)
+
+    def _measure(self, task: str, rows: Sequence[Mapping[str, Any]]) -> list[Sample]:
+        settings, samples = self.settings(task), []
+        for number, row in enumerate(rows, 1):
             try:
-                samples.append(found.sample(row, settings))
+                samples.append(BENCHMARKS[task].measure(row, settings))
             except (KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError) as error:
                 where = f"{self.sample_file(task).name}, row {number}"
                 raise UserError(f"{where}: cannot be measured ({error!r})") from None
-        self._samples[task] = samples
         return samples
 
     @cached_property
@@ -103,7 +136,7 @@ class Run:
         found = {task: task_report(task, own, self.settings(task)) for task, own in samples.items()}
         for name in [name for name in GROUPS if name in self.results["results"]]:
             try:
-                found[name] = report(GROUPS[name], samples)
+                found[name] = group_report(name, samples)
             except (KeyError, ZeroDivisionError):
                 raise UserError(f"{self.path}: {name} is in it, but not all of its tasks") from None
         return found
