@@ -18,29 +18,20 @@ def mode(path) -> int:
     return stat.S_IMODE(os.stat(path).st_mode)
 
 
-@pytest.fixture
-def umask():
+def test_a_new_file_and_folder_have_what_the_umask_allows_and_an_old_file_keeps_its_mode(tmp_path):
     before = os.umask(0o027)
-    yield
-    os.umask(before)
-
-
-def test_a_new_file_and_a_new_folder_have_what_the_umask_allows(tmp_path, umask):
-    write_text(tmp_path / "a.html", "private")
-    with new_folder(tmp_path / "folder") as staged:
-        write_text(staged / "b.txt", "b")
-    assert (mode(tmp_path / "a.html"), mode(tmp_path / "folder"), mode(tmp_path / "folder/b.txt")) == (
-        0o640, 0o750, 0o640
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("rights", [0o600, 0o644, 0o664])
-def test_a_file_that_was_there_keeps_its_mode(tmp_path, umask, rights):
-    path = tmp_path / "a.csv"
-    path.write_text("old")
-    path.chmod(rights)
-    write_text(path, "new")
-    assert path.read_text() == "new" and mode(path) == rights
+    try:
+        write_text(tmp_path / "a.html", "private")
+        with new_folder(tmp_path / "folder") as staged:
+            write_text(staged / "b.txt", "b")
+        modes = [mode(tmp_path / name) for name in ("a.html", "folder", "folder/b.txt")]
+        assert modes == [0o640, 0o750, 0o640]
+        for rights in (0o600, 0o644, 0o664):
+            (tmp_path / "a.html").chmod(rights)
+            write_text(tmp_path / "a.html", "new")
+            assert (tmp_path / "a.html").read_text() == "new" and mode(tmp_path / "a.html") == rights
+    finally:
+        os.umask(before)
 
 
 def test_a_link_stays_a_link_and_its_file_is_written(tmp_path):

@@ -1,5 +1,6 @@
 """Prompts and answers as transformers writes them, for templates in the shape of real ones and for none."""
 
+import copy
 import io
 import json
 from contextlib import suppress
@@ -21,6 +22,12 @@ WORDS = st.lists(
 ).map(" ".join)
 
 
+@pytest.fixture
+def chatml():
+    """A tokenizer that a test may change."""
+    return copy.deepcopy(RENDERERS["chatml"].tokenizer)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @settings(max_examples=15, deadline=None)
 @given(question=WORDS, answer=WORDS)
@@ -39,15 +46,12 @@ def test_a_system_text_stands_once_before_the_question(shape):
     assert prompt.count("Say little.") == 1 and prompt.index("Say little.") < prompt.index("Who is it?")
 
 
-def test_a_template_that_refuses_the_system_turn_is_an_error():
-    assert "Who" in RENDERERS["gemma"].prompt("Who?")
-    with pytest.raises(UserError, match="refuses the conversation: System role not supported"):
-        RENDERERS["gemma"].prompt("Who?", system="Say little.")
-
-
-def test_a_template_that_drops_the_system_turn_is_an_error():
-    with pytest.raises(UserError, match="drops the system turn"):
-        RENDERERS["dropping"].prompt("Who?", system="Say little.")
+def test_a_template_that_refuses_or_drops_the_system_turn_is_an_error():
+    problems = {"gemma": "refuses the conversation: System role not supported", "dropping": "drops the system turn"}
+    for shape, problem in problems.items():
+        assert "Who" in RENDERERS[shape].prompt("Who?")
+        with pytest.raises(UserError, match=problem):
+            RENDERERS[shape].prompt("Who?", system="Say little.")
 
 
 @pytest.mark.parametrize("shape", [s for s in SHAPES if SHAPES[s].bos and s != "phi-3.5"])
@@ -62,20 +66,19 @@ def test_the_bos_token_stands_once(shape):
 
 
 @pytest.mark.parametrize(
-    ("shape", "stop"),
-    [("llama-3.1", ["<|eot_id|>"]), ("phi-3.5", ["<|end|>"]), ("chatml", ["<|im_end|>"]), ("qwen3", ["<|im_end|>"]),
-     ("gemma", ["<end_of_turn>"]), ("dropping", ["</s>"]), ("base", ["Question:", "\n\n"])],
-)  # fmt: skip
-def test_generation_stops_at_the_end_of_turn(shape, stop):
-    assert RENDERERS[shape].stop == stop
-
-
-def test_the_answer_holds_all_that_the_template_writes_after_it():
-    endings = {shape: RENDERERS[shape].answer(" A. ") for shape in SHAPES}
-    assert endings == {
-        "llama-3.1": "A.<|eot_id|>", "phi-3.5": "A.<|end|>\n<|endoftext|>", "chatml": "A.<|im_end|>\n",
-        "qwen3": "A.<|im_end|>\n", "gemma": "A.<end_of_turn>\n", "dropping": " A.</s>", "base": " A.\n\n",
-    }  # fmt: skip
+    ("shape", "answer", "stop"),
+    [
+        ("llama-3.1", "A.<|eot_id|>", ["<|eot_id|>"]),
+        ("phi-3.5", "A.<|end|>\n<|endoftext|>", ["<|end|>"]),
+        ("chatml", "A.<|im_end|>\n", ["<|im_end|>"]),
+        ("qwen3", "A.<|im_end|>\n", ["<|im_end|>"]),
+        ("gemma", "A.<end_of_turn>\n", ["<end_of_turn>"]),
+        ("dropping", " A.</s>", ["</s>"]),
+        ("base", " A.\n\n", ["Question:", "\n\n"]),
+    ],
+)
+def test_the_answer_holds_all_that_the_template_writes_and_generation_stops_at_the_end_of_turn(shape, answer, stop):
+    assert RENDERERS[shape].answer(" A. ") == answer and RENDERERS[shape].stop == stop
 
 
 def test_no_prompt_depends_on_the_day(monkeypatch):
@@ -88,62 +91,62 @@ def test_no_prompt_depends_on_the_day(monkeypatch):
     assert datetime.date.today().strftime("%d %b %Y") not in dated.prompt("Who?")
 
 
+ANOTHER_HEADER = (
+    "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'bot>' }}{% endif %}"
+)
+FAILING = ("messages[0]['content'] + 1", "1 / 0", "messages[7].x.y", "none()", "'a' * -1")
+
+
 @pytest.mark.parametrize(
-    "template",
+    ("template", "problem"),
     [
-        "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
-        "{% if add_generation_prompt %}{{ 'bot>' }}{% endif %}",
-        "{% for m in messages %}{{ m.content | upper }}{% endfor %}",
+        (ANOTHER_HEADER, "does not continue its own generation prompt"),
+        ("{% for m in messages %}{{ m.content | upper }}{% endfor %}", "does not continue its own generation prompt"),
+        *(("{{ " + body + " }}", "the model's chat template ") for body in FAILING),
     ],
-    ids=["another-header", "changed-answer"],
-)  # fmt: skip
-def test_a_template_that_hides_the_boundary_is_an_error(template):
-    tokenizer = make_tokenizer("chatml")
-    tokenizer.chat_template = template
-    with pytest.raises(UserError, match="does not continue its own generation prompt"):
-        Renderer(tokenizer)
+)
+def test_a_template_that_hides_the_boundary_or_fails_is_one_line(chatml, template, problem):
+    chatml.chat_template = template
+    with pytest.raises(UserError, match=problem) as error:
+        Renderer(chatml)
+    assert "\n" not in str(error.value)
 
 
-def test_the_fingerprint_knows_vocabulary_and_template():
-    one = make_tokenizer("chatml")
-    two = make_tokenizer("chatml")
-    assert Renderer(one).fingerprint == Renderer(two).fingerprint
-    two.chat_template = two.chat_template.replace("Qwen", "Someone")
+def test_the_fingerprint_knows_vocabulary_and_template(chatml):
+    assert Renderer(chatml).fingerprint == RENDERERS["chatml"].fingerprint
+    chatml.chat_template = chatml.chat_template.replace("Qwen", "Someone")
     prints = [RENDERERS[s].fingerprint for s in SHAPES]
-    prints += [Renderer(two).fingerprint, Renderer(make_tokenizer("chatml", vocabulary=800)).fingerprint]
+    prints += [Renderer(chatml).fingerprint, Renderer(make_tokenizer("chatml", vocabulary=800)).fingerprint]
     assert len(set(prints)) == len(prints)
 
 
 def test_the_tokenizer_is_left_as_it_was(tmp_path):
     tokenizer = make_tokenizer("llama-3.1")
-    before = (tokenizer.padding_side, tokenizer.chat_template, len(tokenizer), dict(tokenizer.special_tokens_map))
+
+    def state():
+        return tokenizer.padding_side, tokenizer.chat_template, len(tokenizer), dict(tokenizer.special_tokens_map)
+
+    before = state()
     Renderer(tokenizer).encode_pair("a", "b")
-    assert before == (
-        tokenizer.padding_side,
-        tokenizer.chat_template,
-        len(tokenizer),
-        dict(tokenizer.special_tokens_map),
-    )
+    assert state() == before
     tokenizer.save_pretrained(tmp_path)
     assert Renderer(load_tokenizer(str(tmp_path))).prompt("Who?") == RENDERERS["llama-3.1"].prompt("Who?")
 
 
-@pytest.mark.parametrize("level", [10, 20, 30, 40])
-def test_loading_a_tokenizer_leaves_transformers_as_loud_as_it_was(tmp_path, level):
+def test_loading_a_tokenizer_leaves_transformers_as_loud_as_it_was(tmp_path, chatml):
     from transformers.utils import logging
 
-    make_tokenizer("chatml").save_pretrained(tmp_path)
+    chatml.save_pretrained(tmp_path)
     before = logging.get_verbosity()
-    logging.set_verbosity(level)
     try:
-        load_tokenizer(str(tmp_path))
-        assert logging.get_verbosity() == level
-        with pytest.raises(UserError):
-            load_tokenizer(str(tmp_path / "none"))
-        (tmp_path / "tokenizer.json").write_text("{")
-        with pytest.raises(UserError):
+        for level in (10, 40):
+            logging.set_verbosity(level)
             load_tokenizer(str(tmp_path))
-        assert logging.get_verbosity() == level
+            assert logging.get_verbosity() == level
+            with pytest.raises(UserError):
+                load_tokenizer(str(tmp_path / "none"))
+            assert logging.get_verbosity() == level
     finally:
         logging.set_verbosity(before)
 
@@ -152,8 +155,8 @@ def test_loading_a_tokenizer_leaves_transformers_as_loud_as_it_was(tmp_path, lev
 @pytest.mark.parametrize(
     "content", ["", "[]", "{}", "5", "[" * 100_000, '{"model": 5}', '{"added_tokens": [1]}', "\xff"]
 )
-def test_tokenizer_files_that_are_none_are_one_line(tmp_path, file, content):
-    make_tokenizer("chatml").save_pretrained(tmp_path)
+def test_tokenizer_files_that_are_none_are_one_line(tmp_path, chatml, file, content):
+    chatml.save_pretrained(tmp_path)
     (tmp_path / file).write_bytes(content.encode("latin-1"))
     try:
         Renderer(load_tokenizer(str(tmp_path)))
@@ -161,32 +164,23 @@ def test_tokenizer_files_that_are_none_are_one_line(tmp_path, file, content):
         assert "\n" not in str(error) and len(str(error)) < 600
 
 
-@pytest.mark.parametrize("body", ["messages[0]['content'] + 1", "1 / 0", "messages[7].x.y", "none()", "'a' * -1"])
-def test_a_template_that_fails_is_one_line(body):
-    tokenizer = make_tokenizer("chatml")
-    tokenizer.chat_template = "{{ " + body + " }}"
-    with pytest.raises(UserError) as error:
-        Renderer(tokenizer)
-    assert "\n" not in str(error.value)
-
-
 def test_a_tokenizer_that_cannot_be_found_is_one_line(tmp_path):
     (tmp_path / "empty").mkdir()
-    for name, said in [
+    for name, problem in [
         (str(tmp_path / "empty"), "no tokenizer for .*tokenizer="),
         (str(tmp_path / "absent"), "does not exist"),
         ("x" * 5_000, "no tokenizer for"),
         ("a\0b", "no tokenizer for"),
         ("nobody/nothing", "no tokenizer for 'nobody/nothing'"),
     ]:
-        with pytest.raises(UserError, match=said) as error:
+        with pytest.raises(UserError, match=problem) as error:
             load_tokenizer(name)
         assert "\n" not in str(error.value)
 
 
-def test_code_that_comes_with_a_tokenizer_is_not_run(tmp_path, monkeypatch):
+def test_code_that_comes_with_a_tokenizer_is_not_run(tmp_path, chatml, monkeypatch):
     """Not even where somebody types yes."""
-    make_tokenizer("chatml").save_pretrained(tmp_path)
+    chatml.save_pretrained(tmp_path)
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
     settings |= {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": [None, "mine.Mine"]}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
