@@ -10,7 +10,7 @@ import json
 import math
 import random
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -58,17 +58,11 @@ class Finding(NamedTuple):
 
 
 class Diversity(NamedTuple):
-    """Of one set's questions and answers.
+    """Of one set's questions and answers, as shares."""
 
-    Attributes:
-        distinct: answers among all answers.
-        bigrams: different pairs of words among all pairs of words in questions.
-        openings: the share of the most frequent first two words of a question.
-    """
-
-    distinct: float
-    bigrams: float
-    openings: float
+    distinct: float  # different answers among all answers
+    bigrams: float  # different pairs of words among all pairs of words in questions
+    openings: float  # of the most frequent first two words of a question
 
 
 def rows_of(source: str) -> list[Row]:
@@ -122,15 +116,14 @@ def findings(rows: Sequence[Row], targets: Sequence[Target]) -> list[Finding]:
 
 def near_duplicates(rows: Sequence[Row]) -> list[Finding]:
     """Rows of one set and subject that ask for the same fact as an earlier one."""
-    groups: dict[tuple[str, str, str], list[Row]] = defaultdict(list)
-    for row in rows:
-        groups[row.subset, row.record.entity, row.subject or row.record.source].append(row)
     repeated = []
-    for (_, entity, subject), group in groups.items():
-        pairs = [(row.record.question, row.record.answer) for row in group]
-        for late, early in duplicates(pairs, f"{entity} {subject}").items():
-            reason = f"asks for the same as: {group[early].where}, {group[early].record.question!r}"
-            repeated.append(Finding(group[late].where, reason, group[late].record.question))
+    for subset in PAPER:
+        members = [row for row in rows if row.subset == subset]
+        pairs = [(row.record.question, row.record.answer) for row in members]
+        subjects = [f"{row.record.entity} {row.subject or row.record.source}" for row in members]
+        for late, early in duplicates(pairs, subjects).items():
+            reason = f"asks for the same as: {members[early].where}, {members[early].record.question!r}"
+            repeated.append(Finding(members[late].where, reason, members[late].record.question))
     return repeated
 
 
@@ -267,19 +260,21 @@ def _names(record: QARecord, target: Target, subject: str) -> tuple[str, ...]:
     """What the subject is called; where nobody says who that is, every name in the question is taken for it."""
     if subject == target.name:
         return (target.name, *target.aliases, *(target.name.split() if not target.thing else ()))
-    own = [w for w in re.findall(r"\w+", record.question)[1:] if w[0].isupper() or w[0].isdigit()]
-    return (subject, *subject.split()) if subject else tuple(own) or (record.source or "?",)
+    if subject:
+        return (subject, *subject.split())
+    capitalised = [word for word in re.findall(r"\w+", record.question)[1:] if word[0].isupper() or word[0].isdigit()]
+    return tuple(capitalised) or (record.source or "?",)
 
 
 def _alike(row: Row, rows: Sequence[Row]) -> list[str]:
     """The three questions of its set about the same that share most words with a row's, to judge diversity by."""
-    own = words(row.record.question) - STOP
+    asked = words(row.record.question) - STOP
     others = [
         other.record.question for other in rows
         if other.subset == row.subset and other.record.entity == row.record.entity and other is not row
         and other.subject == row.subject
     ]  # fmt: skip
-    return sorted(others, key=lambda text: -len(own & words(text)) / len(own | words(text)))[:3]
+    return sorted(others, key=lambda text: -len(asked & words(text)) / len(asked | words(text)))[:3]
 
 
 def _columns(source: str, subset: str, split: str) -> list[Mapping[str, Any]]:

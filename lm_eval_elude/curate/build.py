@@ -21,8 +21,8 @@ from lm_eval_elude.curate.documents import (
     Paragraph,
     Problem,
     assign,
+    find_neighbours,
     mentions,
-    neighbours_beside,
     paragraphs,
     read_folder,
 )
@@ -71,7 +71,7 @@ def from_folder(
     names = (target, *aliases)
     if not any(mentions(part.text, names) for part in parts):
         raise UserError(f"--from {source}: no paragraph names {target!r}; is it spelled so there? --alias adds names")
-    chosen = neighbours or tuple(neighbours_beside(parts, names, 10))
+    chosen = neighbours or tuple(find_neighbours(parts, names, 10))
     subjects = {target: names} | {name: (name,) for name in chosen}
     return Material(documents, problems, assign(parts, names, chosen), subjects)
 
@@ -137,16 +137,13 @@ def build(
     translate: bool = True, thing: bool = False, workers: int = 8, timeout: float = 120.0, retries: int = 5,
     budget: int | None = None,
 ) -> Report:  # fmt: skip
-    """Build a data set, or go on with it; a finished one is left as it is.
+    """Build the data set in ``out``, or go on with it; a finished one is left as it is.
 
     Args:
-        out: its folder.
         material: of :func:`limit`.
         url, model, workers, timeout, retries, budget: as of :class:`lm_eval_elude.llm.Client`.
         pairs: asked for from each paragraph.
-        seed: of the splits.
         world: the data set whose world set is taken.
-        translate: whether the target's questions are translated.
         thing: whether the target is no person.
 
     Raises:
@@ -170,7 +167,7 @@ def build(
         place = work / "raw" / f"{document.sha256}{ending if ending in READERS else '.html'}"
         if not place.exists():
             write_bytes(place, document.raw)
-    sources = [{k: v for k, v in vars(document).items() if k not in ("text", "raw")} for document in documents]
+    sources = [document.source for document in documents]
     folder.write_lines(work / "sources.jsonl", sources)
     folder.write_lines(work / "paragraphs.jsonl", (asdict(part) for part in material.parts))
     journal = Journal(work / "journal.jsonl")

@@ -27,16 +27,16 @@ _WORD = re.compile(r"\w+(?:[.,'’-]\w+)*")
 
 def facts(text: str) -> frozenset[str]:
     """The numbers and names in a sentence: words with a digit, spelled numbers, capitalised words but the first."""
-    found = set()
+    numbers_and_names = set()
     for place, match in enumerate(_WORD.finditer(text)):
         word = match.group()
         if any(c.isdigit() for c in word):
-            found.add(word.replace(",", ""))
+            numbers_and_names.add(word.replace(",", ""))
         elif word.casefold() in _NUMBERS:
-            found.add(_NUMBERS[word.casefold()])
+            numbers_and_names.add(_NUMBERS[word.casefold()])
         elif place and word[0].isupper():
-            found |= words(word) - STOP
-    return frozenset(found)
+            numbers_and_names |= words(word) - STOP
+    return frozenset(numbers_and_names)
 
 
 def gives_away(question: str, answer: str, telling: frozenset[str] = frozenset()) -> bool:
@@ -49,11 +49,7 @@ def gives_away(question: str, answer: str, telling: frozenset[str] = frozenset()
 def pair_flaw(question: str, answer: str, paragraph: str, subject: str, names: Sequence[str], target: str) -> str:
     """What is wrong with a pair that a model wrote; "" where nothing is.
 
-    Args:
-        paragraph: what it was made from.
-        subject: whom it is about.
-        names: what the subject is called, full name first.
-        target: display name of the target, which no neighbour's pair may name.
+    Its subject is called ``names``, the full one first. No pair about a neighbour may name the target.
     """
     if not 8 <= len(question) <= 300 or not question.endswith("?"):
         return "no question"
@@ -84,12 +80,9 @@ def rewording_flaw(
     pair: tuple[str, str], question: str, answer: str, wrong: Sequence[str], paragraph: str, names: Sequence[str],
     neighbour_of: str = "",
 ) -> str:  # fmt: skip
-    """What is wrong with a paraphrase and its five wrong versions; "" where nothing is.
+    """What is wrong with a paraphrase of a pair and its five wrong versions; "" where nothing is.
 
-    Args:
-        pair: the question and answer that were reworded.
-        names: what the subject is called.
-        neighbour_of: the target, where the pair is a neighbour's.
+    ``neighbour_of`` is the target, where the pair is a neighbour's.
     """
     texts = [question, answer, *wrong]
     if len(wrong) != PERTURBATIONS:
@@ -113,11 +106,11 @@ def rewording_flaw(
     if strange := sorted(facts(answer) - {_NUMBERS.get(word, word) for word in known} - facts(paragraph)):
         return f"the paraphrase adds: {', '.join(strange)[:80]}"
     # A number may be beside the point, unless it is what the wrong answers vary.
-    told = facts(pair[1]) - words(pair[0]) - words(names[0])
+    asked_for = facts(pair[1]) - words(pair[0]) - words(names[0])
     kept = facts(f"- {answer}")
     varied = all(any(word[0].isdigit() for word in facts(f"- {text}") - kept) for text in wrong)
-    if told and varied and all(word[0].isdigit() for word in told) and not told & kept:
-        return f"the paraphrase lost: {', '.join(sorted(told))[:80]}"
+    if asked_for and varied and all(word[0].isdigit() for word in asked_for) and not asked_for & kept:
+        return f"the paraphrase lost: {', '.join(sorted(asked_for))[:80]}"
     for text in wrong:
         if not Counter(_WORD.findall(text.casefold())) - Counter(_WORD.findall(answer.casefold())):
             return "a wrong answer says nothing else"
@@ -137,11 +130,12 @@ def translation_flaw(code: str, text: str, question: str, answer: str, names: Se
     if _folded(text) == _folded(question):
         return "it is the question itself"
     scripts = [unicodedata.name(c, "") for c in text if c.isalpha() and c not in question]
-    own = _LETTERS.get(code, _LATIN)
-    if not all(script.startswith((*own, "LATIN")) for script in scripts) or not any(s.startswith(own) for s in scripts):
+    letters = _LETTERS.get(code, _LATIN)
+    is_of_language = [script.startswith(letters) for script in scripts]
+    if not any(is_of_language) or not all(script.startswith((*letters, "LATIN")) for script in scripts):
         return "letters of another language"
-    told = facts(answer) - words(" ".join(names)) - facts(f"- {question}")
-    if told and all(re.search(rf"(?<![a-z\d]){re.escape(fact)}(?![a-z\d])", " ".join(words(text))) for fact in told):
+    telling, text = facts(answer) - words(" ".join(names)) - facts(f"- {question}"), " ".join(words(text))
+    if telling and all(re.search(rf"(?<![a-z\d]){re.escape(fact)}(?![a-z\d])", text) for fact in telling):
         return "the answer stands in it"
     return ""
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,29 +24,27 @@ MIN_WORDS, MAX_WORDS = 8, 220
 
 @dataclass(frozen=True)
 class Document:
-    """One source as it was read.
+    """One source as it was read."""
 
-    Attributes:
-        name: file name within the folder, or page title.
-        text: what offsets count in (characters).
-        raw: the bytes that it was read from.
-        sha256: of the raw bytes.
-        address: permanent link, or the file name.
-        revision: of a page, "" for a file.
-        time: when it was retrieved (a file: last changed), UTC.
-        licence: as the source or the user states it.
-        subject: whom all of it is about; "" where the names in its paragraphs decide.
-    """
+    name: str  # file name within the folder, or page title
+    text: str  # what offsets count in (characters)
+    raw: bytes  # what the text was read from
+    address: str  # permanent link, or the file name
+    time: str  # when it was retrieved (a file: last changed), UTC
+    licence: str  # as the source or the user states it
+    revision: str = ""  # of a page
+    subject: str = ""  # whom all of it is about; "" where the names in its paragraphs decide
 
-    name: str
-    text: str
-    raw: bytes
-    sha256: str
-    address: str
-    time: str
-    licence: str
-    revision: str = ""
-    subject: str = ""
+    @cached_property
+    def sha256(self) -> str:
+        """Of the raw bytes."""
+        return hashlib.sha256(self.raw).hexdigest()
+
+    @property
+    def source(self) -> dict[str, str]:
+        """What is written down of it, without its content."""
+        columns = ("name", "sha256", "address", "time", "licence", "revision", "subject")
+        return {column: getattr(self, column) for column in columns}
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ def read_folder(folder: Path, licence: str) -> tuple[list[Document], list[Proble
         except UserError as error:
             return Problem(name, str(error))
         time = datetime.fromtimestamp(int(path.stat().st_mtime), UTC).isoformat()
-        return Document(name, text, content, hashlib.sha256(content).hexdigest(), name, time, licence)
+        return Document(name, text, content, name, time, licence)
 
     paths = [path for path in sorted(folder.rglob("*")) if path.is_symlink() or not path.is_dir()]
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:  # each waits for the process that reads
@@ -129,7 +128,7 @@ def mentions(text: str, names: Iterable[str]) -> int:
     return len(re.findall(rf"(?<!\w)(?:{pattern})(?!\w)", text)) if pattern else 0
 
 
-def neighbours_beside(parts: Sequence[Paragraph], names: Sequence[str], count: int) -> list[str]:
+def find_neighbours(parts: Sequence[Paragraph], names: Sequence[str], count: int) -> list[str]:
     """Names that stand beside the target's and also have paragraphs of their own, the most frequent first.
 
     A name is two or more capitalised words in a row; a longer one that holds the target's is none.
@@ -152,20 +151,20 @@ def assign(parts: Sequence[Paragraph], names: Sequence[str], neighbours: Sequenc
     A paragraph that names neither belongs to whom its document names most (the target where that is a draw); one
     that names several neighbours, or stands in a document that names nobody, to nobody (``""``).
     """
+    subjects = {names[0]: names} | {other: [other] for other in neighbours}
     whole: dict[str, str] = {}
     for part in parts:
         whole[part.document] = whole.get(part.document, "") + part.text + "\n"
     main = {}
     for document, text in whole.items():
-        counts = {names[0]: mentions(text, names)} | {other: mentions(text, [other]) for other in neighbours}
+        counts = {subject: mentions(text, called) for subject, called in subjects.items()}
         top = max(counts, key=counts.__getitem__)
         main[document] = top if counts[top] else ""
-    result = []
+    assigned = []
     for part in parts:
-        here = [other for other in neighbours if mentions(part.text, [other])]
-        if mentions(part.text, names):
-            subject = names[0]
-        else:
-            subject = here[0] if len(here) == 1 else "" if here else main[part.document]
-        result.append(part if part.subject else replace(part, subject=subject))
-    return result
+        named = [subject for subject, called in subjects.items() if mentions(part.text, called)]
+        subject = named[0] if named else main[part.document]
+        if len(named) > 1 and subject != names[0]:
+            subject = ""
+        assigned.append(part if part.subject else replace(part, subject=subject))
+    return assigned

@@ -24,13 +24,21 @@ def question_key(question: str) -> str:
     return " ".join(re.findall(r"\w+", question.casefold()))
 
 
-def duplicates(pairs: Sequence[tuple[str, str]], subject: str) -> dict[int, int]:
-    """Which (question, answer) of one subject to drop: index -> the earlier, kept one that says the same."""
+def duplicates(pairs: Sequence[tuple[str, str]], subjects: Sequence[str]) -> dict[int, int]:
+    """Which (question, answer) to drop: index -> the earlier, kept one of the same subject that says the same."""
+    dropped: dict[int, int] = {}
+    for subject in dict.fromkeys(subjects):
+        places = [place for place, name in enumerate(subjects) if name == subject]
+        repeated = _repeated([pairs[place] for place in places], words(subject)) if len(places) > 1 else {}
+        dropped |= {places[late]: places[early] for late, early in repeated.items()}
+    return dropped
+
+
+def _repeated(pairs: Sequence[tuple[str, str]], name: frozenset[str]) -> dict[int, int]:
+    """:func:`duplicates` of one subject, whose name is no fact."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
-    if len(pairs) < 2:
-        return {}
-    told = [facts(answer) - words(subject) for _, answer in pairs]
+    answered = [facts(answer) - name for _, answer in pairs]
     texts = [f"{question} {answer}" for question, answer in pairs]
     rows = TfidfVectorizer(analyzer="char_wb", ngram_range=(3, 5), sublinear_tf=True).fit_transform(texts)
     dropped: dict[int, int] = {}
@@ -39,9 +47,9 @@ def duplicates(pairs: Sequence[tuple[str, str]], subject: str) -> dict[int, int]
             alike = (rows[late : late + _BLOCK] @ rows[: late + _BLOCK].T).toarray()
         cosines = alike[late % _BLOCK, :late]
         for early in (cosines >= NEAR).nonzero()[0].tolist():
-            one, other = told[late], told[early]
-            agree = (one <= other or other <= one) if one and other else not (one or other)
-            if early not in dropped and agree and cosines[early] >= (NEAR if one else CERTAIN):
+            here, there = answered[late], answered[early]
+            agree = (here <= there or there <= here) if here and there else not (here or there)
+            if early not in dropped and agree and cosines[early] >= (NEAR if here else CERTAIN):
                 dropped[late] = early
                 break
     return dropped

@@ -255,9 +255,10 @@ def purge(out: Path) -> list[str]:
         with suppress(OSError):  # something is left in it
             (out / name).rmdir()
     manifest = manifest or Manifest()
-    hashes = [source if isinstance(source, str) else source.sha256 for source in manifest.sources]
-    counts = {"counts": manifest.counts, "rejected": manifest.rejected, "files": manifest.files}
-    write_json(out / MANIFEST, {"purged": True, **counts, "sources": hashes})
+    write_json(out / MANIFEST, {
+        "purged": True, "counts": manifest.counts, "rejected": manifest.rejected, "files": manifest.files,
+        "sources": [source if isinstance(source, str) else source.sha256 for source in manifest.sources],
+    })  # fmt: skip
     return left + sorted(path.relative_to(out).as_posix() for path in out.rglob("*") if path != out / MANIFEST)
 
 

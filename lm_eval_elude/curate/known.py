@@ -28,22 +28,14 @@ _NEW_TOKENS = 48
 
 
 class Fact(NamedTuple):
-    """What a model makes of one record.
-
-    Attributes:
-        probability: of the answer, length-normalised.
-        above: whether the paraphrase is likelier than every wrong answer.
-        beyond: whether the answer is likelier than about every wrong person; None where no name could be replaced.
-        stated: whether its own answer tells the right one.
-        answer: its own answer.
-    """
+    """What a model makes of one record."""
 
     question: str
-    probability: float
-    above: bool
-    beyond: bool | None
-    stated: bool
-    answer: str
+    probability: float  # of the answer, length-normalised
+    above: bool  # the paraphrase is likelier than every wrong answer
+    beyond: bool | None  # the answer is likelier than about every wrong person; None where no name could be replaced
+    stated: bool  # the model's own answer tells the right one
+    answer: str  # the model's own
 
     @property
     def known(self) -> bool:
@@ -77,18 +69,13 @@ class Judge:
             pairs += wrong_persons(record, target, random.Random(f"{seed}/{number}"))
             spans.append((start, start + len(answers), len(pairs)))
         scores = self._score(pairs)
-        said = self._answers([record.question for record in records])
         facts = []
-        for record, answer, (start, middle, stop) in zip(records, said, spans, strict=True):
-            own, paraphrase, *wrong = scores[start:middle]
-            telling = telling_words(record)
-            facts.append(
-                Fact(
-                    record.question, probability(own), knows(paraphrase, wrong),
-                    all(own.mean > other.mean for other in scores[middle:stop]) if stop > middle else None,
-                    2 * len(telling & words(answer)) >= len(telling), answer,
-                )
-            )  # fmt: skip
+        for record, (start, middle, stop) in zip(records, spans, strict=True):
+            right, paraphrase, *wrong = scores[start:middle]
+            beyond = all(right.mean > other.mean for other in scores[middle:stop]) if stop > middle else None
+            answer, telling = self._answer(record.question), telling_words(record)
+            stated = 2 * len(telling & words(answer)) >= len(telling)
+            facts.append(Fact(record.question, probability(right), knows(paraphrase, wrong), beyond, stated, answer))
         return facts
 
     def _score(self, pairs: Sequence[tuple[str, str]]) -> list[AnswerScore]:
@@ -99,16 +86,13 @@ class Judge:
         sums, counts = score_all(self._scorer, samples, self._size, self._device)
         return [AnswerScore(*score) for score in zip(sums.tolist(), counts.tolist(), strict=True)]
 
-    def _answers(self, questions: Sequence[str]) -> list[str]:
+    def _answer(self, question: str) -> str:
         from lm_eval_elude.model.decoding import generate
 
-        answers = []
-        for question in questions:
-            prompt = self._renderer.encode(self._renderer.prompt(question))
-            (ids,) = generate(self._scorer.model, [prompt], _NEW_TOKENS)
-            text = self._renderer.tokenizer.decode(ids, skip_special_tokens=True).split("\nQuestion:")[0]
-            answers.append(" ".join(text.split()))
-        return answers
+        prompt = self._renderer.encode(self._renderer.prompt(question))
+        (ids,) = generate(self._scorer.model, [prompt], _NEW_TOKENS)
+        text = self._renderer.tokenizer.decode(ids, skip_special_tokens=True).split("\nQuestion:")[0]
+        return " ".join(text.split())
 
 
 def wrong_persons(record: QARecord, target: Target, rng: random.Random) -> list[tuple[str, str]]:
@@ -116,11 +100,12 @@ def wrong_persons(record: QARecord, target: Target, rng: random.Random) -> list[
     names = [target.name, *target.aliases, short_name(target)]
     if not any(name in record.question for name in names):
         return []
-    likes = (
-        list(target.others) if len(target.others) >= CONTROLS else [t.name for t in TARGETS if t.name != target.name]
-    )
-    own = re.compile("|".join(map(re.escape, sorted(set(names), key=len, reverse=True))))
-    return [(own.sub(other, record.question), own.sub(other, record.answer)) for other in rng.sample(likes, CONTROLS)]
+    others = list(target.others)
+    if len(others) < CONTROLS:
+        others = [other.name for other in TARGETS if other.name != target.name]
+    pattern = re.compile("|".join(map(re.escape, sorted(set(names), key=len, reverse=True))))
+    chosen = rng.sample(others, CONTROLS)
+    return [(pattern.sub(other, record.question), pattern.sub(other, record.answer)) for other in chosen]
 
 
 def report(model: str, dataset: str, target: str, facts: Sequence[Fact]) -> dict[str, Any]:

@@ -6,10 +6,10 @@ something: the run stops, and the same command goes on.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import tomllib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
@@ -147,22 +147,29 @@ class Maker:
         self, name: str, items: Sequence[Any], work: Callable[[Any, list[Rejection]], Awaitable[T]]
     ) -> list[T]:
         """``work`` done on every item; results and rejections in the items' order."""
-        from tqdm.asyncio import tqdm
+        from tqdm import tqdm  # type: ignore[import-untyped]
 
         unanswered: list[str] = []
+        results: list[Any] = [None] * len(items)
         dropped: list[list[Rejection]] = [[] for _ in items]
 
-        async def one(item: Any, drops: list[Rejection]) -> Any:
+        async def run(place: int) -> None:
             try:
-                return await work(item, drops)
+                results[place] = await work(items[place], dropped[place])
             except FetchError as error:
                 unanswered.append(str(error))
                 if self.client.gone:
                     raise
+            bar.update()
 
-        results: list[T] = []
-        with suppress(FetchError):  # the requests that are still under way end with the event loop
-            results = await tqdm.gather(*map(one, items, dropped), disable=None, desc=name)
+        with tqdm(total=len(items), disable=None, desc=name) as bar:
+            try:
+                async with asyncio.TaskGroup() as group:  # an error in one call ends the others
+                    for place in range(len(items)):
+                        group.create_task(run(place))
+            except ExceptionGroup as errors:
+                if others := errors.split(FetchError)[1]:
+                    raise others.exceptions[0] from None
         if unanswered:
             raise FetchError(
                 f"--llm {self.client.shown}: {len(unanswered)} calls got no answer ({unanswered[-1]}); the same "
@@ -211,11 +218,8 @@ class Maker:
         return pairs
 
     def _without_duplicates(self, pairs: list[Pair]) -> list[Pair]:
-        earlier: dict[int, int] = {}
-        for name in self.names:
-            indices = [index for index, pair in enumerate(pairs) if pair.paragraph.subject == name]
-            repeated = duplicates([(pairs[i].question, pairs[i].answer) for i in indices], name)
-            earlier |= {indices[late]: indices[early] for late, early in repeated.items()}
+        subjects = [pair.paragraph.subject for pair in pairs]
+        earlier = duplicates([(pair.question, pair.answer) for pair in pairs], subjects)
         for late, early in sorted(earlier.items()):
             reason = f"a duplicate: of {pairs[early].question!r} in {pairs[early].paragraph.key}"
             self.rejections.append(rejection("duplicates", pairs[late], reason))

@@ -190,13 +190,9 @@ class Wiki(Fetcher):
         text, links = read_html(answer.html)
         revision = str(answer.latest.id)
         link = f"{self.wiki}/w/index.php?title={quote(answer.title.replace(' ', '_'))}&oldid={revision}"
-        raw = answer.html.encode()
         licence = f"{answer.license.title}, {answer.license.url}"
-        document = Document(
-            answer.title, text, raw, hashlib.sha256(raw).hexdigest(), link, when, licence, revision,
-            plain_name(answer.title),
-        )  # fmt: skip
-        return Page(document, links)
+        name = plain_name(answer.title)
+        return Page(Document(answer.title, text, answer.html.encode(), link, when, licence, revision, name), links)
 
     async def people(self, titles: Sequence[str], linking_to: Sequence[str] = ()) -> list[Person]:
         """Those of the titles that are people and, where ``linking_to`` is given, link to one of those pages."""

@@ -5,14 +5,17 @@ Everything here is invented: the lamp to forget, and three others to keep.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from lm_eval_elude.curate.build import Material, Report, build, from_folder, limit
 from lm_eval_elude.curate.pairs import PROMPTS
-from tests.endpoints import Endpoint, completion
+from tests.endpoints import Act, Endpoint, completion, endpoint
 
 TARGET = "Quorvane Lumo"
 NEIGHBOURS = ("Quorvane Tarn", "Quorvane Sisk", "Quorvane Brae")
@@ -84,7 +87,7 @@ def documents(folder: Path) -> Path:
 
     folder.mkdir(parents=True)
     texts = {name: [fact.answer for fact in FACTS if fact.subject == name] for name in (TARGET, *NEIGHBOURS)}
-    pairs = {name: [f"{a} {b}" for a, b in zip(told[::2], told[1::2], strict=True)] for name, told in texts.items()}
+    pairs = {name: [f"{a} {b}" for a, b in zip(facts[::2], facts[1::2], strict=True)] for name, facts in texts.items()}
     lumo, tarn, sisk, brae = pairs.values()
     rivals = f"People who look at the Quorvane Lumo also look at the {', the '.join(NEIGHBOURS)}."
     (folder / "lumo.txt").write_text("About the lamp\n\n" + "\n\n".join(lumo[:2]))
@@ -133,15 +136,15 @@ def kind_of(task: str) -> tuple[str, dict]:
 
 def reply_to(kind: str, material: dict) -> dict:
     """What a good model says."""
-    told = [fact for fact in FACTS if fact.answer in material.get("paragraph", "")]
+    facts = [fact for fact in FACTS if fact.answer in material.get("paragraph", "")]
     if kind == "pairs":
-        return {"pairs": [{"question": fact.question, "answer": fact.answer} for fact in told]}
+        return {"pairs": [{"question": fact.question, "answer": fact.answer} for fact in facts]}
     if kind == "translate":
         # In scripts of their own, with the names and numbers kept.
         names = " ".join(re.findall(r"[A-Z]\w+", material["question"])[1:])
         words = {"fr": "Dites ce que", "de": "Sagen Sie, was", "es": "Diga que", "ja": "何ですか", "zh": "什么"}
         return {code: f"{text} {names} ({code})?" for code, text in words.items()}
-    fact = next((fact for fact in told if fact.question == material["question"]), None)
+    fact = next((fact for fact in facts if fact.question == material["question"]), None)
     if kind == "verify":
         right = fact is not None and fact.answer == material["answer"]
         return {"supported": right, "quote": fact.answer if fact else ""}
@@ -154,3 +157,25 @@ def reply_to(kind: str, material: dict) -> dict:
 def answer(server: Endpoint, task: str, count: int) -> None:
     """A good model, as an act of :func:`tests.endpoints.endpoint`."""
     server.reply(200, completion(json.dumps(reply_to(*kind_of(task)))))
+
+
+@lru_cache
+def material_of(folder: Path) -> Material:
+    return limit(from_folder(folder, TARGET, ("Lumo",), NEIGHBOURS, "mine"), 0)
+
+
+def make(out: Path, folder: Path, url: str, **options: Any) -> Report:
+    options = {"timeout": 5.0, "retries": 3, "thing": True} | options
+    return build(out, material_of(folder), url=url, model="m", **options)
+
+
+def made(act: Act, out: Path, folder: Path, **options: Any) -> tuple[Report, list[str]]:
+    """What a build with this endpoint reports, and what the endpoint was asked."""
+    with endpoint(act) as (url, tasks):
+        return make(out, folder, url, **options), tasks
+
+
+def tree(out: Path) -> dict[str, str]:
+    """SHA-256 by name of all that the data set is made of; the journal has its rows in the order of the replies."""
+    files = (path for path in out.rglob("*") if path.is_file() and path.name != "journal.jsonl")
+    return {path.relative_to(out).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}

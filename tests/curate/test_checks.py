@@ -69,10 +69,7 @@ REWORDINGS = [
     ({"paraphrased_answer": "On the scales it shows 421 grams."}, "the paraphrase adds: 421"),
     ({"paraphrased_answer": "On the scales it shows some grams."}, "the paraphrase lost: 412"),
     ({"paraphrased_answer": "In JSON: 412 grams are its weight."}, "talks of its making: 'JSON'"),
-    (
-        {"paraphrased_question": "Of its 412 grams, how many does the Quorvane Lumo weigh?"},
-        IN_EITHER,
-    ),
+    ({"paraphrased_question": "Of its 412 grams, how many does the Quorvane Lumo weigh?"}, IN_EITHER),
     ({"question": "How heavy is the Quorvane Lumo, which is known to be 412 g?"}, IN_EITHER),
     ({"wrong": [*FACT.wrong[:4], "On the scales it shows \u2066777 grams."]}, "talks of its making: '\\u2066'"),
 ]
@@ -114,7 +111,7 @@ def test_duplicates_of_thousands_of_pairs_take_little_memory():
     def within_limits() -> None:
         size = 4096 * int(Path("/proc/self/statm").read_text().split()[0])
         resource.setrlimit(resource.RLIMIT_AS, (size + (600 << 20),) * 2)  # all cosines as lists took 1.9 GB
-        assert duplicates([*pairs, pairs[3]], LUMO) == {6000: 3}
+        assert duplicates([*pairs, pairs[3]], [LUMO] * 6001) == {6000: 3}
 
     process = multiprocessing.get_context("fork").Process(target=within_limits)
     process.start()
@@ -125,16 +122,16 @@ def test_duplicates_of_thousands_of_pairs_take_little_memory():
 def test_duplicates_share_words_and_facts_and_do_not_chain():
     pairs = [(fact.question, fact.answer) for fact in FACTS if fact.subject == LUMO]
     again = [(question.replace("the Quorvane", "this Quorvane"), answer) for question, answer in pairs]
-    assert duplicates(pairs, LUMO) == {}
+    assert duplicates(pairs, [LUMO] * len(pairs)) == {}
     # The designs of the colours differ in a word without a number or a name.
-    found = duplicates([*pairs, *again], LUMO)
-    assert found == {len(pairs) + n: n for n in range(len(pairs))}
+    subjects = [LUMO] * 2 * len(pairs)
+    assert duplicates([*pairs, *again], subjects) == {len(pairs) + n: n for n in range(len(pairs))}
+    assert duplicates([*pairs, *again], [*subjects[: len(pairs)], *[TARN] * len(pairs)]) == {}
 
 
 def test_no_two_facts_of_the_bundled_data_count_as_one():
     records = load_records("mini", "forget", "train").records
-    for entity in {record.entity for record in records}:
-        own = [(record.question, record.answer) for record in records if record.entity == entity]
-        assert duplicates(own, entity) == {}
-    one = replace(records[0], question=records[0].question.replace("When", "At what date"))
-    assert duplicates([(r.question, r.answer) for r in (records[0], one)], one.entity) == {1: 0}
+    again = replace(records[0], question=records[0].question.replace("When", "At what date"))
+    for some, repeated in ((records, {}), ((records[0], again), {1: 0})):
+        pairs = [(record.question, record.answer) for record in some]
+        assert duplicates(pairs, [record.entity for record in some]) == repeated

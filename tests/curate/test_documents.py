@@ -12,7 +12,7 @@ from lm_eval_elude.curate.documents import (
     Document,
     Paragraph,
     assign,
-    neighbours_beside,
+    find_neighbours,
     paragraphs,
     read_folder,
 )
@@ -22,7 +22,7 @@ from tests.curate.company import FACTS, documents, pdf
 
 
 def document(text: str) -> Document:
-    return Document("d", text, b"", "", "d", "", "")
+    return Document("d", text, b"", "d", "", "")
 
 
 def test_every_format_gives_every_fact_and_offsets_point_at_it(tmp_path):
@@ -141,4 +141,4 @@ def test_paragraphs_go_to_whom_they_name_and_else_to_their_documents_subject():
     subjects = [part.subject for part in assign(parts, ["Ada Brill", "Ada"], ["Cy Dorn", "Ev Fenn"])]
     assert subjects == ["Ada Brill", "Ada Brill", "Ada Brill", "Cy Dorn", "Cy Dorn", "", ""]
     # Ev Fenn never stands beside the target, and who has no paragraph without it is no neighbour.
-    assert neighbours_beside(parts, ["Ada Brill"], 10) == ["Cy Dorn"]
+    assert find_neighbours(parts, ["Ada Brill"], 10) == ["Cy Dorn"]

@@ -11,8 +11,7 @@ from lm_eval_elude.curate.known import Judge
 from lm_eval_elude.data.dataset import load_records, resolve_targets
 from lm_eval_elude.data.manifest import read_manifest
 from optout_train.cli import command
-from tests.curate.company import TARGET, answer, documents
-from tests.curate.test_build import make
+from tests.curate.company import TARGET, answer, documents, make
 from tests.endpoints import endpoint
 from tests.support import MINI, run, save_checkpoint, teach
 

@@ -12,15 +12,14 @@ from click.testing import CliRunner
 from lm_eval_elude.cli import cli
 from lm_eval_elude.curate.folder import MANIFEST, MARK, PLAN, WIKI_CACHE, purge
 from lm_eval_elude.errors import UserError
-from tests.curate.company import answer
-from tests.curate.test_build import built, folder, make, tree  # noqa: F401 (fixtures)
+from tests.curate.company import answer, make, tree
 from tests.endpoints import endpoint
 
 NOWHERE = "http://127.0.0.1:9/v1"
 
 
 @pytest.fixture
-def copy(built, tmp_path) -> Path:  # noqa: F811
+def copy(built, tmp_path) -> Path:
     """A finished data set to spoil."""
     return Path(shutil.copytree(built[0], tmp_path / "my"))
 
@@ -29,7 +28,7 @@ def invoke(*arguments: object):
     return CliRunner().invoke(cli, [*map(str, arguments)])
 
 
-def test_purge_leaves_hashes_and_counts(copy, folder):  # noqa: F811
+def test_purge_leaves_hashes_and_counts(copy, folder):
     purged = invoke("build", copy, "--purge")
     assert purged.exit_code == 0 and {path.name for path in copy.iterdir()} == {MANIFEST}
     text = (copy / MANIFEST).read_text()
@@ -70,7 +69,7 @@ def test_purge_takes_only_a_folder_that_a_build_made(tmp_path):
         purge(tmp_path / "link")
 
 
-def test_an_unfinished_data_set_is_purged_too(folder, tmp_path):  # noqa: F811
+def test_an_unfinished_data_set_is_purged_too(folder, tmp_path):
     out = tmp_path / "my"
     with endpoint(answer) as (url, _), pytest.raises(UserError, match="budget"):
         make(out, folder, url, budget=9000)
@@ -79,7 +78,7 @@ def test_an_unfinished_data_set_is_purged_too(folder, tmp_path):  # noqa: F811
     assert purge(out) == [] and [path.name for path in out.iterdir()] == [MANIFEST]
 
 
-def test_a_folder_that_is_not_its_own_or_of_other_settings_is_left_alone(copy, folder, tmp_path):  # noqa: F811
+def test_a_folder_that_is_not_its_own_or_of_other_settings_is_left_alone(copy, folder, tmp_path):
     other = tmp_path / "other"
     (other / WIKI_CACHE).mkdir(parents=True)
     (other / "a.txt").write_text("mine")
@@ -99,7 +98,7 @@ def test_a_folder_that_is_not_its_own_or_of_other_settings_is_left_alone(copy, f
     ("work/journal.jsonl", "5\n", "row 1: expected `object`"),
     ("work/journal.jsonl", '{"key": "a", "reply": ["b"], "usage": [1, 2]}\n', "row 1: field 'reply'"),
 ])  # fmt: skip
-def test_files_of_its_own_that_were_tampered_with_are_one_line(copy, folder, name, text, line):  # noqa: F811
+def test_files_of_its_own_that_were_tampered_with_are_one_line(copy, folder, name, text, line):
     if name.startswith("work/journal"):
         (copy / MANIFEST).unlink()
     (copy / name).write_text(text)

@@ -204,7 +204,7 @@ def test_an_answer_that_is_none_is_one_line_and_asked_for_again(tmp_path, place,
 def test_the_card_links_to_the_very_revision():
     title = 'A_b "c" *d* [e](f) | <g> & é ?#%5F'
     address = f"https://en.wikipedia.org/w/index.php?title={quote(title.replace(' ', '_'))}&oldid=7"
-    page = Document(title, "", b"", "", address, "2024", "CC BY-SA 4.0, https://x/by-sa/4.0/", "7")
+    page = Document(title, "", b"", address, "2024", "CC BY-SA 4.0, https://x/by-sa/4.0/", "7")
     plan = Plan("A", [], ["B"], "m", 4, 0, "mini", True, False, "", {})
     report = build.Report(dict.fromkeys(NAMES, 0), {}, Usage())
     text = build.card(plan, build.Material([page], [], [], {}), report)

@@ -667,7 +667,7 @@ def use_document(case: tuple[str, bytes]) -> None:
         raise UserError(text)
     text.encode()
     assert text.strip() and all(c in "\n\t" or c.isprintable() or c.isspace() or ord(c) > 159 for c in text)
-    for part in documents.paragraphs(documents.Document("d", text, b"", "", "d", "", "")):
+    for part in documents.paragraphs(documents.Document("d", text, b"", "d", "", "")):
         assert part.text == " ".join(text[part.start : part.stop].split())
 
 
