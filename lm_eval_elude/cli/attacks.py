@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from lm_eval_elude.cli import options
-from lm_eval_elude.errors import UserError, printable
+from lm_eval_elude.errors import UserError
 
 
 @click.command()
@@ -37,15 +37,15 @@ def attacks(
 
     if unknown := set(types) - ATTACKS.keys():
         raise UserError(f"--attack {', '.join(sorted(unknown))}: expected {', '.join(ATTACKS)}")
-    (whom,) = data.resolve_targets(dataset, [target])
-    records = data.load_records(dataset, "forget", "train", [whom.name], scored=True).records
-    file = out or Path(f"attacks-{whom.slug}.jsonl")
+    (entity,) = data.resolve_targets(dataset, [target])
+    records = data.load_records(dataset, "forget", "train", [entity.name], scored=True).records
+    file = out or Path(f"attacks-{entity.slug}.jsonl")
     report = generate_attacks(
-        records, whom, file, url=url, model=model, attacks=types or tuple(ATTACKS), n=count, seed=seed,
+        records, entity, file, url=url, model=model, attacks=types or tuple(ATTACKS), n=count, seed=seed,
         workers=workers, timeout=timeout,
     )  # fmt: skip
-    click.echo(f"{printable(str(file))}: {report.written} of {report.wanted} prompts ({report.resumed} from before)")
+    options.say(f"{file}: {report.written} of {report.wanted} prompts ({report.resumed} from before)")
     if report.rejected:
-        click.echo(f"{report.rejected} replies rejected, with reasons in {printable(str(rejects_path(file)))}")
+        options.say(f"{report.rejected} replies rejected, with reasons in {rejects_path(file)}")
     if report.written < report.wanted:
-        click.echo("the same command again asks for the missing ones only")
+        options.say("the same command again asks for the missing ones only")

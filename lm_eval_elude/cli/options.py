@@ -25,7 +25,7 @@ def say(text: str, err: bool = False) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """What the builders say of their data is not said: a verifier's own lines are what counts."""
+    """Keep the builders' lines about their data off the terminal: only a verifier's lines count there."""
     log = logging.getLogger("lm_eval.elude")
     level = log.level
     log.setLevel(logging.ERROR)

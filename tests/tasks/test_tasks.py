@@ -121,9 +121,14 @@ def test_agreement_with_the_manifest_is_silent(tmp_path, caplog, monkeypatch):
 
 def test_environment_and_metadata(monkeypatch):
     monkeypatch.setenv("ELUDE_DATASET", "mini")
-    monkeypatch.setenv("ELUDE_TARGET", "messi")
-    assert resolve_settings({}).targets == ("Lionel Messi",)
-    assert resolve_settings({"target": ["swift", "ronaldo"]}).targets == ("Taylor Swift", "Cristiano Ronaldo")
+    for text, targets in (("messi", ["Lionel Messi"]), ('["swift", "ronaldo"]', ["Taylor Swift", "Cristiano Ronaldo"])):
+        monkeypatch.setenv("ELUDE_TARGET", text)
+        assert [*resolve_settings({}).targets] == targets
+    assert resolve_settings({"target": ["cr7", "messi"]}).targets == ("Cristiano Ronaldo", "Lionel Messi")
+    for text, problem in (('["swift", 5]', "must be a name or a list of names"), ("[swift", "not valid JSON")):
+        monkeypatch.setenv("ELUDE_TARGET", text)
+        with pytest.raises(UserError, match=f"^ELUDE_TARGET.*{problem}"):
+            resolve_settings({})
 
 
 @pytest.mark.parametrize(
@@ -141,6 +146,7 @@ def test_environment_and_metadata(monkeypatch):
         ({"attack_seed": 2**64}, "attack_seed in --metadata must be a whole number"),
         ({"attack_prompts": 101}, "attack_prompts in --metadata must be a whole number from 1 to 100"),
         ({"dataset": ["mini"]}, "dataset in --metadata must be text"),
+        ({"metadata": {"target": "messi"}}, "has 'target' inside a table 'metadata': write it without that table"),
     ],
 )
 def test_settings_that_cannot_be(metadata, said):
