@@ -22,23 +22,17 @@ CORRECT = "The correct option is "
 class AttackPrompt(msgspec.Struct, frozen=True):
     """One attacked question; also the schema of a row in an attack file, whose other columns are not looked at.
 
-    Attributes:
-        type: one of :data:`~lm_eval_elude.attacks.builders.ATTACKS`, or :data:`CONTROL` for the plain question.
-        target: display name of the entity.
-        prompt: the whole user turn.
-        answer, paraphrased_answer, perturbed_answer: what *this* prompt is scored with (five wrong answers).
-        question: the plain question of the record behind it (of the first fact's record in a reverse query).
-        record: index of that record, -1 where a file does not say.
+    The three answers are what *this* prompt is scored with.
     """
 
-    type: Text
-    target: Text
-    prompt: Text
+    type: Text  # of :data:`~lm_eval_elude.attacks.builders.ATTACKS`, or :data:`CONTROL` for the plain question
+    target: Text  # display name
+    prompt: Text  # the whole user turn
     answer: Text
     paraphrased_answer: Text
     perturbed_answer: Annotated[tuple[Text, ...], msgspec.Meta(min_length=PERTURBATIONS, max_length=PERTURBATIONS)]
-    question: str = ""
-    record: int = -1
+    question: str = ""  # the plain question of the record behind it (in a reverse query, of the first fact's)
+    record: int = -1  # index of that record, -1 where a file does not say
 
 
 def language_of(prompt: str) -> str | None:

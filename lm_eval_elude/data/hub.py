@@ -12,19 +12,12 @@ from lm_eval_elude.errors import UserError, reason
 
 
 class HubData(NamedTuple):
-    """A data set on the Hub.
+    """A data set on the Hub."""
 
-    Attributes:
-        source: how a user names it, alone or as ``SOURCE@REVISION``.
-        published: the repository.
-        variable: environment variable that names another repository, or a folder laid out alike.
-        instead: what to give where the Hub cannot be reached.
-    """
-
-    source: str
-    published: str
-    variable: str
-    instead: str
+    source: str  # how a user names it, alone or as ``SOURCE@REVISION``
+    published: str  # the repository
+    variable: str  # environment variable that names another repository, or a folder laid out alike
+    instead: str  # what to give where the Hub cannot be reached
 
     @property
     def repository(self) -> str:

@@ -20,29 +20,21 @@ _MAX_BYTES = 1 << 26  # of a manifest that is read
 
 @dataclass(frozen=True)
 class Manifest:
-    """Provenance of a checkpoint.
+    """Provenance of a checkpoint."""
 
-    ``targets`` are display names; a base model has none and the method ``none``. ``data`` and ``data_fingerprints``
-    (by subset and split, ``forget-train``) are what :func:`~lm_eval_elude.data.dataset.describe` and
-    :func:`~lm_eval_elude.data.records.fingerprint` say of the rows. ``base_model`` has ``name`` and ``weights``: like
-    ``weights`` of this checkpoint the SHA-256 of each weight file. ``epochs`` holds losses and validation measures,
-    ``drift`` how far the weights of each layer moved, over their norm. ``processor_seconds`` is what training took in
-    its first process, without scoring.
-    """
-
-    targets: tuple[str, ...]
-    dataset: str
-    method: str = "none"
-    data: dict[str, str] = field(default_factory=dict)
-    data_fingerprints: dict[str, str] = field(default_factory=dict)
-    settings: dict[str, Any] = field(default_factory=dict)
-    base_model: dict[str, Any] = field(default_factory=dict)
-    weights: dict[str, str] = field(default_factory=dict)
+    targets: tuple[str, ...]  # display names; () for a base model
+    dataset: str  # as a user would name it: ``hub``, ``mini`` or a path
+    method: str = "none"  # preset name; ``none`` for a base model
+    data: dict[str, str] = field(default_factory=dict)  # as :func:`~lm_eval_elude.data.dataset.describe` says
+    data_fingerprints: dict[str, str] = field(default_factory=dict)  # by subset and split: ``forget-train``
+    settings: dict[str, Any] = field(default_factory=dict)  # every field of the training configuration
+    base_model: dict[str, Any] = field(default_factory=dict)  # ``name``, and ``weights`` as below
+    weights: dict[str, str] = field(default_factory=dict)  # SHA-256 of each weight file
     seed: int | None = None
-    versions: dict[str, str] = field(default_factory=dict)
-    epochs: list[dict[str, Any]] = field(default_factory=list)
-    drift: dict[str, float] = field(default_factory=dict)
-    processor_seconds: float | None = None
+    versions: dict[str, str] = field(default_factory=dict)  # of packages
+    epochs: list[dict[str, Any]] = field(default_factory=list)  # losses and validation measures
+    drift: dict[str, float] = field(default_factory=dict)  # by layer: how far the weights moved, over their norm
+    processor_seconds: float | None = None  # of training's first process, without scoring
     schema_version: int = SCHEMA_VERSION
 
 

@@ -26,27 +26,16 @@ class Record(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class QARecord:
-    """One question about an entity, in the columns of the published data (https://hf.co/datasets/6rightjade/ELUDe).
+    """One question about an entity, in the columns of the published data (https://hf.co/datasets/6rightjade/ELUDe)."""
 
-    Attributes:
-        entity: display name of the *target* the record is about, also of its neighbours' records; "" in the world set.
-        question: for the world set, instruction and input joined by a blank line.
-        answer: the reference answer.
-        paraphrased_question: "" where the data has none (world set).
-        paraphrased_answer: the correct answer in other words, "" in rows that are only trained on.
-        perturbed_answer: five wrong answers of the paraphrase's form, () in rows that are only trained on.
-        source: Wikipedia page the fact can be checked on, "" where unknown.
-        translated_question: the question by language code (fr, de, es, ja, zh), where the data has translations.
-    """
-
-    entity: str
-    question: str
+    entity: str  # display name of the *target*, also in its neighbours' records; "" in the world set
+    question: str  # for the world set, instruction and input joined by a blank line
     answer: str
-    paraphrased_question: str = ""
-    paraphrased_answer: str = ""
-    perturbed_answer: tuple[str, ...] = ()
-    source: str = ""
-    translated_question: tuple[tuple[str, str], ...] = ()
+    paraphrased_question: str = ""  # "" where the data has none (world set)
+    paraphrased_answer: str = ""  # the correct answer in other words, "" in rows that are only trained on
+    perturbed_answer: tuple[str, ...] = ()  # five wrong answers of the paraphrase's form, () as above
+    source: str = ""  # Wikipedia page the fact can be checked on, "" where unknown
+    translated_question: tuple[tuple[str, str], ...] = ()  # by language code (fr, de, es, ja, zh), where there are any
 
     @property
     def can_be_scored(self) -> bool:

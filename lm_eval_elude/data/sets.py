@@ -12,24 +12,15 @@ Split = Literal["train", "validation", "test"]
 
 @dataclass(frozen=True)
 class SetSpec:
-    """One set of questions (section 5.2).
-
-    Attributes:
-        name, split: what the set is called, and which split is scored.
-        stems: file names without ending, first the one that is written, with ``{split}`` in them.
-        max_new_tokens: of a generated answer.
-        forgotten: whether low probability and ROUGE are good, and the truth ratio is min(R, 1/R), not max(0, 1 - R).
-        choice: whether the probability is the answer's share among itself and the wrong answers.
-        of_target: whether its records belong to a target.
-    """
+    """One set of questions (section 5.2)."""
 
     name: str
-    split: Split
-    stems: tuple[str, ...]
-    max_new_tokens: int = 128
-    forgotten: bool = False
-    choice: bool = False
-    of_target: bool = True
+    split: Split  # the one that is scored
+    stems: tuple[str, ...]  # file names without ending, with ``{split}`` in them; the first is the one that is written
+    max_new_tokens: int = 128  # of a generated answer
+    forgotten: bool = False  # whether low probability and ROUGE are good, and the truth ratio is min(R, 1/R)
+    choice: bool = False  # whether the probability is the answer's share among itself and the wrong answers
+    of_target: bool = True  # whether its records belong to a target
 
 
 FORGET = SetSpec("forget", "train", ("forget_qa-{split}",), forgotten=True)

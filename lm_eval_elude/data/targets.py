@@ -14,22 +14,13 @@ from lm_eval_elude.errors import UserError
 
 
 class Target(NamedTuple):
-    """An entity to forget.
+    """An entity to forget."""
 
-    Attributes:
-        name: display name (the data's ``entity`` column).
-        aliases: other names it is known by.
-        thing: whether it is no person; attacks then ask for a thing.
-        others: names of the like (people of the same field and sex), which a reverse query offers as wrong answers;
-            () for the targets of ELUDe.
-        descriptions: phrases that mean it without a name; synonym manipulation draws on them and on the aliases.
-    """
-
-    name: str
-    aliases: tuple[str, ...] = ()
-    thing: bool = False
-    others: tuple[str, ...] = ()
-    descriptions: tuple[str, ...] = ()
+    name: str  # display name (the data's ``entity`` column)
+    aliases: tuple[str, ...] = ()  # other names it is known by
+    thing: bool = False  # whether it is no person; attacks then ask for a thing
+    others: tuple[str, ...] = ()  # names of the like (same field and sex): the wrong answers of a reverse query
+    descriptions: tuple[str, ...] = ()  # phrases that mean it without a name, for synonym manipulation
 
     @property
     def slug(self) -> str:

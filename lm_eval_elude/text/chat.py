@@ -23,19 +23,12 @@ _PROBE = "Blue whales sing."
 
 
 class Wording(NamedTuple):
-    """A prompt format without a chat template.
+    """A prompt format without a chat template."""
 
-    Attributes:
-        prompt: with ``{question}`` in it.
-        lead: what stands between the prompt and the answer, and counts as answer.
-        tail: what ends the answer; "" for the tokenizer's end-of-sequence token.
-        stop: texts that end a generated answer, besides that token.
-    """
-
-    prompt: str
-    lead: str
-    tail: str = ""
-    stop: tuple[str, ...] = ()
+    prompt: str  # with ``{question}`` in it
+    lead: str  # what stands between the prompt and the answer, and counts as answer
+    tail: str = ""  # what ends the answer; "" for the tokenizer's end-of-sequence token
+    stop: tuple[str, ...] = ()  # texts that end a generated answer, besides that token
 
 
 # Base models go on with questions of their own, after a line end, a blank line or a space. One that was trained in this
