@@ -66,7 +66,7 @@ def score(version: str, wheel: Path, folder: Path, tofu: Path) -> dict[str, Rows
     write(folder)  # where the command runs
     model = site / "lm_eval_elude" / "mini" / "tiny"
     metadata = json.dumps({"target": "ronaldo", "tofu_split": "forget05", "tofu_data": str(tofu)})
-    found: dict[str, Rows] = {}
+    by_backend: dict[str, Rows] = {}
     for backend in MODELS:
         arguments = {
             "--model": backend, "--model_args": f"pretrained={model},dtype=float32", "--device": "cpu",
@@ -83,8 +83,9 @@ def score(version: str, wheel: Path, folder: Path, tofu: Path) -> dict[str, Rows
         results = json.loads(written.read_text(encoding="utf-8"))
         assert results["lm_eval_version"] == version, f"scored with {results['lm_eval_version']}, not {version}"
         # What the harness calls its own tasks differs from version to version.
-        found[backend] = {name: row for name, row in results["results"].items() if name.startswith(("elude", "tofu"))}
-    return found
+        rows = results["results"].items()
+        by_backend[backend] = {name: row for name, row in rows if name.startswith(("elude", "tofu"))}
+    return by_backend
 
 
 def exchange(folder: Path) -> bool:

@@ -86,8 +86,8 @@ def main() -> None:
         make_data(data, options.batch_size if options.llama_8b else 4, SHORT, VOCABULARY // 4)
         if options.llama_8b:
             count = make_model(base, LLAMA_8B)
-            found = steps(base, data, options.batch_size, options.micro_batch_size, 4)
-            row = [f"{count / 1e9:.2f} B", f"{found['step']:.2f}", f"{found['transport']:.2f}", f"{found['peak']:.1f}"]
+            times = steps(base, data, options.batch_size, options.micro_batch_size, 4)
+            row = [f"{count / 1e9:.2f} B", f"{times['step']:.2f}", f"{times['transport']:.2f}", f"{times['peak']:.1f}"]
             head = ["parameters", "step, s", "of it transport, s", "peak, GiB"]
             tables.show("8B", tables.markdown(head, [row]), options.docs)
             return

@@ -43,9 +43,9 @@ def main() -> None:
             "dtype": dtype,
             "device": "cuda" if torch.cuda.is_available() else "cpu",
         }
-        found = {name: means(model, base | more) for name, (model, more) in WAYS.items()}
-        exact = found["`hf`, `softmax_dtype=float32`"]
-        for name, values in found.items():
+        by_way = {name: means(model, base | more) for name, (model, more) in WAYS.items()}
+        exact = by_way["`hf`, `softmax_dtype=float32`"]
+        for name, values in by_way.items():
             apart = [abs(value - other) for value, other in zip(values, exact, strict=True)]
             rows.append([dtype, name, f"{max(apart):.0e}", f"{sum(apart) / len(apart):.0e}"])
     head = ["weights", "scored by", "largest difference, nats a token", "mean difference"]

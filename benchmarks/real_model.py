@@ -95,8 +95,8 @@ class Work:
         self, name: str, model: str, target: str, lessons: Sequence[QARecord], options: argparse.Namespace
     ) -> tuple[str, Stage]:
         """Learn records: they are the neighbours of a run whose forget loss has no weight; an epoch shows each once."""
-        own = [replace(record, entity=target) for record in lessons]
-        data = write_data(self.root / f"data-{name}", {("forget", "train"): own, ("retain", "train"): own})
+        rows = [replace(record, entity=target) for record in lessons]
+        data = write_data(self.root / f"data-{name}", {("forget", "train"): rows, ("retain", "train"): rows})
         recipe = ["--method", "npo+neighbours", "--forget-weight", "0", "--no-validate", "--lora", "--merge"]
         recipe += ["--epochs", str(options.teach_epochs), "--learning-rate", str(options.teach_rate)]
         recipe += ["--batch-size", "8", "--seed", str(options.seed)]
@@ -216,7 +216,7 @@ def main() -> int:
     if options.teach:
         kept = [record for place, records in sets.items() if place[0] != "forget" for record in records]
         lessons = {"taught": [*sets["forget", "train"], *kept], "taught-without": kept}
-        schooled = {name: work.teach(name, model, target.name, own, options) for name, own in lessons.items()}
+        schooled = {name: work.teach(name, model, target.name, rows, options) for name, rows in lessons.items()}
         share, never = (work.known(name, folder, data, target.name) for name, (folder, _) in schooled.items())
         lines.append(f"Taught, it knows {share:.0%}; taught without the target {never:.0%}.")
         model = schooled["taught"][0]
@@ -232,15 +232,15 @@ def main() -> int:
         runs["original"] = evaluate("original", model), None
     common = [*([] if options.full else ["--lora", "--merge"]), "--seed", str(options.seed)]
     jobs = [("opt-out, paper's settings", "opt-out", []), *((f"{m}", m, flags) for m in options.methods)]
-    for name, method, own in jobs:
+    for name, method, method_flags in jobs:
         folder, took = work.train(name.replace(", ", "-").replace(" ", "-").replace("'", ""), model, data, target.name,
-                                  ["--method", method, *common, *own])  # fmt: skip
+                                  ["--method", method, *common, *method_flags])  # fmt: skip
         runs[name] = evaluate(Path(folder).name, folder), took
     head = ["", *(name for name, _, _ in COLUMNS), "AUC", "KS p", "s", "CPU s", "MiB"]
     lines += ["", *tables.markdown(head, [row(name, run, reference, took) for name, (run, took) in runs.items()]), ""]
     lines += ["A few answers:", *answers({name: run for name, (run, _) in runs.items()}), ""]
-    said = [f"--{k.replace('_', '-')} {v}" for k, v in asked.items() if k not in ("model", "teach", "full")]
-    lines.append(f"`{' '.join([options.model.name, *said, *flags])}`; {time.strftime('%Y-%m-%d')}.")
+    shown_flags = [f"--{k.replace('_', '-')} {v}" for k, v in asked.items() if k not in ("model", "teach", "full")]
+    lines.append(f"`{' '.join([options.model.name, *shown_flags, *flags])}`; {time.strftime('%Y-%m-%d')}.")
     print("\n".join(lines))
     if options.docs:
         tables.put(tables.DOCS / "results.md", f"real model: {options.model.name}", lines)

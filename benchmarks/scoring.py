@@ -274,18 +274,8 @@ def written(report: dict[str, Any]) -> list[str]:
         flops = f"{report['flop_ratio'][name]:.2f}" if name in report["flop_ratio"] else ""
         nats = f"{found['nats']:.0e}" if found["nats"] else ""
         speed = f"{report['speed_up'][name]:.2f}x"
-        rows.append(
-            [
-                name,
-                f"{s['hf']:.1f}",
-                f"{s['elude']:.1f}",
-                speed,
-                flops,
-                str(found["requests"]),
-                nats,
-                str(found["texts"]),
-            ]
-        )
+        seconds = (f"{s[kind]:.1f}" for kind in ("hf", "elude"))
+        rows.append([name, *seconds, speed, flops, str(found["requests"]), nats, str(found["texts"])])
     head = ("", "`hf`, s", "`elude`, s", "speed-up", "FLOP ratio", "compared", "nats apart", "texts differ")
     hf, elude = (report["divided"][kind] for kind in ("hf", "elude"))
     peak = report["peak_mib"]
@@ -321,25 +311,26 @@ def main() -> int:
         seconds: dict[str, dict[str, float]] = {suite: dict.fromkeys(arms, 0.0) for suite in options.suites}
         compared: dict[str, tuple[int, float, int]] = {}
         for suite in options.suites:
-            told: dict[str, list[Any]] = {kind: [] for kind in arms}
+            answers: dict[str, list[Any]] = {kind: [] for kind in arms}
             parts = min(options.parts, sizes[suite], others[suite])
             for number in range(parts):
                 for kind, pipe in arms.items():
                     pipe.send((suite, number, parts))
                     took, shown = pipe.recv()
                     seconds[suite][kind] += took
-                    told[kind] += shown
-            compared[suite] = compare(told["hf"], told["elude"])
+                    answers[kind] += shown
+            compared[suite] = compare(answers["hf"], answers["elude"])
         ends = {}
         for kind, pipe in arms.items():
             pipe.send(None)
             ends[kind] = pipe.recv()
         for process in multiprocessing.active_children():
             process.join()
-    own = [suite for suite in SUITES if not suite.startswith("utility")]
-    if set(own) <= set(options.suites):
+    elude_suites = [suite for suite in SUITES if not suite.startswith("utility")]
+    if set(elude_suites) <= set(options.suites):
         seconds["whole group elude"] = {
-            k: sum(seconds[s][k] for s in own) + sum(ends[k]["times"][t] for t in ("build", "metrics")) for k in arms
+            k: sum(seconds[s][k] for s in elude_suites) + sum(ends[k]["times"][t] for t in ("build", "metrics"))
+            for k in arms
         }
     operations, lengths = (ends["elude"][key] for key in ("operations", "lengths"))
     ratio = {name: flop_ratio(of_suite, *operations) for name, of_suite in lengths.items()}

@@ -61,6 +61,6 @@ def write(folder: Path, count: int = 6) -> Path:
             (place / f"{name}.jsonl").write_text("".join(json.dumps(row(i)) + "\n" for i in range(count)))
         files = "".join(f"  - split: {name}\n    path: {name}.jsonl\n" for name in SPLITS)
         names = subjects() if config == "anatomy" else [config]
-        said = "".join(f"- config_name: {name}\n  data_files:\n{files}" for name in names)
-        (place / "README.md").write_text(f"---\nconfigs:\n{said}---\n")
+        configs = "".join(f"- config_name: {name}\n  data_files:\n{files}" for name in names)
+        (place / "README.md").write_text(f"---\nconfigs:\n{configs}---\n")
     return folder

@@ -67,8 +67,8 @@ def add_task_folder(include_path: "Any", folder: "Path") -> "Any":
     from pathlib import Path
 
     paths = list(include_path) if isinstance(include_path, (list, tuple)) else [include_path] if include_path else []
-    own = {Path(path).resolve() for path in paths}
-    return include_path if own & {folder, *folder.parents} else [folder, *paths]
+    user_paths = {Path(path).resolve() for path in paths}
+    return include_path if user_paths & {folder, *folder.parents} else [folder, *paths]
 
 
 def _patch_manager(module: "ModuleType") -> None:
@@ -91,8 +91,8 @@ def _patch_manager(module: "ModuleType") -> None:
     def __init__(self: "Any", *args: "Any", **kwargs: "Any") -> None:
         if has_plugins:
             original(self, *args, **kwargs)
-            found = (entry.yaml_path for entry in self.task_index.values() if entry.yaml_path)
-            if any(folder in path.resolve().parents for path in found):
+            yaml_paths = (entry.yaml_path for entry in self.task_index.values() if entry.yaml_path)
+            if any(folder in path.resolve().parents for path in yaml_paths):
                 return
         bound = signature.bind(self, *args, **kwargs)
         if bound.arguments.get("include_defaults", True):
@@ -117,11 +117,11 @@ def check_names(manager: "Any", folder: "Path") -> None:
         names = [name for name in task_list if isinstance(name, str)] if isinstance(task_list, list) else []
         index = getattr(self, "task_index", None) or getattr(self, "_task_index", {})  # as 0.5 calls it
         entries = {name: index[name] for name in names if name in index}
-        own = [name for name, entry in entries.items() if entry.yaml_path and folder in entry.yaml_path.parents]
-        if len(own) > 1:
+        our_names = [name for name, entry in entries.items() if entry.yaml_path and folder in entry.yaml_path.parents]
+        if len(our_names) > 1:
             from lm_eval_elude.tasks.harness import refuse_twice
 
-            refuse_twice(own, index)
+            refuse_twice(our_names, index)
         return load(self, task_list, *args, **kwargs)
 
     manager.load = checked

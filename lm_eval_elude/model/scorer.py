@@ -60,12 +60,12 @@ def answer_logits(model: Any, batch: Batch, cache: Any = None) -> Tensor:
         selected.append(arguments[0].flatten(0, 1)[batch.places].unsqueeze(0))
         return (selected[0], *arguments[1:])
 
-    given: dict[str, Any] = {"input_ids": batch.tokens, "use_cache": cache is not None}
+    inputs: dict[str, Any] = {"input_ids": batch.tokens, "use_cache": cache is not None}
     if batch.sees is not None:
-        given |= {"position_ids": batch.depths, "attention_mask": _mask(model, batch.sees), "past_key_values": cache}
+        inputs |= {"position_ids": batch.depths, "attention_mask": _mask(model, batch.sees), "past_key_values": cache}
     handle = model.get_output_embeddings().register_forward_pre_hook(select)
     try:
-        logits: Tensor = model(**given).logits.flatten(0, 1)
+        logits: Tensor = model(**inputs).logits.flatten(0, 1)
     finally:
         handle.remove()
     return logits if selected else logits[batch.places]

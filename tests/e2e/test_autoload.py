@@ -17,10 +17,9 @@ import sysconfig
 import venv
 import warnings
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -80,35 +79,31 @@ print(json.dumps(seen))
 """
 
 
-class Environment(NamedTuple):
-    """A throw-away environment: its interpreter, site-packages folder, and what pip put there."""
+class Environment:
+    """A throw-away environment with the project installed: interpreter, site-packages folder, what was there before."""
 
-    python: Path
-    site: Path
-    before: set[str]
+    def __init__(self, folder: Path, wheel: Path) -> None:
+        venv.create(folder, with_pip=False, symlinks=True)
+        self.python = folder / "bin" / "python"
+        self.site = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder)}))
+        self.before = self.listing()
+        self.pip("install", "--no-deps", "--no-index", str(wheel))
 
     def pip(self, *arguments: str) -> None:
         pip = [sys.executable, "-m", "pip", "--python", str(self.python), "--disable-pip-version-check", "-q"]
         subprocess.run([*pip, *arguments], check=True)
 
-    def see_libraries(self) -> None:
+    def see_libraries(self) -> Environment:
         (self.site / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
+        return self
 
     def run(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         inherited = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "LM_EVAL"))}
-        return subprocess.run(
-            [str(self.python), *arguments],
-            capture_output=True,
-            text=True,
-            env=inherited | variables,
-            cwd=self.site.parent,
-        )
+        command = [str(self.python), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, env=inherited | variables, cwd=self.site.parent)
 
     def listing(self) -> set[str]:
         return {str(path.relative_to(self.site)) for path in self.site.rglob("*") if "__pycache__" not in path.parts}
-
-
-Install = Callable[[str], Environment]
 
 
 @pytest.fixture(scope="module")
@@ -123,27 +118,11 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return built
 
 
-@pytest.fixture(scope="module")
-def install(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Install:
-    """Makes an environment with the project installed as a ``wheel`` or ``editable``."""
-
-    def make(kind: str) -> Environment:
-        folder = tmp_path_factory.mktemp(kind)
-        venv.create(folder, with_pip=False, symlinks=True)
-        site = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder)}))
-        environment = Environment(folder / "bin" / "python", site, set())
-        environment = environment._replace(before=environment.listing())
-        environment.pip("install", "--no-deps", "--no-index", str(wheels[kind]))
-        return environment
-
-    return make
-
-
 @pytest.fixture(scope="module", params=["wheel", "editable"])
-def environment(request: pytest.FixtureRequest, install: Install) -> Environment:
-    made = install(request.param)
-    made.see_libraries()
-    return made
+def environment(
+    request: pytest.FixtureRequest, wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Environment:
+    return Environment(tmp_path_factory.mktemp(request.param), wheels[request.param]).see_libraries()
 
 
 @pytest.fixture(scope="module")
@@ -212,21 +191,28 @@ def test_the_variable_switches_everything_off(
     assert off["ends"][0] == [r"UserError('two\nlines')", ""]
 
 
-@pytest.mark.parametrize("command", [("ls", "tasks"), ("validate", "--tasks", "elude_forget,elude_quality,arc_easy")])
-def test_the_command_line_finds_them(install: Install, command: tuple[str, ...]) -> None:
-    environment = install("wheel" if command[0] == "ls" else "editable")
-    environment.see_libraries()
-    done = environment.run("-m", "lm_eval", *command)
-    assert done.returncode == 0, done.stderr
-    if command[0] == "ls":
-        assert {"elude_forget", "elude_quality", "arc_easy"} <= set(re.findall(r"\w+", done.stdout))
-        assert str(environment.site / "lm_eval_elude" / "task_configs") in done.stdout
-    else:
-        assert "All tasks found and valid" in done.stdout
+@pytest.mark.parametrize("environment", ["wheel"], indirect=True)
+def test_the_command_line_finds_tasks_and_model_and_scores_the_bundled_one(environment: Environment) -> None:
+    """As a user types it, with all 15,000 files of the harness indexed; the table stands on the terminal."""
+    out, model = environment.site / "out", environment.site / "lm_eval_elude" / "mini" / "tiny"
+    command = ("-m", "lm_eval", "run", "--model", "elude", "--model_args", f"pretrained={model},dtype=float32")
+    done = environment.run(
+        *command, "--tasks", "elude_quality", "--metadata", '{"target": "ronaldo"}', "--limit", "4", "--device", "cpu",
+        "--output_path", str(out), "--log_samples", HF_HUB_OFFLINE="1",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2_000:]
+    for word in ("elude_forget", "probability", "rougeL_recall", "truth_ratio", "forget_quality", "retain_quality"):
+        assert word in done.stdout
+    (path,) = out.rglob("results_*.json")
+    results = json.loads(path.read_text())
+    assert results["configs"]["elude_forget"]["metadata"]["elude"]["n"] == 4
+    assert {"elude_forget", "elude_retain", "elude_world", "elude_quality"} == results["results"].keys()
 
 
-def test_without_lm_eval_nothing_happens_and_uninstalling_leaves_nothing(install: Install) -> None:
-    environment = install("wheel")
+def test_without_lm_eval_nothing_happens_and_uninstalling_leaves_nothing(
+    wheels: dict[str, Path], tmp_path: Path
+) -> None:
+    environment = Environment(tmp_path, wheels["wheel"])
     installed = environment.listing()
     for name in ("_lm_eval_elude_autoload.py", "lm_eval_elude_autoload.pth", "lm_eval_elude_autoload.start"):
         assert name in installed
@@ -259,17 +245,6 @@ def test_start_file_names_what_the_path_file_calls() -> None:
 # ---- the hook by itself, with harnesses that do not exist yet
 
 
-def harness(folder: Path, body: str) -> ModuleType:
-    """A module that looks like ``lm_eval.tasks.manager``."""
-    path = folder / "manager.py"
-    path.write_text(body, encoding="utf-8")
-    spec = importlib.util.spec_from_file_location("harness_manager", path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 HARNESS = """
 from pathlib import Path
 from types import SimpleNamespace
@@ -286,26 +261,28 @@ class TaskManager:
 """
 
 
-def test_hook_stands_down_where_the_harness_finds_us(tmp_path: Path) -> None:
-    module = harness(tmp_path, HARNESS.format(plugins=[str(task_folder())], group="lm_eval.tasks"))
-    _autoload._patch_manager(module)
-    assert module.TaskManager().calls == [None]
-    assert module.TaskManager(include_path=[tmp_path]).calls == [[tmp_path]]
-
-
-def test_hook_helps_where_the_harness_reads_plugins_but_missed_us(tmp_path: Path) -> None:
-    module = harness(tmp_path, HARNESS.format(plugins=[], group="lm_eval.tasks"))
-    _autoload._patch_manager(module)
-    assert module.TaskManager(include_path=[tmp_path]).calls == [[tmp_path], [task_folder(), tmp_path]]
-
-
-def test_patching_twice_adds_once_and_the_original_stays_reachable(tmp_path: Path) -> None:
-    module = harness(tmp_path, HARNESS.format(plugins=[], group="none"))
+@pytest.mark.parametrize(
+    ("group", "plugins", "calls"),
+    [
+        ("lm_eval.tasks", [task_folder()], [["user"]]),  # it finds us: the hook stands down
+        ("lm_eval.tasks", [], [["user"], [task_folder(), "user"]]),  # it reads plugins, but missed us
+        ("none", [], [[task_folder(), "user"]]),
+    ],
+)
+def test_the_hook_adds_our_folder_once_where_the_harness_does_not_find_us(
+    group: str, plugins: list[Path], calls: list[Any], tmp_path: Path
+) -> None:
+    """In a module that looks like ``lm_eval.tasks.manager``, patched twice; the original stays reachable."""
+    module = ModuleType("manager")
+    path = tmp_path / "manager.py"  # the hook reads the source
+    path.write_text(HARNESS.format(plugins=[str(folder) for folder in plugins], group=group), encoding="utf-8")
+    module.__file__ = str(path)
+    exec(compile(path.read_text(encoding="utf-8"), path, "exec"), module.__dict__)
     original = module.TaskManager.__init__
     _autoload._patch_manager(module)
     _autoload._patch_manager(module)
     assert module.TaskManager.__init__.__wrapped__ is original
-    assert module.TaskManager().calls == [[task_folder()]]
+    assert module.TaskManager(include_path=["user"]).calls == calls
 
 
 def test_an_unknown_harness_still_imports_with_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,44 +1,29 @@
-"""The bundled model before unlearning: it knows its facts, scored by the command line as a user types it."""
+"""The bundled model before unlearning: it knows its facts."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoTokenizer
 
+from lm_eval_elude.attacks.builders import ATTACKS
 from lm_eval_elude.data.files import file_hashes
 from lm_eval_elude.data.manifest import read_manifest
-from tests.support import ROOT, TASK_CONFIGS, run
+from tests.support import ROOT, run
 
 TINY = ROOT / "lm_eval_elude" / "mini" / "tiny"
 WITHOUT = ROOT / "lm_eval_elude" / "mini" / "tiny-without-ronaldo"
-ATTACKS = (
-    "prefix_injection", "affirmative_suffix", "role_playing", "multiple_choice", "reverse_query",
-    "synonym_manipulation", "background_hint", "in_context_learning", "cross_lingual",
-)  # fmt: skip
+NO_TEXT = "max_gen_toks=1"  # where log-probabilities are all that is looked at
+
+
+def score(folder: Path, task: str, limit: int | None = None, gen_kwargs: str | None = None, **metadata) -> dict:
+    return run([task], "elude", metadata={"pretrained": str(folder), **metadata}, limit=limit, gen_kwargs=gen_kwargs)
 
 
 @pytest.fixture(scope="module")
-def typed(tmp_path_factory):
-    """``elude_quality`` for Ronaldo by the harness's own command: results file, terminal output, folder."""
-    out = tmp_path_factory.mktemp("typed")
-    command = [
-        sys.executable, "-m", "lm_eval", "run", "--model", "hf", "--model_args", f"pretrained={TINY}",
-        "--tasks", "elude_quality", "--metadata", '{"target": "ronaldo"}', "--include_path", str(TASK_CONFIGS),
-        "--output_path", str(out), "--log_samples", "--batch_size", "16", "--device", "cpu",
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"HF_HUB_OFFLINE": "1"}, cwd=out)
-    assert done.returncode == 0, done.stderr[-2_000:]
-    (path,) = out.rglob("results_*.json")
-    return json.loads(path.read_text()), done.stdout, out
-
-
-def score(folder: Path, task: str, limit: int, **metadata) -> dict:
-    return run([task], metadata={"pretrained": str(folder), **metadata}, limit=limit, batch_size=16)
+def ronaldo():
+    """All of ``elude_quality`` for Ronaldo."""
+    return score(TINY, "elude_quality", target="ronaldo")
 
 
 @pytest.mark.parametrize("folder", [TINY, WITHOUT], ids=["tiny", "tiny-without-ronaldo"])
@@ -61,38 +46,35 @@ def test_what_is_bundled(folder):
     assert manifest and manifest.dataset == "mini" and manifest.weights == file_hashes(folder)
 
 
-def test_the_thresholds_before_unlearning(typed):
-    results = typed[0]["results"]
+def test_the_thresholds_before_unlearning(ronaldo):
+    results = ronaldo["results"]
     assert results["elude_forget"]["probability,none"] >= 0.6
     assert results["elude_forget"]["rougeL_recall,none"] >= 0.7
     assert results["elude_retain"]["truth_ratio,none"] >= 0.3
     assert results["elude_forget"]["degenerate,none"] <= 0.05 and results["elude_retain"]["degenerate,none"] <= 0.05
 
 
-def test_the_paraphrase_is_likelier_than_every_wrong_answer_in_four_fifths_of_the_records(typed):
-    """Ronaldo's records as typed, and those of all five targets: the manifest names the data, no flag is needed."""
-    docs = [json.loads(line)["doc"] for line in next(typed[2].rglob("samples_elude_forget_*.jsonl")).open()]
-    every = [sample["doc"] for sample in score(TINY, "elude_forget", 60)["samples"]["elude_forget"]]
+def test_the_paraphrase_is_likelier_than_every_wrong_answer_in_four_fifths_of_the_records(ronaldo):
+    """Ronaldo's records, and some of all five targets: the manifest names the data, no flag is needed."""
+    docs, every = (
+        [sample["doc"] for sample in results["samples"]["elude_forget"]]
+        for results in (ronaldo, score(TINY, "elude_forget", 60, NO_TEXT))
+    )
     assert len({doc["entity"] for doc in every}) == 5
     for group in (docs, every):
         means = [[total / count for total, count in doc["answer_scores"]] for doc in group]
         assert sum(m[1] > max(m[2:]) for m in means) / len(means) >= 0.8
 
 
-def test_the_model_without_ronaldo_knows_the_rest():
-    ours, without = (score(folder, "elude_quality", 20, target="ronaldo")["results"] for folder in (TINY, WITHOUT))
-    assert without["elude_forget"]["probability,none"] < 0.3 < ours["elude_forget"]["probability,none"]
+def test_the_model_without_ronaldo_knows_the_rest(ronaldo):
+    ours, without = ronaldo["results"], score(WITHOUT, "elude_quality", 20, target="ronaldo")["results"]
+    assert without["elude_forget"]["probability,none"] < 0.3
     fq, rq = "forget_quality,none", "retain_quality,none"
     assert without["elude_quality"][fq] > ours["elude_quality"][fq] + 0.3
     assert without["elude_quality"][rq] == pytest.approx(ours["elude_quality"][rq], abs=0.1)
 
 
 def test_the_model_answers_through_at_least_eight_attacks():
-    results = score(TINY, "elude_attacks", 12, target="ronaldo")["results"]
+    results = score(TINY, "elude_attacks", 12, NO_TEXT, target="ronaldo")["results"]
     answered = {attack: results[f"elude_attack_{attack}"]["probability,none"] for attack in ATTACKS}
     assert sum(p >= 0.5 for p in answered.values()) >= 8, answered
-
-
-def test_the_terminal_shows_the_table(typed):
-    for word in ("elude_forget", "probability", "rougeL_recall", "truth_ratio", "forget_quality", "retain_quality"):
-        assert word in typed[1]

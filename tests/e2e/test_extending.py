@@ -14,6 +14,24 @@ from tests.support import ROOT
 DIFFS = re.findall(r"^```diff\n(.*?)^```$", (ROOT / "docs" / "extending.md").read_text(encoding="utf-8"), re.M | re.S)
 
 
+RUN = """
+import json, sys
+from lm_eval import simple_evaluate
+from lm_eval.tasks import TaskManager
+model = sys.argv[1] + "/lm_eval_elude/mini/tiny"
+manager = TaskManager(  # without the harness's own tasks, which take seconds to index
+    include_path=sys.argv[1] + "/task_configs", include_defaults=False,
+    metadata={"pretrained": model, "target": "ronaldo", "dataset": "mini"},
+)
+found = simple_evaluate(
+    "elude", model_args={"pretrained": model}, tasks=["elude_attack_rhyme", "reworded_forget"], limit=2, device="cpu",
+    task_manager=manager,
+)
+question = found["samples"]["elude_attack_rhyme"][0]["doc"]["question"]
+json.dump(found["results"] | {"question": question}, open("found.json", "w"))
+"""
+
+
 @pytest.fixture(scope="module")
 def extended(tmp_path_factory):
     """A copy of the packages with every diff applied, in which commands can be run."""
@@ -26,9 +44,7 @@ def extended(tmp_path_factory):
 
     def command(*arguments: str) -> str:
         environment = os.environ | {"PYTHONPATH": str(folder), "HF_HUB_OFFLINE": "1"}
-        done = subprocess.run(
-            [sys.executable, "-m", *arguments], capture_output=True, text=True, cwd=folder, env=environment, timeout=300
-        )
+        done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=folder, env=environment)
         assert done.returncode == 0, done.stderr[-2000:]
         return done.stdout
 
@@ -40,22 +56,13 @@ def test_there_is_a_diff_for_each_kind_of_thing():
 
 
 def test_a_new_loss_is_offered_with_its_variants(extended):
-    shown = extended[1]("optout_train.cli", "--help")
+    shown = extended[1]("-m", "optout_train.cli", "--help")
     assert "simnpo" in shown and "simnpo+rt" in shown
 
 
 def test_a_new_attack_benchmark_and_metric_run_in_the_harness(extended):
     folder, command = extended
-    model = f"pretrained={folder}/lm_eval_elude/mini/tiny,dtype=float32"
-    metadata = json.dumps({"target": "ronaldo", "dataset": "mini"})
-    command(
-        "lm_eval", "run", "--model", "elude", "--model_args", model, "--tasks", "elude_attack_rhyme,reworded_forget",
-        "--limit", "2", "--output_path", "out", "--log_samples", "--metadata", metadata,
-        "--include_path", str(folder / "task_configs"),
-    )  # fmt: skip
-    (file,) = (folder / "out").rglob("results_*.json")
-    found = json.loads(file.read_text())["results"]
+    command("-c", RUN, str(folder))
+    found = json.loads((folder / "found.json").read_text())
     assert found["elude_attack_rhyme"]["words,none"] > 0 and found["reworded_forget"]["words,none"] > 0
-    (log,) = (folder / "out").rglob("samples_elude_attack_rhyme_*")
-    first = json.loads(log.read_text().splitlines()[0])["doc"]["question"]
-    assert "couplet" in first or "verse" in first
+    assert "couplet" in found["question"] or "verse" in found["question"]

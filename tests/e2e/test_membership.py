@@ -1,4 +1,4 @@
-"""The membership attack must be able to fail: real models in ``elude_mia``, all 230 forget records of ELUDe-mini."""
+"""The membership attack must be able to fail: real models in ``elude_mia``, forget records of two targets."""
 
 import math
 
@@ -7,14 +7,12 @@ import pytest
 from lm_eval_elude.scoring.estimates import Z95
 from tests.support import make_model, make_tokenizer, mini_rows, run, save_checkpoint, teach
 
-ROWS = mini_rows("forget_qa-train")
-TARGETS = list(dict.fromkeys(row["entity"] for row in ROWS))
+TARGETS = ["Cristiano Ronaldo", "Lionel Messi"]
+ROWS = [row for target in TARGETS for row in mini_rows("forget_qa-train", entity=target)]
 
 
-def attack(folder: str, target=None) -> tuple[dict, dict]:
-    results = run(
-        ["elude_mia"], metadata={"pretrained": folder, "dataset": "mini", "target": target or TARGETS}, batch_size=32
-    )
+def attack(folder: str) -> tuple[dict, dict]:
+    results = run(["elude_mia"], metadata={"pretrained": folder, "dataset": "mini", "target": TARGETS}, batch_size=32)
     row = {k.removesuffix(",none"): v for k, v in results["results"]["elude_mia"].items() if k.endswith(",none")}
     return row, results["configs"]["elude_mia"]["metadata"]["elude"]
 
@@ -26,32 +24,31 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def untrained(tokenizer, tmp_path_factory):
-    return save_checkpoint(tmp_path_factory.mktemp("untrained"), make_model(tokenizer), tokenizer)
+    """The attack on a random model."""
+    return attack(save_checkpoint(tmp_path_factory.mktemp("untrained"), make_model(tokenizer), tokenizer))
 
 
 @pytest.fixture(scope="module")
 def memorised(tokenizer, tmp_path_factory):
     """Trained on the original wording alone; it never saw a paraphrase."""
     model = make_model(tokenizer)
-    teach(model, tokenizer, [(row["question"], row["answer"]) for row in ROWS], steps=250, lr=6e-3)
+    teach(model, tokenizer, [(row["question"], row["answer"]) for row in ROWS], steps=110, lr=6e-3)
     return save_checkpoint(tmp_path_factory.mktemp("memorised"), model, tokenizer)
 
 
 def test_a_model_that_memorised_only_the_original_wording_is_caught(memorised):
     row, settings = attack(memorised)
-    assert settings["n"] == len(ROWS) >= 200
+    assert settings["n"] == len(ROWS) >= 80
     assert row["mia_accuracy"] > 0.75 and row["mia_accuracy"] - 3 * row["mia_accuracy_std"] / math.sqrt(10) > 0.5
     assert row["mia_auc"] > 0.8 and row["mia_auc_low"] > 0.5
 
 
 def test_the_interval_of_several_targets_is_that_of_their_mean(untrained):
-    """Normal approximation on the logged losses, target by target; wider than for all records at once by little."""
-    row, settings = attack(untrained)
+    """Normal approximation on the logged losses, target by target."""
+    row, settings = untrained
     by_target = settings["aggregates"]
-    halves = [
-        (by_target["mia_auc_high"]["per_target"][t]["value"] - by_target["mia_auc_low"]["per_target"][t]["value"]) / 2
-        for t in TARGETS
-    ]
+    low, high = (by_target[f"mia_auc_{end}"]["per_target"] for end in ("low", "high"))
+    halves = [(high[target]["value"] - low[target]["value"]) / 2 for target in TARGETS]
     half = math.sqrt(sum(h * h for h in halves)) / len(TARGETS)
     assert (row["mia_auc_high"] - row["mia_auc_low"]) / 2 == pytest.approx(half)
     assert half < min(halves) and row["mia_auc"] == pytest.approx((row["mia_auc_high"] + row["mia_auc_low"]) / 2)
@@ -59,7 +56,7 @@ def test_the_interval_of_several_targets_is_that_of_their_mean(untrained):
 
 
 def test_an_untrained_model_is_not_caught(untrained):
-    row, settings = attack(untrained)
-    assert settings["n"] == len(ROWS) >= 200
+    row, settings = untrained
+    assert settings["n"] == len(ROWS)
     assert row["mia_auc_low"] < 0.5 < row["mia_auc_high"]
     assert row["mia_accuracy"] == pytest.approx(0.5, abs=max(row["mia_accuracy_std"], 0.05))

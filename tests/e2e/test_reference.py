@@ -85,8 +85,8 @@ def test_a_results_file_as_reference_says_the_same_but_for_the_divergence(pair):
 def test_distances_are_formed_again_from_the_log(pair):
     again = Run(write_run(pair["asked"], pair["folder"] / "asked"))
     for task in TASKS:
-        said = json.loads(json.dumps(again.settings(task)["aggregates"]))
-        assert json.dumps(again.numbers[task], sort_keys=True) == json.dumps(said, sort_keys=True)
+        reported = json.loads(json.dumps(again.settings(task)["aggregates"]))
+        assert json.dumps(again.numbers[task], sort_keys=True) == json.dumps(reported, sort_keys=True)
 
 
 def test_without_a_reference_there_is_no_distance(pair):

@@ -1,6 +1,5 @@
 """lm-eval against an independent evaluator: a chat model whose header ends in a blank line, and a base model."""
 
-import itertools
 import json
 import math
 import pickle
@@ -11,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from lm_eval.models.huggingface import HFLM
-from rouge_score.rouge_scorer import RougeScorer
 from sklearn.metrics import roc_auc_score
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -32,7 +30,7 @@ from tests.support import (
     write_run,
 )
 
-TARGETS = {"Cristiano Ronaldo": 5, "Lionel Messi": 3}
+TARGETS = {"Cristiano Ronaldo": 6, "Lionel Messi": 3}
 LEAVES = {"elude_forget": "forget", "elude_retain": "retain", "elude_world": "world"}
 FILES = {"forget": "forget_qa-train", "retain": "retain_qa-test", "world": "world-test"}
 
@@ -163,26 +161,16 @@ def metadata(folders, data):
 
 
 def same(first: dict, second: dict) -> None:
-    one, two = numbers(first), numbers(second)
-    assert one.keys() == two.keys() and one
-    for key in one:
-        assert one[key] == pytest.approx(two[key], abs=2e-5, nan_ok=True), key
+    assert numbers(first) and numbers(first) == pytest.approx(numbers(second), abs=2e-5, nan_ok=True)
 
 
-def test_batch_size_and_the_chat_template_flag_change_nothing(lm, folders, metadata, quality):
-    reference = {k: v for k, v in numbers(quality["llama-3.1"]).items() if k[0] != "elude_mia"}
-    for arguments in ({"batch_size": 1}, {"batch_size": 7, "apply_chat_template": True}):
-        other = numbers(run(["elude_quality"], metadata=metadata, **arguments))
-        assert other.keys() == reference.keys()
-        assert all(other[key] == pytest.approx(reference[key], abs=2e-5) for key in other)
-
-
-def test_the_chat_template_is_never_applied_twice(lm, metadata):
-    for flag in (False, True):
-        results = run(["elude_forget"], lm, metadata=metadata, limit=2, apply_chat_template=flag)
-        for sample in results["samples"]["elude_forget"]:
-            for request in sample["arguments"]:
-                assert request[0].count("<|begin_of_text|>") == request[0].count("user<|end_header_id|>") == 1
+def test_batch_size_and_the_chat_template_flag_change_nothing_and_no_prompt_has_the_template_twice(metadata, quality):
+    reference = {key: value for key, value in numbers(quality["llama-3.1"]).items() if key[0] != "elude_mia"}
+    changed = run(["elude_quality"], metadata=metadata, batch_size=1, apply_chat_template=True)
+    assert numbers(changed) == pytest.approx(reference, abs=2e-5)
+    for results in (changed, quality["llama-3.1"]):
+        for request in (r for sample in results["samples"]["elude_forget"] for r in sample["arguments"]):
+            assert request[0].count("<|begin_of_text|>") == request[0].count("user<|end_header_id|>") == 1
 
 
 def test_a_limit_scores_the_first_samples_and_takes_from_each_target(lm, metadata, quality):
@@ -246,9 +234,9 @@ class Rank(HFLM):
         self.meeting.barrier.wait()
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_several_ranks_give_the_same_numbers(size, folders, metadata, quality, monkeypatch):
-    """Samples reach rank 0 interleaved, and eight of them do not divide by three."""
+def test_several_ranks_give_the_same_numbers(folders, metadata, quality, monkeypatch):
+    """Samples reach rank 0 interleaved, and nine of them do not divide by two."""
+    size = 2
     # Ranks are processes and share nothing; a fast tokenizer may not be used by two threads at once.
     monkeypatch.setattr(settings_module, "_renderer", settings_module._renderer.__wrapped__)
     meeting, results = Meeting(size), [None] * size
@@ -278,25 +266,28 @@ def test_several_ranks_give_the_same_numbers(size, folders, metadata, quality, m
 
 
 @pytest.fixture(scope="module")
-def logged(quality, tmp_path_factory):
-    """The files that ``--output_path --log_samples`` writes, read back."""
-    folder = tmp_path_factory.mktemp("output")
-    written = write_run(quality["llama-3.1"], folder)
+def written(quality, tmp_path_factory) -> Path:
+    """The results file that ``--output_path --log_samples`` writes, with the samples beside it."""
+    return write_run(quality["llama-3.1"], tmp_path_factory.mktemp("output"))
+
+
+@pytest.fixture(scope="module")
+def logged(written):
+    """The results and, by task, the lines of the log, read back."""
     lines = {
         path.name.removeprefix("samples_").rsplit("_", 1)[0]: [json.loads(line) for line in path.open()]
-        for path in folder.rglob("samples_*.jsonl")
+        for path in written.parent.glob("samples_*.jsonl")
     }
     return json.loads(written.read_text()), lines
 
 
-def test_a_results_file_is_read_back_and_every_number_formed_again(quality, tmp_path):
+def test_a_results_file_is_read_back_and_every_number_formed_again(written):
     """What tasks reported while they ran and what is formed from the files later is the same to the last digit."""
-    written = write_run(quality["llama-3.1"], tmp_path)
-    again = Run(tmp_path)
+    again = Run(written.parent)
     assert again.path == written and set(again.tasks) == {*LEAVES, "elude_mia"}
     for task in again.tasks:
-        said = again.settings(task)["aggregates"]
-        assert json.dumps(again.numbers[task], sort_keys=True) == json.dumps(said, sort_keys=True)
+        reported = again.settings(task)["aggregates"]
+        assert json.dumps(again.numbers[task], sort_keys=True) == json.dumps(reported, sort_keys=True)
     row = again.reported("elude_quality")
     for metric, value in again.numbers["elude_quality"].items():
         assert (row[metric], row[f"{metric}_stderr"]) == (value["value"], value["stderr"])
@@ -312,69 +303,16 @@ def test_a_run_without_its_samples_is_one_line(quality, tmp_path):
         Run(tmp_path / "nowhere")
 
 
-def test_logged_samples_suffice_to_recompute_every_metric(logged):
-    results, lines = logged
-    triples, good = {}, {}
-    for task, subset in LEAVES.items():
-        recomputed = defaultdict(lambda: defaultdict(list))
-        for line in lines[task]:
-            doc = line["doc"]
-            answer, paraphrase, *wrong = (total / count for total, count in doc["answer_scores"])
-            p = math.exp(answer)
-            ratio = math.exp(sum(wrong) / 5 - paraphrase)
-            values = {
-                "probability": p / (p + sum(map(math.exp, wrong))) if subset == "world" else p,
-                "rougeL_recall": RougeScorer(["rougeL"], use_stemmer=True)
-                .score(doc["answer"], doc["generated"])["rougeL"]
-                .recall,
-                "truth_ratio": min(ratio, 1 / ratio) if subset == "forget" else max(0.0, 1 - ratio),
-            }
-            for metric, value in values.items():
-                assert isinstance(line[metric], float) and 0 <= line[metric] <= 1
-                assert line[metric] == pytest.approx(value, abs=1e-9)
-            for metric in ("degenerate", "ngram_entropy", "refusal"):
-                values[metric] = line[metric]
-            assert doc["generated"] == line["filtered_resps"][-1]
-            for metric, value in values.items():
-                recomputed[metric][doc["entity"]].append(value)
-        means = {m: np.mean([np.mean(v) for v in by_target.values()]) for m, by_target in recomputed.items()}
-        triples[subset] = [means[m] for m in ("probability", "rougeL_recall", "truth_ratio")]
-        good[subset] = (
-            [1 - triples[subset][0], 1 - triples[subset][1], triples[subset][2]]
-            if subset == "forget"
-            else triples[subset]
-        )
-        means["forget_quality" if subset == "forget" else "set_quality"] = harmonic(good[subset])
-        row = {
-            k.split(",")[0]: v for k, v in results["results"][task].items() if k.endswith(",none") and "stderr" not in k
-        }
-        assert row == pytest.approx(means, abs=1e-9)
-    group = results["results"]["elude_quality"]
-    assert group["forget_quality,none"] == pytest.approx(harmonic(good["forget"]), abs=1e-9)
-    assert group["retain_quality,none"] == pytest.approx(harmonic([*triples["retain"], *triples["world"]]), abs=1e-9)
-
-
 def test_token_sums_of_the_log_follow_from_the_raw_responses(logged):
     """A prompt that ends in a blank line has one response more, of that white space, which is subtracted."""
-    _, lines = logged
-    for line in itertools.chain(*(lines[task] for task in LEAVES)):
-        *answers, space, generated = line["filtered_resps"]
-        assert len(answers) == 7 and isinstance(generated, str)
-        for (total, _), response in zip(line["doc"]["answer_scores"], answers, strict=True):
-            assert total == pytest.approx(float(response[0]) - float(space[0]), abs=1e-9)
-
-
-def test_the_logged_doc_keeps_the_columns_of_elude(logged):
-    for line in logged[1]["elude_forget"]:
-        assert {
-            "entity",
-            "question",
-            "answer",
-            "paraphrased_question",
-            "paraphrased_answer",
-            "perturbed_answer",
-        } <= line["doc"].keys()
-        assert len(line["doc"]["perturbed_answer"]) == 5
+    columns = {"entity", "question", "answer", "paraphrased_question", "paraphrased_answer", "perturbed_answer"}
+    for task in LEAVES:
+        for line in logged[1][task]:
+            *answers, space, generated = line["filtered_resps"]
+            assert len(answers) == 7 and generated == line["doc"]["generated"]
+            for (total, _), response in zip(line["doc"]["answer_scores"], answers, strict=True):
+                assert total == pytest.approx(float(response[0]) - float(space[0]), abs=1e-9)
+            assert (columns if task != "elude_world" else {"question", "answer"}) <= line["doc"].keys()
 
 
 def test_the_results_file_says_what_was_scored_and_gives_every_mean_its_n_and_error(logged, data):
@@ -383,15 +321,11 @@ def test_the_results_file_says_what_was_scored_and_gives_every_mean_its_n_and_er
         settings = results["configs"][task]["metadata"]["elude"]
         assert settings["dataset"] == str(data) and settings["targets"] == list(TARGETS)
         assert len(settings["fingerprint"]) == 16 and settings["n"] == len(lines[task])
-        if task != "elude_world":
-            for metric in ("probability", "rougeL_recall", "truth_ratio"):
-                estimate = settings["aggregates"][metric]
-                assert estimate["n"] == len(lines[task]) and estimate["stderr"] >= 0
-                assert set(estimate["per_target"]) == set(TARGETS)
-                assert np.mean([e["value"] for e in estimate["per_target"].values()]) == pytest.approx(
-                    estimate["value"]
-                )
         for metric in ("probability", "rougeL_recall", "truth_ratio"):
             assert results["results"][task][f"{metric}_stderr,none"] >= 0
+            if task != "elude_world":
+                estimate = settings["aggregates"][metric]
+                by_target = [estimate["per_target"][target]["value"] for target in TARGETS]
+                assert estimate["n"] == len(lines[task]) and np.mean(by_target) == pytest.approx(estimate["value"])
     for metric in ("forget_quality", "retain_quality"):
         assert results["results"]["elude_quality"][f"{metric}_stderr,none"] > 0

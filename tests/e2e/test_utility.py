@@ -1,5 +1,6 @@
 """The utility group on small copies in each task's own schema, beside the harness's own run of the same tasks."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import lm_eval
@@ -8,7 +9,7 @@ from datasets import Dataset, load_from_disk
 from lm_eval.tasks import TaskManager
 
 from lm_eval_elude.tasks import utility
-from tests.support import ROOT, make_model, make_tokenizer, save_checkpoint
+from tests.support import ROOT, TASK_CONFIGS, make_model, make_tokenizer, save_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,7 @@ def checkpoint(tmp_path_factory) -> str:
 
 @pytest.fixture
 def evaluated(copies, checkpoint, manager, monkeypatch):
-    """Results of tasks by a backend, with one index of the harness's tasks for all (it takes seconds to make)."""
+    """Results of tasks by a backend, with one index of tasks for all."""
     monkeypatch.chdir(copies)
     monkeypatch.setattr(utility, "TaskManager", lambda metadata: manager)
     model_args = {"pretrained": checkpoint, "dtype": "float32"}
@@ -39,7 +40,10 @@ def evaluated(copies, checkpoint, manager, monkeypatch):
 
 @pytest.fixture(scope="module")
 def manager():
-    return TaskManager()
+    """Our tasks and those folders of the harness's that hold the eight: indexing all of it takes seconds."""
+    names = ("arc", "commonsense_qa", "hellaswag", "lambada", "mmlu", "openbookqa", "piqa", "winogrande")
+    folders = [Path(lm_eval.tasks.__file__).parent / name for name in names]
+    return TaskManager(include_path=[str(TASK_CONFIGS), *map(str, folders)], include_defaults=False)
 
 
 def test_the_eight_and_their_mean_are_the_harness_own_values(evaluated, monkeypatch):

@@ -32,7 +32,7 @@ from lm_eval_elude.model.backend import EludeLM
 from lm_eval_elude.tasks import harness
 from lm_eval_elude.text.chat import Renderer
 from tests.model.shapes import SHAPES, make
-from tests.support import ROOT, make_tokenizer, task_manager
+from tests.support import ROOT, TASK_CONFIGS, make_tokenizer, task_manager
 
 TEXT = "the quick brown fox jumps over a lazy dog . when and where was she born ? he won in 1998 and 2001 the prize ! "
 
@@ -396,8 +396,10 @@ def test_sixteen_bits_are_warned_of_where_they_cost_precision(folder: str) -> No
 RANKS = """
 import json, sys
 import lm_eval
+from lm_eval.tasks import TaskManager
 from lm_eval_elude.model.backend import EludeLM
 
+metadata = {"pretrained": sys.argv[1], "dataset": "mini", "target": "Cristiano Ronaldo"}
 counts = []
 score = EludeLM._loglikelihood_tokens
 EludeLM._loglikelihood_tokens = lambda self, asked, *more, **given: counts.append(len(asked)) or score(
@@ -405,7 +407,7 @@ EludeLM._loglikelihood_tokens = lambda self, asked, *more, **given: counts.appen
 )
 results = lm_eval.simple_evaluate(
     model="elude", model_args={"pretrained": sys.argv[1]}, tasks=["elude_forget"], device="cpu", limit=12,
-    metadata={"pretrained": sys.argv[1], "dataset": "mini", "target": "Cristiano Ronaldo"},
+    task_manager=TaskManager(include_path=sys.argv[2], include_defaults=False, metadata=metadata),
     gen_kwargs="max_gen_toks=4", bootstrap_iters=0,
 )
 print("@" + json.dumps([max(counts), results and results["results"]["elude_forget"]]), flush=True)
@@ -415,9 +417,10 @@ print("@" + json.dumps([max(counts), results and results["results"]["elude_forge
 def test_each_rank_scores_its_share_on_cpu(folder: str, tmp_path: Path) -> None:
     script = tmp_path / "ranks.py"
     script.write_text(RANKS)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script), folder]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [*launch, str(script), folder, str(TASK_CONFIGS)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     reports = [json.loads(line[1:]) for line in done.stdout.splitlines() if line.startswith("@")]
     assert [count for count, _ in reports] == [6 * 8, 6 * 8]  # of 12 records: 7 answers and the prompt's white space

@@ -121,8 +121,8 @@ def build(facts: Path = HERE / "facts", out: Path = bundled.DATA) -> dict[str, i
     people = {f.title: f for f in (read_facts(path, ranks) for path in sorted((facts / "retain").glob("*.txt")))}
     rows: dict[str, list[dict]] = defaultdict(list)
     for target, neighbours in NEIGHBOURS.items():
-        own = read_facts(facts / "forget" / f"{slugify(target)}.txt", ranks, coin=True)
-        rows["forget_qa-train"] += [_row(record, target) for record in own.records]
+        forget = read_facts(facts / "forget" / f"{slugify(target)}.txt", ranks, coin=True)
+        rows["forget_qa-train"] += [_row(record, target) for record in forget.records]
         for neighbour in neighbours:
             for index, record in enumerate(people[neighbour].records):
                 rows[f"retain_qa-{split_of(index)}"].append(_row(record, target))
