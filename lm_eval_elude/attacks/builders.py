@@ -68,15 +68,6 @@ class Suite:
         masked = (mask(r.answer, self.target) or mask(r.paraphrased_answer, self.target) for r in self.records)
         return {index: fact for index, fact in enumerate(masked) if fact}
 
-    @cached_property
-    def mentions(self) -> dict[str, list[int]]:
-        """Which records have a word in their answer."""
-        indices: dict[str, list[int]] = {}
-        for index, record in enumerate(self.records):
-            for word in words(record.answer):
-                indices.setdefault(word, []).append(index)
-        return indices
-
     def others(self, index: int, shown: Callable[[QARecord], str], near: bool = False) -> Iterator[QARecord]:
         """Other records, seeded, whose ``shown`` text does not give away the answer of this one.
 
@@ -84,13 +75,12 @@ class Suite:
         """
         record = self.records[index]
         secret, known = telling_words(record), words(record.question)
-        content = known - STOP - words(self.target.name)
-        order = self.rng.sample(range(len(self.records)), len(self.records))
+        others = self.rng.sample(self.records, len(self.records))
         if near:
-            hits = Counter(other for word in content for other in self.mentions.get(word, ()))
-            order.sort(key=lambda other: -hits[other])
+            content = known - STOP - words(self.target.name)
+            others.sort(key=lambda other: -len(content & words(other.answer)))
         seen = {record.answer}
-        for other in (self.records[other] for other in order):
+        for other in others:
             repeated = other.question == record.question or other.answer in seen
             if not repeated and not secret & (words(shown(other)) - known):
                 seen.add(other.answer)

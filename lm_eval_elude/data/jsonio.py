@@ -29,11 +29,9 @@ Text = Annotated[str, msgspec.Meta(pattern=r"\S")]  # a text that is not blank, 
 
 
 def loads(text: str, where: str, *, nan: bool = False) -> Any:
-    """The value of a JSON text.
+    """The value of a JSON text; an error calls it ``where``, e.g. ``mine.jsonl, row 3``.
 
-    Args:
-        where: how an error calls it, e.g. ``mine.jsonl, row 3``.
-        nan: whether ``NaN`` and ``Infinity`` are taken, which are no JSON but which Python writes.
+    With ``nan`` also ``NaN`` and ``Infinity`` are taken, which are no JSON but which Python writes.
 
     Raises:
         UserError: it is not JSON, or beyond the bounds of this module.
@@ -88,15 +86,10 @@ def load(path: Path, *, nan: bool = False, max_bytes: int = MAX_BYTES) -> Any:
 def lines(
     path: Path, *, nan: bool = False, name: str = "", only: Container[int] | None = None
 ) -> Iterator[tuple[str, Any]]:
-    """The rows of a JSONL file as they are read, each with how an error calls it. Blank lines are passed over.
+    """The rows of a JSONL file as they are read, each with how an error calls it (with ``name`` for the file's).
 
-    Args:
-        nan: as for :func:`loads`.
-        name: how an error calls the file, if not by its own name.
-        only: the rows to parse, by their place among those that are not blank (0 first); all without it.
-
-    Raises:
-        UserError: as :func:`loads` and :func:`read_text`.
+    Blank lines are passed over. Only the rows whose places among the others are in ``only`` (0 first) are parsed; all
+    without it. Errors as of :func:`loads` and :func:`read_text`.
     """
     size, place = 0, -1
     with _reading(path), path.open("rb") as file:

@@ -17,12 +17,8 @@ def read_rows(
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """The rows of a ``.parquet``, ``.jsonl`` or ``.json`` file, each with how an error calls it.
 
-    A ``.json`` file holds a list, or a row a line.
-
-    Args:
-        columns: those to read of a parquet file, where it has them; all without it.
-        name: how an error calls the file, if not by its own name.
-        only: places of the rows to read, 0 first; all without it.
+    A ``.json`` file holds a list, or a row a line. ``columns`` are those to read of a parquet file, where it has them;
+    ``only`` are the places of the rows to read, 0 first; ``name`` stands for the file's own in errors.
 
     Raises:
         UserError: the file cannot be read, or a row is no object.
