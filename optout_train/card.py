@@ -19,12 +19,7 @@ def card_files(
 ) -> dict[str, str]:
     """The text of the card, and for data of the Hub of the evaluation results beside it, by file name.
 
-    Args:
-        folder: the checkpoint's.
-        config: what was trained.
-        manifest: of the checkpoint.
-        scored: lm-eval's rows by name of the model.
-        again: the command that repeats its scores.
+    ``scored`` has lm-eval's rows by name of the model; ``again`` is the command that repeats them.
     """
     from huggingface_hub import ModelCardData
 

@@ -19,13 +19,12 @@ class Elude:
     """ELUDe, or data in its schema.
 
     Attributes:
-        name: of the benchmark.
         task: the group that scores a checkpoint.
         halves: of what is forgotten and of what is kept a title, the group's metric, and the task with its parts.
         licence: of the published data.
         subsets: what can be trained on.
         convention: how questions are asked; None as the model's template does.
-        remark: what to say of the validation, "" for nothing.
+        remark: what the user is told of the validation, "" for nothing.
         targets: display names.
         slug: what a folder of the run is called after.
     """

@@ -60,16 +60,8 @@ def train(
 ) -> bool:
     """Train and write the checkpoint; returns whether there was anything left to do.
 
-    Under ``torchrun`` or ``accelerate launch`` every process calls it; the first one writes and speaks.
-
-    Args:
-        config: what to train. Nothing else changes the weights.
-        output: folder of the finished checkpoint.
-        say: prints one line for the user.
-        overwrite: replace the run that is there.
-        resume: go on from the last checkpoint of an interrupted run, or start.
-        checkpoint_every: steps between checkpoints, besides one after each epoch (0: only those).
-        tracker: tensorboard, wandb or trackio; "" for none.
+    Under ``torchrun`` or ``accelerate launch`` every process calls it; the first one writes and speaks to the user.
+    Nothing but ``config`` changes the weights. The other arguments are those of the command line.
 
     Raises:
         UserError: bad input or an output folder that cannot be used; or the loss was not finite in the first epoch.
@@ -87,17 +79,17 @@ def train(
         tracking = {"log_with": tracker, "project_dir": str(output.with_name(f"{output.name}-tracker"))}
     # Told so, Accelerate joins CPU processes into a group; left to find out, it does not.
     accelerator = Accelerator(cpu=not torch.accelerator.is_available(), **tracking)
-    main = accelerator.is_main_process
+    is_first = accelerator.is_main_process
     start: list[Path | None] = [None]
     try:
-        if main:
+        if is_first:
             start[0] = folder.open(config, overwrite=overwrite, resume=resume)
         broadcast_object_list(start)
         if start[0] == folder.output:
             return False
         if tracker:
             accelerator.init_trackers("optout-train", config={k: str(v) for k, v in config.to_json().items()})
-        say = say if main else str
+        say = say if is_first else str
         run = prepare(config, source, accelerator, say)
         state = begin(run, folder, start[0], say)
         take_all_steps(run, folder, state, checkpoint_every)
@@ -105,7 +97,7 @@ def train(
         accelerator.end_training()
         return True
     except BaseException:
-        if main and not list(folder.partial.glob("step-*")):
+        if is_first and not list(folder.partial.glob("step-*")):
             folder.discard()  # nothing to go on from
         raise
     finally:
@@ -136,17 +128,7 @@ class Setup:
 
 
 def prepare(config: TrainConfig, source: Source, accelerator: Any, say: Callable[[str], object]) -> Setup:
-    """Load and build everything; every sample that training reads is encoded, so a bad one stops the run here.
-
-    Args:
-        config: what to train.
-        source: of the records.
-        accelerator: Accelerate's.
-        say: prints one line for the user.
-
-    Raises:
-        UserError: bad input, one line each.
-    """
+    """Load and build everything; every sample that training reads is encoded, so a bad one stops the run here."""
     if config.whole_batch and accelerator.num_processes > 1:
         raise UserError(f"{WHOLE_BATCH}: train in one process")
     device = accelerator.device
@@ -166,6 +148,7 @@ def prepare(config: TrainConfig, source: Source, accelerator: Any, say: Callable
         data = with_lessons(config, data, Teacher(model, renderer, context), say)
     plan = data.plan(config)
     validation = Validation(config, data, source, say) if config.validate else None
+    validation = validation if validation and validation.sets else None
     for indices in (step for epoch in plan for step in epoch):
         passes(config, data, indices, 0, 1, device)  # encodes every sample
 
@@ -192,19 +175,11 @@ def prepare(config: TrainConfig, source: Source, accelerator: Any, say: Callable
     scorer = distribute(config, accelerator, inner, scorer)
     width = inner.config.get_text_config().hidden_size
     rate = AUTO_RATE / width if config.learning_rate == AUTO else float(config.learning_rate)
+    optimizer = make_optimizer(config, rate, [p for p in model.parameters() if p.requires_grad])
+    transport = Transport(model, initial, config.distance, config.directions, config.seed)
+    reference = score_reference(config, data, scorer, device)
     return Setup(
-        config=config,
-        accelerator=accelerator,
-        device=device,
-        data=data,
-        plan=plan,
-        validation=validation if validation and validation.sets else None,
-        model=model,
-        scorer=scorer,
-        transport=Transport(model, initial, config.distance, config.directions, config.seed),
-        learning_rate=rate,
-        optimizer=make_optimizer(config, rate, [p for p in model.parameters() if p.requires_grad]),
-        reference=score_reference(config, data, scorer, device),
+        config, accelerator, device, data, plan, validation, model, scorer, transport, rate, optimizer, reference
     )
 
 
@@ -212,17 +187,12 @@ def score_reference(
     config: TrainConfig, data: TrainingData, scorer: nn.Module, device: torch.device
 ) -> dict[str, AnswerLogProbs]:
     """Log-probabilities that the forget loss compares with, by sequence: one pass before training, none after."""
-    size, records = config.micro_batch_size or config.batch_size, range(len(data.forget))
-    return {
-        kind: score_all(
-            scorer,
-            [Encoded(*data.samples("forget", i, (kind,))[0][:2]) for i in records],
-            size,
-            device,
-            autocast=config.autocast,
-        )
-        for kind in (config.loss.reference if config.forget_weight else ())
-    }
+    size = config.micro_batch_size or config.batch_size
+    scores = {}
+    for kind in config.loss.reference if config.forget_weight else ():
+        samples = [Encoded(*data.samples("forget", i, (kind,))[0][:2]) for i in range(len(data.forget))]
+        scores[kind] = score_all(scorer, samples, size, device, autocast=config.autocast)
+    return scores
 
 
 # One step
@@ -231,15 +201,11 @@ def score_reference(
 def take_step(run: Setup, step: int, total: int, indices: StepIndices) -> dict[str, float]:
     """Update the weights once: on Eq. 8, or in the released recipe on its forget term and then on the rest.
 
-    Args:
-        run: the run; its model and optimizer change.
-        step: number of the step, from 1.
-        total: steps of the whole plan, for the learning rate.
-        indices: the records it reads.
+    Steps are counted from 1; the learning rate falls over the ``total`` of the plan. Where a gradient norm is not
+    finite nothing is updated.
 
     Returns:
         The loss of Eq. 8, its terms unweighted, the gradient norm before clipping (of the last update), and the rate.
-        Where a norm is not finite nothing is updated.
     """
     config, rank = run.config, run.accelerator.process_index
     forget, rest = passes(config, run.data, indices, rank, run.accelerator.num_processes, run.device)

@@ -6,7 +6,7 @@ import difflib
 import random
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import cycle, islice
@@ -40,12 +40,6 @@ def with_lessons(
 ) -> TrainingData:
     """The data with what the stranger loss reads, and with what distilled retain losses read, as configured.
 
-    Args:
-        config: the run; an epoch is a turn.
-        data: its sets.
-        teacher: the initial model.
-        say: prints one line for the user.
-
     Raises:
         UserError: the model says nothing of strangers that could be taught, or a lesson is too long.
     """
@@ -59,13 +53,11 @@ def with_lessons(
     return data
 
 
-def _of_the_first_process(made: Any) -> Any:
+def _of_the_first_process(value: Any) -> Any:
     """What the first process made: every process makes it, but it is the same only where their arithmetic is."""
     from accelerate.utils import broadcast_object_list
 
-    objects = [made]
-    broadcast_object_list(objects)
-    return objects[0]
+    return broadcast_object_list([value])[0]
 
 
 def make_lessons(
@@ -73,22 +65,16 @@ def make_lessons(
 ) -> dict[str, tuple[Lesson, ...]]:
     """The sequences ``substitute`` and ``disclosure``: for each turn one lesson of every forget record, in its order.
 
-    Arguments and errors are those of :func:`with_lessons`.
+    An epoch is a turn. Errors are those of :func:`with_lessons`.
     """
-    targets = resolve_targets(config.dataset, config.target)
-    makers = {target.name: _Maker(config, data, target, teacher) for target in targets}
-    nothing = RecordLessons((), ())
-    substitutes = [nothing for _ in data.forget.records]
-    disclosures = list(substitutes)
-    for maker in makers.values():
-        places = [
-            place
-            for place, record in enumerate(data.forget.records)
-            if record.entity == maker.target.name or len(makers) == 1
-        ]
-        made = maker.make([data.forget.records[place] for place in places])
-        for place, substitute, disclosure in zip(places, *made, strict=True):
-            substitutes[place], disclosures[place] = substitute, disclosure
+    targets, records = resolve_targets(config.dataset, config.target), data.forget.records
+    substitutes: dict[int, RecordLessons] = {}  # by place of the record
+    disclosures: dict[int, RecordLessons] = {}
+    for maker in [_Maker(config, data, target, teacher) for target in targets]:
+        places = [i for i, r in enumerate(records) if r.entity == maker.target.name or len(targets) == 1]
+        taught, suppressed = maker.make([records[place] for place in places])
+        substitutes |= zip(places, taught, strict=True)
+        disclosures |= zip(places, suppressed, strict=True)
         say(maker.summary)
     return {"substitute": _in_turns(substitutes, config.epochs), "disclosure": _in_turns(disclosures, config.epochs)}
 
@@ -100,10 +86,10 @@ class RecordLessons(NamedTuple):
     reverse: Sequence[Lesson]
 
 
-def _in_turns(records: Sequence[RecordLessons], turns: int) -> tuple[Lesson, ...]:
+def _in_turns(records: Mapping[int, RecordLessons], turns: int) -> tuple[Lesson, ...]:
     """Of each record its lessons in turn, a reverse one in every :data:`REVERSE_EVERY`-th; turn by turn."""
     rows = []
-    for place, (forward, reverse) in enumerate(records):
+    for place, (forward, reverse) in sorted(records.items()):
         forwards, reverses = cycle(forward), cycle(reverse or forward)
         is_reverse = [(turn + place) % REVERSE_EVERY == REVERSE_EVERY - 1 for turn in range(turns)]
         rows.append([next(reverses if reverse else forwards) for reverse in is_reverse])
@@ -119,13 +105,12 @@ class Statement(NamedTuple):
 
 
 class _Maker:
-    """Makes the lessons of one target.
+    """Makes the lessons of one target; ``summary`` is a line about them.
 
     Attributes:
         stand_ins: invented names, of the target's length in tokens as far as there are such.
         imitated: those whose distributions the lessons carry: nobody's where a plain refusal is taught.
         longest: tokens of a sampled answer.
-        summary: a line about what was made.
     """
 
     def __init__(self, config: TrainConfig, data: TrainingData, target: Target, teacher: Teacher) -> None:
@@ -323,13 +308,9 @@ class _Maker:
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """The stand-ins' mean distribution of each answer token where their texts are the target's, without the fact.
 
-        Args:
-            statements: questions and answers about the target.
-            samples: the same as token ids.
-            without: how many of each one's first tokens are left out of their own distribution.
-
-        Yields:
-            Whether there is one, its likeliest tokens and their probabilities: (tokens,), twice (tokens, TOP).
+        ``samples`` are the statements as token ids; so many first tokens of each as ``without`` says are left out of
+        their own distribution. Of each statement come whether there is a distribution, its likeliest tokens and their
+        probabilities: (tokens,), and twice (tokens, TOP).
         """
         first_tokens = {name: self._first_tokens(name) for name in self.imitated}
         asked = [
@@ -341,9 +322,7 @@ class _Maker:
         for i, (statement, sample) in enumerate(zip(statements, samples, strict=True)):
             answer = sample.ids[sample.answer_start :]
             total = torch.zeros(len(answer), self.teacher.model.config.get_text_config().vocab_size)
-            secret = [
-                self.tokens(lead + word)[0] for word in facts(statement.record, folded=False) for lead in ("", " ")
-            ]
+            secret = self._first_of(facts(statement.record, folded=False))
             for name, (about_stand_in, rows) in zip(self.imitated, scored, strict=False):
                 shares = rows.exp()
                 for targets, stand_ins in first_tokens[name]:
@@ -383,18 +362,18 @@ class _Maker:
 
     def _first_tokens(self, stand_in: str) -> list[tuple[int, int]]:
         """First tokens of the target's names, each with that of the stand-in's name in the same place."""
-        theirs, ours = stand_in.split(), self.target.name.split()
-        forms = zip((theirs[0], theirs[-1]), (ours[0], ours[-1]), strict=True)
-        pairs = [(self.tokens(s + b)[0], self.tokens(s + a)[0]) for a, b in forms for s in ("", " ")]
-        return [(target, other) for target, other in pairs if target != other]
+        firsts = (self._first_of((parts[0], parts[-1])) for parts in (self.target.name.split(), stand_in.split()))
+        return [(target, other) for target, other in zip(*firsts, strict=True) if target != other]
+
+    def _first_of(self, names: Iterable[str]) -> list[int]:
+        """The first token of each word, as it begins a text and as it goes on after a space."""
+        return [self.tokens(space + word)[0] for word in names for space in ("", " ")]
 
 
 def facts(record: QARecord, *, folded: bool = True) -> frozenset[str]:
     """Words of the answer that state the fact: names and numbers that the question lacks, else its other words.
 
-    Args:
-        record: of which question and answer are read, nothing else.
-        folded: as :func:`words` gives them, else as they are written.
+    They are as :func:`words` gives them, or as they are written. Nothing but question and answer is read.
     """
     known = words(record.question) | words(record.entity) | STOP
     written = re.findall(r"\w+", record.answer)

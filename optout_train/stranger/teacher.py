@@ -44,12 +44,7 @@ class Teacher:
     ) -> list[str]:
         """One sampled answer for each question; "" where it does not end within ``longest`` tokens.
 
-        Args:
-            questions: each is asked once.
-            temperature: of the sampling.
-            longest: most tokens that are sampled.
-            seed: of the sampling.
-            openings: the words that each answer begins with, if they are not left to the model.
+        The answers begin with the words of ``openings``, if that is not left to the model.
         """
         torch.manual_seed(seed)
         if openings:
