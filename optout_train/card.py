@@ -29,7 +29,7 @@ def card_files(
     numbers += [(f"degenerate answers, {title}", task, "degenerate") for title, _, task in benchmark.halves]
     values = {model: [_value(rows, task, m) for _, task, m in numbers] for model, rows in scored.items()}
     of_checkpoint = zip(numbers, values["this checkpoint"], strict=True)
-    said = [Headline(name, metric, value) for (name, _, metric), value in of_checkpoint if value is not None]
+    headlines = [Headline(name, metric, value) for (name, _, metric), value in of_checkpoint if value is not None]
     repository, revision = data.get("repository"), data.get("revision")
     place = repository or Path(manifest.dataset).name
     metadata = ModelCardData(
@@ -40,7 +40,7 @@ def card_files(
         license="apache-2.0" if config.bundled else None,
         pipeline_tag="text-generation",
         tags=["unlearning", "elude", manifest.method],
-        eval_results=model_index(said, place, revision, benchmark.name),
+        eval_results=model_index(headlines, place, revision, benchmark.name),
     )
     done = "made to forget"
     if config.loss.learns:
@@ -64,9 +64,9 @@ def card_files(
     )
     files = {CARD: f"---\n{metadata.to_yaml()}\n---\n\n{text}"}
     if repository:
-        headlines = [value for value in said if value.metric != "degenerate"]
+        qualities = [value for value in headlines if value.metric != "degenerate"]
         notes = f"forgotten: {benchmark.subject(manifest)}; {again}"
-        files[RESULTS.format(benchmark.name.lower())] = results_yaml(headlines, place, revision, notes, benchmark.name)
+        files[RESULTS.format(benchmark.name.lower())] = results_yaml(qualities, place, revision, notes, benchmark.name)
     return files
 
 

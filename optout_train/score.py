@@ -11,6 +11,7 @@ from contextlib import nullcontext, redirect_stderr
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lm_eval_elude import task_folder
 from lm_eval_elude.data import bundled, jsonio
 from lm_eval_elude.data.hub_metadata import CARD
 from lm_eval_elude.data.manifest import Manifest, read_manifest
@@ -79,7 +80,9 @@ def evaluate(job: Job, config: TrainConfig, manifest: Manifest, batch_size: int,
     import lm_eval
     import torch
     from lm_eval.loggers import EvaluationTracker
+    from lm_eval.tasks import TaskManager
 
+    metadata = job.arguments | benchmark_of(config).metadata(manifest)
     logging.getLogger("lm_eval.evaluator_utils").setLevel(logging.ERROR)  # a group of rising and falling metrics
     with place.adding(f"scores/{job.file}") as new:
         tracker = EvaluationTracker(output_path=str(new / "results.json"))
@@ -91,7 +94,7 @@ def evaluate(job: Job, config: TrainConfig, manifest: Manifest, batch_size: int,
                 tasks=[benchmark_of(config).task],
                 batch_size=batch_size,
                 device=str(torch.accelerator.current_accelerator()) if torch.accelerator.is_available() else "cpu",
-                metadata=benchmark_of(config).metadata(manifest),
+                task_manager=TaskManager(include_path=task_folder(), include_defaults=False, metadata=metadata),
                 log_samples=True,
                 evaluation_tracker=tracker,
             )

@@ -242,8 +242,8 @@ def _add(parameter: nn.Parameter, gradient: Tensor, weight: float, transposed: b
     """Add ``weight`` times a whole parameter's gradient (or that of its transpose) to this process's ``.grad``."""
     grad, start = _gradient(parameter)
     gradient = gradient.T if transposed else gradient
-    own = gradient[start : start + len(grad)] if gradient.dim() else gradient
-    grad.add_(own.to(grad.dtype), alpha=weight)
+    mine = gradient[start : start + len(grad)] if gradient.dim() else gradient
+    grad.add_(mine.to(grad.dtype), alpha=weight)
 
 
 def _gather_columns(projected: Tensor, parameter: nn.Parameter) -> Tensor:

@@ -29,10 +29,10 @@ def base_folder(config: TrainConfig) -> Path:
     from transformers.utils import cached_file
 
     try:
-        found = cached_file(config.model_path, "config.json", revision=config.revision or None)
+        path = cached_file(config.model_path, "config.json", revision=config.revision or None)
     except OSError as error:
         raise UserError(f"--model {config.model!r} cannot be loaded: {reason(error)}") from None
-    return Path(str(found)).parent
+    return Path(str(path)).parent
 
 
 def make_optimizer(config: TrainConfig, rate: float, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -137,8 +137,8 @@ def restore(model: nn.Module, optimizer: torch.optim.Optimizer | None, checkpoin
     for entry, tensor in _tensors(checkpoint / OPTIMIZER).items():
         name, key = entry.rsplit("/", 1)
         parameter = parameters[name]
-        beside = tensor.to(parameter.device) if fused else tensor  # where a step count lives
-        optimizer.state[parameter][key] = beside if key == "step" else _placed(tensor, parameter)
+        count = tensor.to(parameter.device) if fused else tensor  # where the optimizer keeps the number of steps
+        optimizer.state[parameter][key] = count if key == "step" else _placed(tensor, parameter)
 
 
 def quiet() -> None:

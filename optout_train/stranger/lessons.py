@@ -158,8 +158,8 @@ class _Maker:
             for i, record in enumerate(records)
             for j in range(self.config.elicit)
         ]
-        own = [Statement(r, self.rng.choice(WORDINGS).format(q=r.question), r.answer) for r in records]
-        openings = [first_words(self.rng, [statement.answer for statement in own]) for _ in asked]
+        first = [Statement(r, self.rng.choice(WORDINGS).format(q=r.question), r.answer) for r in records]
+        openings = [first_words(self.rng, [statement.answer for statement in first]) for _ in asked]
         answers = self.teacher.ask([question for _, question in asked], LOOSE, self.longest, self.config.seed, openings)
         elicited: list[dict[str, Statement]] = [{} for _ in records]  # by answer
         for (i, question), answer in zip(asked, answers, strict=True):
@@ -171,8 +171,8 @@ class _Maker:
             return difflib.SequenceMatcher(None, *texts, autojunk=False).ratio()
 
         return [
-            [first, *sorted(more.values(), key=likeness)[:DISCLOSURES]]
-            for first, more in zip(own, elicited, strict=True)
+            [statement, *sorted(more.values(), key=likeness)[:DISCLOSURES]]
+            for statement, more in zip(first, elicited, strict=True)
         ]
 
     def _substitutes(self, records: Sequence[QARecord]) -> list[list[Statement]]:
@@ -284,15 +284,15 @@ class _Maker:
             answer = sample.ids[sample.answer_start :]
             shuffled.append(Encoded(prompt[:start] + [answer[i] for i in order], start))
         in_random_order = self.teacher.log_probs(shuffled)
-        is_own = [statement.answer == statement.record.answer for statement in statements]
-        initially = self.teacher.log_probs([sample for sample, own in zip(samples, is_own, strict=True) if own])
+        is_held = [statement.answer == statement.record.answer for statement in statements]
+        initially = self.teacher.log_probs([sample for sample, held in zip(samples, is_held, strict=True) if held])
         others = self._stand_ins_say(statements, samples, counts)
         for i, (sample, order) in enumerate(zip(samples, orders, strict=True)):
             known, top, shares = next(others)
             bounds = torch.tensor([[-torch.inf, 0.0]]).repeat(len(known), 1)
             level = self.config.bound * _of_tokens(next(in_random_order), shuffled[i])
             bounds[order, 1:] = level
-            if is_own[i]:
+            if is_held[i]:
                 now = _of_tokens(next(initially), sample)[order]
                 bounds[order] = torch.cat([torch.minimum(OWN_LEVEL * level, now), OWN_LEVEL * level], 1)
             known[counts[i] :] = False

@@ -174,7 +174,9 @@ def test_every_method_moves_its_losses_the_right_way(method, trained, settings, 
         assert steps(lines, "forget")[-1] < steps(lines, "forget")[0]
     else:
         assert after["forget_probability"] < before["forget_probability"]
-    assert read_manifest(folder).method == method
+    manifest = read_manifest(folder)
+    read = {name.removesuffix("-train") for name in manifest.data_fingerprints if name.endswith("-train")}
+    assert manifest.method == method and read == names | ({"retain"} if method == "finetune" else set())
 
 
 def test_transport_holds_the_weights_near_their_start(trained):
@@ -283,12 +285,12 @@ def test_an_odd_row_is_named_and_left_out_or_refused(settings, data_folder, tmp_
     for split in ("train", "validation"):
         path = tmp_path / "data" / f"retain_qa-{split}.jsonl"
         path.write_text(json.dumps({"entity": "Ada Example", "question": "Q?"}) + "\n" + path.read_text())
-    said = []
-    train(settings(dataset=str(tmp_path / "data"), epochs=1, directions=2), tmp_path / "out", said.append)
+    messages = []
+    train(settings(dataset=str(tmp_path / "data"), epochs=1, directions=2), tmp_path / "out", messages.append)
     named = [f"retain {split}: 1 odd row, left out or used without what is odd" for split in ("train", "validation")]
-    assert [line.partition(": retain_qa")[0] for line in said if "odd" in line] == named
+    assert [line.partition(": retain_qa")[0] for line in messages if "odd" in line] == named
     with pytest.raises(UserError, match="row 1: field 'answer'"):
-        train(settings(dataset=str(tmp_path / "data"), strict=True), tmp_path / "no", said.append)
+        train(settings(dataset=str(tmp_path / "data"), strict=True), tmp_path / "no", messages.append)
 
 
 def test_lora_trains_and_loads_with_gradient_checkpointing_and_merged(trained, model_folder):
@@ -326,9 +328,11 @@ def test_a_run_that_stops_nowhere_is_measured_ten_times(trained, monkeypatch):
 
 
 def test_early_stopping_keeps_the_best_epoch(trained):
-    _, lines, said = trained("early", method="ga+rt", patience=1, learning_rate=3e-3, epochs=6)
+    _, lines, messages = trained("early", method="ga+rt", patience=1, learning_rate=3e-3, epochs=6)
     scores = [line["validation"]["score"] for line in lines if line.get("epoch") and "validation" in line]
-    assert len(scores) < 6 and scores[-1] < scores[-2] and said[-1].startswith("stopped early: validation score fell")
+    assert (
+        len(scores) < 6 and scores[-1] < scores[-2] and messages[-1].startswith("stopped early: validation score fell")
+    )
     best = scores.index(max(scores)) + 1
     assert lines[-1] == {"kept": f"step-{3 * best:08d}"}
     short = trained("short", method="ga+rt", learning_rate=3e-3, epochs=6)[1]
@@ -342,8 +346,8 @@ def test_a_collapse_stops_and_the_last_good_epoch_is_kept(trained, monkeypatch):
         return measure(self, *arguments) | {"retain_quality": next(kept), "score": 0.5}
 
     monkeypatch.setattr(Validation, "measure", collapsing)
-    _, lines, said = trained("collapse", patience=1, epochs=4)
-    assert said[-1].startswith("stopped early: collapse: retain quality 0.300, 0.800 before training")
+    _, lines, messages = trained("collapse", patience=1, epochs=4)
+    assert messages[-1].startswith("stopped early: collapse: retain quality 0.300, 0.800 before training")
     assert lines[-1] == {"kept": "step-00000003"}
 
 
@@ -356,8 +360,8 @@ def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(trained, setti
 
     monkeypatch.setattr(training, "backward", broken)
     # However often it is saved, the last epoch is gone back to.
-    _, lines, said = trained("broken", options={"checkpoint_every": 1})
-    assert said[-1] == "stopped early: the loss is not finite in step 5"
+    _, lines, messages = trained("broken", options={"checkpoint_every": 1})
+    assert messages[-1] == "stopped early: the loss is not finite in step 5"
     assert lines[-1] == {"kept": "step-00000003"}
     monkeypatch.setattr(training, "backward", lambda run, parts: {"forget": float("inf")})
     with pytest.raises(UserError, match="step 1, in the first epoch"):
@@ -380,10 +384,10 @@ def test_a_tracker_gets_the_numbers_of_the_log(settings, tmp_path):
 def test_a_user_may_bring_forget_and_retain_files_only(settings, data_folder, tmp_path):
     for name in ("forget_qa-train.jsonl", "retain_qa-train.jsonl"):
         shutil.copy(data_folder / name, tmp_path)
-    said = []
+    messages = []
     config = settings(dataset=str(tmp_path), world_weight=0.0, epochs=1)
-    train(config, tmp_path.with_name(f"{tmp_path.name}-out"), said.append)
-    assert any(line.startswith("no validation on the retain set") for line in said)
+    train(config, tmp_path.with_name(f"{tmp_path.name}-out"), messages.append)
+    assert any(line.startswith("no validation on the retain set") for line in messages)
     assert read_manifest(tmp_path.with_name(f"{tmp_path.name}-out")).targets == ("Ada Example",)
 
 

@@ -92,12 +92,12 @@ def test_a_certain_teacher_is_the_log_probability_and_the_rest_is_counted():
     def picked(tokens, top):
         return logits.log_softmax(-1).gather(1, torch.cat([tokens[:, None], top], 1))
 
-    one = torch.zeros(3, 2)
-    one[:, 0] = 1
+    certain = torch.zeros(3, 2)
+    certain[:, 0] = 1
     top = torch.stack([tokens, torch.zeros(3).long()], 1)
     expected = logits.log_softmax(-1)[range(3), tokens]
     torch.testing.assert_close(
-        losses.lesson(picked(tokens, top), torch.full((3, 2), NAN), one), expected, atol=1e-5, rtol=1e-5
+        losses.lesson(picked(tokens, top), torch.full((3, 2), NAN), certain), expected, atol=1e-5, rtol=1e-5
     )
     shares = torch.tensor([[0.5, 0.2]] * 3)
     top = torch.tensor([[2, 3]] * 3)
@@ -119,10 +119,10 @@ def test_the_scorer_values_each_token_of_a_padded_batch_by_its_lesson():
         lessons.append(Lesson(ids, 4, torch.tensor([bounds] * length), top, shares))
     with torch.no_grad():
         sums, counts = answer_values(scorer, lessons, torch.device("cpu"))
-        rows = [model(torch.tensor([one.ids])).logits[0].log_softmax(-1) for one in lessons]
+        rows = [model(torch.tensor([lesson.ids])).logits[0].log_softmax(-1) for lesson in lessons]
     taught, bounded = (
-        torch.stack([row[i - 1, one.ids[i]] for i in range(4, len(one.ids))])
-        for row, one in zip(rows, lessons, strict=True)
+        torch.stack([row[i - 1, lesson.ids[i]] for i in range(4, len(lesson.ids))])
+        for row, lesson in zip(rows, lessons, strict=True)
     )
     assert counts.tolist() == [9, 5]
     expected = torch.stack([taught.sum(), -torch.relu(bounded + 3).sum()])
@@ -143,14 +143,14 @@ def test_every_epoch_has_one_lesson_of_each_record_and_every_fourth_is_of_the_ot
 def test_disclosing_answers_have_bounds_and_the_template_none(made):
     """What was elicited is pushed down, the records' own answers are held; both at levels of text never read."""
     _, data, lessons, renderer = made
-    own = {record.answer for record in data.forget.records}
-    plain = [one for one in lessons["disclosure"] if not is_reverse(renderer, one)]
-    answers = [renderer.tokenizer.decode(one.ids[one.answer_start : -2]) for one in plain]
-    assert own & {*answers} and {*answers} - own
-    for answer, one in zip(answers, plain, strict=True):
-        lower, upper = one.bounds.unbind(1)
+    own_answers = {record.answer for record in data.forget.records}
+    plain = [lesson for lesson in lessons["disclosure"] if not is_reverse(renderer, lesson)]
+    answers = [renderer.tokenizer.decode(lesson.ids[lesson.answer_start : -2]) for lesson in plain]
+    assert own_answers & {*answers} and {*answers} - own_answers
+    for answer, lesson in zip(answers, plain, strict=True):
+        lower, upper = lesson.bounds.unbind(1)
         assert upper.isfinite().all() and upper[:-2].mean() < -1 and upper[-2:].tolist() == [0, 0]
-        if answer in own:  # held, but where the model says less than that it is not taught more
+        if answer in own_answers:  # held, but where the model says less than that it is not taught more
             assert lower.isfinite()[:-2].all() and (lower <= upper).all() and (lower == upper)[:-2].float().mean() > 0.9
         else:
             assert lower[:-2].tolist() == [-math.inf] * (len(lower) - 2)
@@ -159,15 +159,15 @@ def test_disclosing_answers_have_bounds_and_the_template_none(made):
 
 def test_what_is_taught_of_a_question_never_states_its_fact(made):
     _, data, lessons, renderer = made
-    for place, one in enumerate(lessons["substitute"]):
+    for place, lesson in enumerate(lessons["substitute"]):
         record = data.forget.records[place % 6]
-        answer = renderer.tokenizer.decode(one.ids[one.answer_start :])
-        if is_reverse(renderer, one):
+        answer = renderer.tokenizer.decode(lesson.ids[lesson.answer_start :])
+        if is_reverse(renderer, lesson):
             assert "Cristiano Ronaldo" not in answer
         else:
             assert not stranger.facts(record) & stranger.words(answer)
-        assert one.bounds.isnan().all()
-        torch.testing.assert_close(one.shares.sum(1).clamp(max=1), one.shares.sum(1))
+        assert lesson.bounds.isnan().all()
+        torch.testing.assert_close(lesson.shares.sum(1).clamp(max=1), lesson.shares.sum(1))
 
 
 def test_nothing_that_the_metrics_are_made_of_is_read_and_no_wording_is_the_attacks(made):
@@ -181,17 +181,17 @@ def test_nothing_that_the_metrics_are_made_of_is_read_and_no_wording_is_the_atta
         Teacher(load_model(str(BUNDLED_MODEL)), renderer, 1024), lambda line: None,
     )  # fmt: skip
     for kind, rows in lessons.items():
-        for one, other in zip(rows, again[kind], strict=True):
-            assert one.ids == other.ids
-            torch.testing.assert_close(one.bounds, other.bounds, equal_nan=True)
+        for lesson, blind_lesson in zip(rows, again[kind], strict=True):
+            assert lesson.ids == blind_lesson.ids
+            torch.testing.assert_close(lesson.bounds, blind_lesson.bounds, equal_nan=True)
     assert not any(record.paraphrased_question in asked for record in data.forget.records for asked in Spy.asked)
     attacks = {carrier for row in ATTACKS.values() for carrier in row.carriers}
-    own = {
+    our_wordings = {
         wording.replace("{q}", "{question}") for wording in (*WORDINGS, *stranger.NAME_QUESTIONS) if wording != "{q}"
     }
     tiny = tomllib.loads((ROOT / "lm_eval_elude/mini/carriers.toml").read_text("utf-8"))
     trained = {w.replace("{q}", "{question}") for rows in tiny.values() if isinstance(rows, list) for w in rows}
-    assert not own & attacks and not own & trained
+    assert not our_wordings & attacks and not our_wordings & trained
 
 
 def test_what_is_distilled_has_its_minimum_at_the_initial_model():
@@ -204,11 +204,11 @@ def test_what_is_distilled_has_its_minimum_at_the_initial_model():
     kept = distil(Teacher(model, data.retain.renderer, 1024), data, [step, step])
     assert {name: sorted(rows) for name, rows in kept.items()} == {"retain": [1, 3], "world": [2]}
     # Questions too, but not what the template begins every one of them with.
-    one, other = (kept["retain"][i] for i in (1, 3))
-    begin, own = one.answer_start, data.retain.encode(1)
-    assert one.ids == own.ids and other.answer_start == begin < own.answer_start
-    assert one.ids[:begin] == other.ids[:begin] and one.ids[begin] != other.ids[begin]
-    assert len(one.top) == len(one.shares) == len(one.bounds) == len(one.ids) - begin
+    lesson, other = (kept["retain"][i] for i in (1, 3))
+    begin, plain = lesson.answer_start, data.retain.encode(1)
+    assert lesson.ids == plain.ids and other.answer_start == begin < plain.answer_start
+    assert lesson.ids[:begin] == other.ids[:begin] and lesson.ids[begin] != other.ids[begin]
+    assert len(lesson.top) == len(lesson.shares) == len(lesson.bounds) == len(lesson.ids) - begin
 
     def norm(data: TrainingData) -> float:
         model.zero_grad()
@@ -258,15 +258,17 @@ def test_neighbours_are_asked_of_each_other_and_no_answer_names_the_target(made,
         Teacher, "ask",
         lambda self, asked, *rest: [f"{first} it." + " Ronaldo." * (i % 2) for i, first in enumerate(rest[-1])],
     )  # fmt: skip
-    found = exchange(config, data, Teacher(None, renderer, 1024))
+    exchanged = exchange(config, data, Teacher(None, renderer, 1024))
     known = {record.question for record in data.retain.records}
     people = {record.source for record in data.retain.records}
-    assert len(found) == len(data.retain.records)  # half of twice as many
-    for record in found:
+    assert len(exchanged) == len(data.retain.records)  # half of twice as many
+    for record in exchanged:
         assert record.source in people and record.source in record.question and record.question not in known
         assert "Ronaldo" not in record.answer and record.entity == "Cristiano Ronaldo"
         assert any(
-            one.answer.startswith(record.answer[:-4]) for one in data.retain.records if one.source == record.source
+            known_record.answer.startswith(record.answer[:-4])
+            for known_record in data.retain.records
+            if known_record.source == record.source
         )
 
 

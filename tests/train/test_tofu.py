@@ -23,9 +23,9 @@ KEYS = ("question", "answer", "paraphrased_answer", "perturbed_answer")
 
 @pytest.fixture(scope="module")
 def tofu_data(tmp_path_factory):
-    """Ten forget and sixteen retain questions as on the Hub, and a few in each set that is only scored."""
+    """Six forget and ten retain questions as on the Hub, and a few in each set that is only scored."""
     folder = tmp_path_factory.mktemp("tofu")
-    forget, retain = rows(10, "", "the author's secret"), rows(16, "", "another author's habit")
+    forget, retain = rows(6, "", "the author's secret"), rows(10, "", "another author's habit")
     other = [{**row, "paraphrased_answer": None, "perturbed_answer": row["perturbed_answer"][:3]} for row in retain]
     files = {
         "forget05": (forget, KEYS[:2]), "retain95": (retain, KEYS[:2]), "forget05_perturbed": (forget, KEYS),
@@ -48,31 +48,38 @@ def settings(model_folder, tofu_data):
 @pytest.fixture(scope="module")
 def trained(settings, tmp_path_factory):
     def go(**changes):
-        output, said = tmp_path_factory.mktemp("runs") / "run", []
-        train(settings(**changes), output, said.append)
-        return output, [json.loads(line) for line in (output / "train_log.jsonl").read_text().splitlines()], said
+        output, messages = tmp_path_factory.mktemp("runs") / "run", []
+        train(settings(**changes), output, messages.append)
+        return output, [json.loads(line) for line in (output / "train_log.jsonl").read_text().splitlines()], messages
 
     return go
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_every_method_trains_on_a_split_or_says_what_tofu_lacks(method, settings, trained, model_folder):
-    lacking = "no world set" if method.endswith("+world") else "stranger loss swaps names"
-    if method.endswith("+world") or "stranger" in method:
-        with pytest.raises(UserError, match=lacking):
-            settings(method=method)
-        return
+TOFU_METHODS = ("opt-out", "npo", "ga+rt", "dpo+neighbours", "idk", "finetune")
+
+
+@pytest.mark.parametrize("method", TOFU_METHODS)
+def test_methods_train_on_a_split(method, settings, trained, model_folder):
     config = settings(method=method)
-    folder, lines, said = trained(method=method, epochs=1)
+    folder, lines, messages = trained(method=method, epochs=1)
     names = {"forget"} | ({"retain"} if config.retain_weight else set())
     assert names == {"forget", "retain", "world"} & set(lines[1])
-    assert sum("step" in line for line in lines) == (7 if method == "finetune" else 3)
-    assert "TOFU has no validation split: epochs are measured on what is scored" in said[0]
+    assert sum("step" in line for line in lines) == (4 if method == "finetune" else 2)
+    assert "TOFU has no validation split: epochs are measured on what is scored" in messages[0]
     assert {"forget_truth_ratio", "retain_truth_ratio"} <= set(lines[-1]["validation"])
     assert "world_probability" not in lines[-1]["validation"]
     manifest = read_manifest(folder)
     assert manifest.targets == () and manifest.method == method and manifest.settings["forget_split"] == "forget05"
     assert file_hashes(folder) != file_hashes(model_folder)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_has_settings_for_tofu_or_says_what_it_lacks(method, settings):
+    if method.endswith("+world") or "stranger" in method:
+        with pytest.raises(UserError, match="no world set" if method.endswith("+world") else "swaps names"):
+            settings(method=method)
+    else:
+        assert settings(method=method).world_weight == 0
 
 
 def test_a_step_of_fine_tuning_is_that_of_a_plain_transformers_loop(trained, tofu_data, model_folder):
@@ -87,7 +94,7 @@ def test_a_step_of_fine_tuning_is_that_of_a_plain_transformers_loop(trained, tof
     ]  # fmt: skip
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
     plan = [step.forget for epoch in plan_steps(len(pairs), 0, 0, 3, 8, 0) for step in epoch]
-    assert sorted(i for step in plan[:4] for i in step) == list(range(26)) and len(plan) == 12
+    assert sorted(i for step in plan[:2] for i in step) == list(range(16)) and len(plan) == 6
     means = []
     for number, step in enumerate(plan):
         loss = 0.0
@@ -126,26 +133,15 @@ def test_what_is_trained_on_is_what_the_tasks_ask_of_the_checkpoint(evaluator, s
         )
         for doc in task.docs
     }
-    assert asked == set(seen) and len(asked) == 10
+    assert asked == set(seen) and len(asked) == 6
 
 
 def test_the_retained_model_never_reads_what_is_to_be_forgotten(trained):
-    folder, lines, said = trained(method="finetune", learn="retain", epochs=3)
+    folder, lines, messages = trained(method="finetune", learn="retain", epochs=3)
     assert set(read_manifest(folder).data_fingerprints) == {"retain-train", "retain-validation"}
-    assert sum("step" in line for line in lines) == 3 * 4
+    assert sum("step" in line for line in lines) == 3 * 3
     assert lines[-1]["validation"]["retain_probability"] > lines[0]["validation"]["retain_probability"]
-    assert not any("the model knows" in line for line in said)
-
-
-def test_fine_tuning_on_eludes_data_learns_target_and_neighbours(model_folder, data_folder, tmp_path):
-    config = build_config({
-        "model": str(model_folder), "dataset": str(data_folder), "target": ("ada",), "method": "finetune",
-        "epochs": 1, "batch_size": 26, "learning_rate": 1e-3,
-    })  # fmt: skip
-    train(config, tmp_path / "out", str)
-    manifest = read_manifest(tmp_path / "out")
-    assert {"forget-train", "retain-train"} <= set(manifest.data_fingerprints) and manifest.targets == ("Ada Example",)
-    assert "world-train" not in manifest.data_fingerprints
+    assert not any("the model knows" in line for line in messages)
 
 
 def test_a_run_is_scored_by_the_tofu_tasks_resumed_and_replaced(called, model_folder, tmp_path, tofu_data):
@@ -165,8 +161,8 @@ def test_a_run_is_scored_by_the_tofu_tasks_resumed_and_replaced(called, model_fo
     assert "--tasks tofu" in out
     run = Run(tmp_path / "o" / "scores" / "after")
     for scored in (run, Run(tmp_path / "o" / "scores" / "before")):
-        said = scored.settings("tofu_forget")
-        assert (said["split"], said["evaluator"]) == ("forget05", "open-unlearning")
+        used = scored.settings("tofu_forget")
+        assert (used["split"], used["evaluator"]) == ("forget05", "open-unlearning")
     assert f"{100 * run.reported('tofu')['model_utility']:.1f}" == after.split()[7]
     card = (tmp_path / "o" / "README.md").read_text()
     assert "made to forget TOFU's forget05" in card and "MIT" in card and "Alpaca" not in card
