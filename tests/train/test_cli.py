@@ -239,6 +239,7 @@ def test_end_to_end_with_scores_and_the_command_that_repeats_them(run, fails, ar
         first = [sample.values["probability"] for sample in ours.samples(task)[:2]]
         assert row["probability,none"] == pytest.approx(sum(first) / 2, abs=1e-5)
 
+    capsys.readouterr()
     monkeypatch.setattr(sys, "argv", ["optout-train", *words, "--resume"])
     cli.main()
     assert capsys.readouterr() == ("", f"{output} is finished: nothing to do\n")

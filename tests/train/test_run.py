@@ -280,17 +280,23 @@ def test_several_targets_weigh_the_same_in_the_validation(settings, data_folder,
         assert ada[name] != pytest.approx(bob[name], rel=1e-3)
 
 
-def test_an_odd_row_is_named_and_left_out_or_refused(settings, data_folder, tmp_path):
-    shutil.copytree(data_folder, tmp_path / "data")
-    for split in ("train", "validation"):
-        path = tmp_path / "data" / f"retain_qa-{split}.jsonl"
-        path.write_text(json.dumps({"entity": "Ada Example", "question": "Q?"}) + "\n" + path.read_text())
-    messages = []
-    train(settings(dataset=str(tmp_path / "data"), epochs=1, directions=2), tmp_path / "out", messages.append)
+def test_a_user_may_bring_forget_and_retain_files_only_and_an_odd_row_is_left_out_or_refused(
+    settings, data_folder, tmp_path
+):
+    data = tmp_path / "data"
+    data.mkdir()
+    shutil.copy(data_folder / "forget_qa-train.jsonl", data)
+    for name in ("retain_qa-train.jsonl", "retain_qa-validation.jsonl"):
+        odd_row = json.dumps({"entity": "Ada Example", "question": "Q?"})
+        (data / name).write_text(f"{odd_row}\n{(data_folder / name).read_text()}")
+    changes, messages = {"dataset": str(data), "world_weight": 0.0, "epochs": 1}, []
+    train(settings(**changes), tmp_path / "out", messages.append)
+    assert any(line.startswith("no validation on the world set") for line in messages)
     named = [f"retain {split}: 1 odd row, left out or used without what is odd" for split in ("train", "validation")]
     assert [line.partition(": retain_qa")[0] for line in messages if "odd" in line] == named
+    assert read_manifest(tmp_path / "out").targets == ("Ada Example",)
     with pytest.raises(UserError, match="row 1: field 'answer'"):
-        train(settings(dataset=str(tmp_path / "data"), strict=True), tmp_path / "no", messages.append)
+        train(settings(**changes, strict=True), tmp_path / "no", messages.append)
 
 
 def test_lora_trains_and_loads_with_gradient_checkpointing_and_merged(trained, model_folder):
@@ -379,16 +385,6 @@ def test_a_tracker_gets_the_numbers_of_the_log(settings, tmp_path):
     assert tracked == pytest.approx({line["step"]: line["loss"] for line in logged if "step" in line})
     measured = [event.value for event in events.Scalars("retain_quality")]
     assert measured == pytest.approx([line["validation"]["retain_quality"] for line in logged if "validation" in line])
-
-
-def test_a_user_may_bring_forget_and_retain_files_only(settings, data_folder, tmp_path):
-    for name in ("forget_qa-train.jsonl", "retain_qa-train.jsonl"):
-        shutil.copy(data_folder / name, tmp_path)
-    messages = []
-    config = settings(dataset=str(tmp_path), world_weight=0.0, epochs=1)
-    train(config, tmp_path.with_name(f"{tmp_path.name}-out"), messages.append)
-    assert any(line.startswith("no validation on the retain set") for line in messages)
-    assert read_manifest(tmp_path.with_name(f"{tmp_path.name}-out")).targets == ("Ada Example",)
 
 
 # Interruption

@@ -85,26 +85,17 @@ def test_what_is_bounded_ends_at_its_bound_and_what_is_taught_at_its_teacher():
     torch.testing.assert_close(p.index_fill(0, torch.tensor([5]), 0) / (1 - p[5]), others, atol=5e-3, rtol=0)
 
 
-def test_a_certain_teacher_is_the_log_probability_and_the_rest_is_counted():
+def test_what_is_taught_has_the_cross_entropy_with_the_rest_as_one_and_a_certain_teacher_the_log_probability():
     logits = torch.randn(3, 9, dtype=torch.float64)
-    tokens = torch.tensor([1, 4, 8])
-
-    def picked(tokens, top):
-        return logits.log_softmax(-1).gather(1, torch.cat([tokens[:, None], top], 1))
-
-    certain = torch.zeros(3, 2)
-    certain[:, 0] = 1
-    top = torch.stack([tokens, torch.zeros(3).long()], 1)
-    expected = logits.log_softmax(-1)[range(3), tokens]
-    torch.testing.assert_close(
-        losses.lesson(picked(tokens, top), torch.full((3, 2), NAN), certain), expected, atol=1e-5, rtol=1e-5
-    )
-    shares = torch.tensor([[0.5, 0.2]] * 3)
-    top = torch.tensor([[2, 3]] * 3)
-    p = logits.log_softmax(-1).exp()
+    log_probs, tokens = logits.log_softmax(-1), torch.tensor([[1, 2, 3]] * 3)
+    p = log_probs.exp()
     by_hand = 0.5 * p[:, 2].log() + 0.2 * p[:, 3].log() + 0.3 * (1 - p[:, 2] - p[:, 3]).log()
-    value = losses.lesson(picked(tokens, top), torch.full((3, 2), NAN), shares)
-    torch.testing.assert_close(value, by_hand, atol=1e-4, rtol=1e-4)
+    for shares, expected in (
+        (torch.tensor([[0.5, 0.2]] * 3), by_hand),
+        (torch.tensor([[1.0, 0]] * 3), log_probs[:, 2]),
+    ):
+        value = losses.lesson(log_probs.gather(1, tokens), torch.full((3, 2), NAN), shares)
+        torch.testing.assert_close(value, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_the_scorer_values_each_token_of_a_padded_batch_by_its_lesson():
