@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -15,32 +15,49 @@ from lm_eval_elude.scoring.estimates import Z95, average
 from lm_eval_elude.scoring.likelihood import harmonic_mean
 from lm_eval_elude.scoring.samples import Sample, mean
 
-# Column of a table -> task or group, and metric.
-COLUMNS = {
-    "fq": ("elude", "forget_quality"), "rq": ("elude", "retain_quality"),
-    "attacked": ("elude", "attacked_forget_quality"), "worst": ("elude_attacks", "forget_quality"),
-    "auc": ("elude_mia", "mia_auc"), "degenerate": ("elude_forget", "degenerate"),
-    "refusal": ("elude_forget", "refusal"),
-}  # fmt: skip
 NAMES = ("forget_quality", "attacked_forget_quality", "retain_quality", "degenerate", "mia_auc")
+_SIZE = msgspec.Meta(min_length=len(NAMES), max_length=len(NAMES))
+Values = Annotated[list[float], _SIZE]  # of NAMES, in this order
 
 
 class Measured(msgspec.Struct, frozen=True):
     """What the score is formed of; NaN is what is not known."""
 
-    values: list[float]  # of NAMES, in this order
-    covariance: list[list[float]]  # of these values, from the records that they share
+    values: Values
+    covariance: Annotated[list[Values], _SIZE]  # of these values, from the records that they share
     distinct: float  # share of distinct answers to the forget set
 
 
-class Column(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A number of a table's row, NaN where it is not known, with what else its column says."""
+class Column(msgspec.Struct, frozen=True):
+    """A number of a table's row, NaN where it is not known."""
 
     value: float
     stderr: float
-    low: float | None = None
-    high: float | None = None
-    name: str = ""
+
+
+class Worst(Column, frozen=True):
+    """The number of the attack that reveals most, with its name."""
+
+    name: str
+
+
+class Area(Column, frozen=True):
+    """An area under the ROC curve with its interval."""
+
+    low: float
+    high: float
+
+
+class Columns(msgspec.Struct, frozen=True):
+    """The numbers of a table's row beside the score."""
+
+    fq: Column
+    rq: Column
+    attacked: Column
+    worst: Worst
+    auc: Area
+    degenerate: Column
+    refusal: Column
 
 
 class Score(NamedTuple):
@@ -109,16 +126,21 @@ def ranks(scores: Sequence[Score]) -> list[int]:
     return [1 + int((values - v > Z95 * np.hypot(errors, e)).sum()) for v, e in zip(values, errors, strict=True)]
 
 
-def columns(numbers: Mapping[str, Mapping[str, Any]]) -> dict[str, Column]:
-    """The numbers of a row beside the score, from those of a whole run by task or group and metric."""
+def columns(numbers: Mapping[str, Mapping[str, Any]]) -> Columns:
+    """The columns of a whole run, from its numbers by task or group and metric."""
 
-    def column(task: str, metric: str, **more: Any) -> Column:
-        return Column(numbers[task][metric]["value"], numbers[task][metric]["stderr"], **more)
+    def column(task: str, metric: str) -> Column:
+        return Column(numbers[task][metric]["value"], numbers[task][metric]["stderr"])
 
     attacks = {t: n["forget_quality"]["value"] for t, n in numbers.items() if t.startswith(ATTACK) and t != CONTROL}
-    worst = min(attacks, key=lambda task: attacks[task])
-    low, high = (numbers["elude_mia"][f"mia_auc_{end}"]["value"] for end in ("low", "high"))
-    return {key: column(*place) for key, place in COLUMNS.items()} | {
-        "worst": column(worst, "forget_quality", name=worst.removeprefix(ATTACK).replace("_", " ")),
-        "auc": column("elude_mia", "mia_auc", low=low, high=high),
-    }
+    worst = column(name := min(attacks, key=lambda task: attacks[task]), "forget_quality")
+    auc, *ends = (column("elude_mia", metric) for metric in ("mia_auc", "mia_auc_low", "mia_auc_high"))
+    return Columns(
+        fq=column("elude", "forget_quality"),
+        rq=column("elude", "retain_quality"),
+        attacked=column("elude", "attacked_forget_quality"),
+        worst=Worst(worst.value, worst.stderr, name.removeprefix(ATTACK).replace("_", " ")),
+        auc=Area(auc.value, auc.stderr, *(end.value for end in ends)),
+        degenerate=column("elude_forget", "degenerate"),
+        refusal=column("elude_forget", "refusal"),
+    )

@@ -67,7 +67,7 @@ class Kept(msgspec.Struct, frozen=True):
     stamp: str
     table: Table
     remarks: list[str]
-    columns: dict[str, scores.Column]
+    columns: scores.Columns
     measured: scores.Measured
 
 
@@ -171,7 +171,7 @@ def _known(folder: Path, file: Path, stamp: str) -> Kept | None:
         packed.check_files(folder, packed.read(folder).files)
     except (UserError, OSError):  # not formed yet, or kept no longer as it was written
         return None
-    return kept if kept.stamp == stamp and kept.columns.keys() == scores.COLUMNS.keys() else None
+    return kept if kept.stamp == stamp else None
 
 
 def _form(folder: Path, site: Path, stamp: str, data: str, tokenizer: str) -> Kept | str:

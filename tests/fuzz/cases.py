@@ -24,18 +24,21 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lm_eval_elude import llm
+from lm_eval_elude import __version__, llm
 from lm_eval_elude.attacks.builders import ATTACKS
 from lm_eval_elude.attacks.files import load_attack_file
+from lm_eval_elude.board import site
 from lm_eval_elude.board import submission as packed
 from lm_eval_elude.board.verify import verify
 from lm_eval_elude.curate import documents, pairs, readers
-from lm_eval_elude.data import bundled, dataset
+from lm_eval_elude.curate import folder as built
+from lm_eval_elude.data import bundled, dataset, jsonio
 from lm_eval_elude.data.manifest import FILE_NAME, read_manifest
 from lm_eval_elude.data.targets import resolve_target
 from lm_eval_elude.errors import UserError
-from lm_eval_elude.report import paper, paper_files
+from lm_eval_elude.report import kept, paper, paper_files
 from lm_eval_elude.report.comparison import named_runs
+from lm_eval_elude.scoring.metrics import THREE
 from lm_eval_elude.scoring.runs import Run
 from lm_eval_elude.scoring.settings import resolve_settings
 from tests.curate import company
@@ -78,7 +81,8 @@ def odd_value(rng: random.Random) -> Any:
     return rng.choice([
         None, True, False, 0, -1, 5, 1.5, -0.0, float("nan"), float("inf"), 10**39, -(10**60), 10**4_000,
         "", " ", "\n", "\u3000", "\0", "\x1b[2J", "\ud800", "a\udfff", "\u2028", "\ufeff", "é", "e\u0301", "ガ", "😀",
-        "x" * 9_000,  "İ", "_", "__", "a\nb", "NaN", "null", "../..", "Cristiano_Ronaldo", " Lionel Messi ", "ronaldo",
+        "x" * 9_000,  "İ", "_", "__", "a\nb", "NaN", "null", "../..", "<img src=x>", "ronaldo",
+        "Cristiano_Ronaldo", " Lionel Messi ",
         [], {}, [[]], {"a": 1}, {"": ""}, {"fr": 5}, {"fr": None}, {"fr": "Où ?"}, ["a"], ["a"] * 5, ["a"] * 6,
         [1] * 5, [None] * 5, ["a", "b", "c", "d", " "], [["a"]] * 5, "abcde", deep,
     ])  # fmt: skip
@@ -134,6 +138,12 @@ def dump(rng: random.Random, value: Any) -> bytes:
 
 def dump_lines(rng: random.Random, rows: Sequence[Any]) -> bytes:
     return b"".join(dump(rng, row) + b"\n" for row in rows)
+
+
+def written(rng: random.Random, values: Sequence[Any], chance: float = 0.3) -> bytes:
+    """A line of JSON for each value, sometimes with changed bytes."""
+    content = dump_lines(rng, values)
+    return change_bytes(rng, content) if rng.random() < chance else content
 
 
 def change_bytes(rng: random.Random, content: bytes) -> bytes:
@@ -351,9 +361,7 @@ TABLES = {"data", "data_fingerprints", "weights", "versions"}  # of texts by nam
 
 
 def make_manifest(rng: random.Random, folder: Path) -> tuple[Path, Any]:
-    content = dump(rng, change_some(rng, [MANIFEST])[0])
-    for _ in range(rng.choice([0, 0, 0, 1])):
-        content = change_bytes(rng, content)
+    content = written(rng, change_some(rng, [MANIFEST]))
     (folder / FILE_NAME).write_bytes(content)
     try:
         return folder, plain(content.decode("utf-8-sig"))
@@ -388,9 +396,7 @@ ATTACK_ROWS = [
 
 
 def make_attacks(rng: random.Random, folder: Path) -> tuple[Path, list[Any] | None]:
-    content = dump_lines(rng, change_some(rng, ATTACK_ROWS))
-    for _ in range(rng.choice([0, 0, 0, 1])):
-        content = change_bytes(rng, content)
+    content = written(rng, change_some(rng, ATTACK_ROWS))
     (folder / "attacks.jsonl").write_bytes(content)
     return folder / "attacks.jsonl", read_plain(content, ".jsonl")
 
@@ -498,29 +504,28 @@ LOGGED = [
 ]  # fmt: skip
 
 
-def make_submission(rng: random.Random, folder: Path) -> tuple[Path, Any]:
-    inside = folder / "submission"
-    (inside / packed.SAMPLES).mkdir(parents=True)
-    run, *rows = change_some(rng, [RUN, *LOGGED], change_within)
-    samples = gzip.compress(dump_lines(rng, rows))
-    if rng.random() < 0.3:
-        samples = change_bytes(rng, samples)
-    files = {packed.RESULTS: dump(rng, run), f"{packed.SAMPLES}/elude_forget.jsonl.gz": samples}
+def submission_of(folder: Path, results: bytes, samples: bytes) -> dict[str, Any]:
+    """The files of a submission besides the first one, which is returned as a table."""
+    files = {packed.RESULTS: results, f"{packed.SAMPLES}/elude_forget.jsonl.gz": samples}
+    (folder / packed.SAMPLES).mkdir(parents=True)
     for name, content in files.items():
-        (inside / name).write_bytes(content)
-    table: Any = {
+        (folder / name).write_bytes(content)
+    return {
         "model": "m", "base_model": "b", "method": "none", "role": "submission", "submitter": "A. Nobody",
         "hardware": "", "trained_on": "", "scored": SCORED, "fingerprints": {"elude_forget": "0"}, "weights": {},
         "schema_version": 1,
         "files": {name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
     }  # fmt: skip
-    if rng.random() < 0.5:
-        table = change_within(rng, table)
-    top = dump(rng, table)
-    if rng.random() < 0.2:
-        top = change_bytes(rng, top)
-    (inside / packed.FILE_NAME).write_bytes(top)
-    return inside, plain(top.decode("utf-8", "replace"))
+
+
+def make_submission(rng: random.Random, folder: Path) -> tuple[Path, Any]:
+    run, *rows = change_some(rng, [RUN, *LOGGED], change_within)
+    samples = gzip.compress(dump_lines(rng, rows))
+    samples = change_bytes(rng, samples) if rng.random() < 0.3 else samples
+    table: Any = submission_of(folder / "submission", dump(rng, run), samples)
+    content = written(rng, [change_within(rng, table) if rng.random() < 0.5 else table], 0.2)
+    (folder / "submission" / packed.FILE_NAME).write_bytes(content)
+    return folder / "submission", plain(content.decode("utf-8", "replace"))
 
 
 def use_submission(case: tuple[Path, Any]) -> None:
@@ -564,10 +569,7 @@ def make_results(rng: random.Random, folder: Path) -> tuple[Path, bool]:
     for name in rng.choices(list(files), k=changes):
         files[name] = change_within(rng, files[name])
     for name, rows in files.items():
-        (folder / name).write_bytes(dump_lines(rng, rows if isinstance(rows, list) else [rows]))
-    if changes and rng.random() < 0.2:
-        file = folder / rng.choice(list(files))
-        file.write_bytes(change_bytes(rng, file.read_bytes()))
+        (folder / name).write_bytes(written(rng, rows if isinstance(rows, list) else [rows], 0.1 if changes else 0))
     return folder / "results_2026.json", bool(changes)
 
 
@@ -628,8 +630,8 @@ def use_reply(case: tuple[str, str]) -> None:
 
 def make_journal(rng: random.Random, folder: Path) -> Path:
     rows = [{"key": f"{n:064x}", "reply": [f"text {n}", "", "{}"], "usage": [n, 5]} for n in range(4)]
-    content = dump_lines(rng, change_some(rng, rows, rng.choice([change_row, change_within])))
-    (folder / "journal.jsonl").write_bytes(change_bytes(rng, content) if rng.random() < 0.5 else content)
+    content = written(rng, change_some(rng, rows, rng.choice([change_row, change_within])), 0.5)
+    (folder / "journal.jsonl").write_bytes(content)
     return folder / "journal.jsonl"
 
 
@@ -671,6 +673,112 @@ def use_document(case: tuple[str, bytes]) -> None:
         assert part.text == " ".join(text[part.start : part.stop].split())
 
 
+# ---- our own files, changed by another hand: nothing that is not ours may go
+def make_own(rng: random.Random, folder: Path, files: dict[Path, Any]) -> tuple[Path, dict[Path, bytes]]:
+    """Our files, most often with one changed, beside those of others, whose contents are returned."""
+    others = {folder / "mine.txt": b"mine", folder / "ours" / "mine.txt": b"mine", folder / "mine.json": b"{}"}
+    changed = rng.choice([*files]) if rng.random() < 0.8 else None
+    for path, value in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(written(rng, [change_within(rng, value)]) if path == changed else dump(rng, value))
+    for path, content in others.items():
+        path.write_bytes(content)
+    return folder / "ours", others
+
+
+def untouched(others: dict[Path, bytes]) -> None:
+    assert {path: path.read_bytes() for path in others} == others, "a file of others is changed"
+
+
+NUMBER = {"value": 0.5, "stderr": 0.1}
+ROW = {
+    "table": {"base_model": "b", "data": "mini", "seed": 0, "targets": [RONALDO], "truth_ratio": "geometric",
+              "version": "0"},
+    "remarks": ["not looked at"], "measured": {"values": [0.5] * 5, "covariance": [[0.01] * 5] * 5, "distinct": 1.0},
+    "columns": {
+        **dict.fromkeys(("fq", "rq", "attacked", "degenerate", "refusal"), NUMBER),
+        "worst": {**NUMBER, "name": "role playing"}, "auc": {**NUMBER, "low": 0.4, "high": 0.6},
+    },
+}  # fmt: skip
+
+
+def make_site(rng: random.Random, folder: Path) -> tuple[Path, dict[Path, bytes]]:
+    """A board of one submission that does not verify, and a site with what was formed of it as if it did."""
+    inside, out = folder / "submissions" / "one", folder / "ours"
+    table = submission_of(inside, dump(rng, RUN), gzip.compress(dump_lines(rng, LOGGED)))
+    (inside / packed.FILE_NAME).write_text(json.dumps(table))
+    digest = packed.digest(inside)
+    names = [f"data/{digest}.json", f"data/{'0' * 64}.json", f"submissions/{digest}.html", "index.html",
+             "leaderboard.json"]  # fmt: skip
+    verdict = {"digest": digest, "level": "rescored", "findings": [], "remarks": []}
+    files = {out / site.FILES: names, out / f"data/{digest}.json": {"stamp": f"{__version__}  ", **ROW}}
+    return make_own(rng, folder, {**files, folder / "verdicts/one.json": verdict})
+
+
+def use_site(case: tuple[Path, dict[Path, bytes]]) -> None:
+    out, others = case
+    try:
+        done = site.build(out.parent, out)
+    finally:
+        untouched(others)
+    board = jsonio.load(out / "leaderboard.json")
+    assert sum(len(table["rows"]) for table in board["tables"]) == done.rows == 1 - done.formed
+    if done.refused:
+        raise UserError(done.refused["one"])
+    assert "<img" not in (out / "index.html").read_text("utf-8")
+
+
+PLAN = {"target": "Ada Example", "aliases": [], "neighbours": ["B"], "model": "m", "pairs": 5, "seed": 0, "world": "",
+        "translate": True, "thing": False, "paragraphs": "0", "documents": {"d": "0"}}  # fmt: skip
+
+
+def make_set(rng: random.Random, folder: Path) -> tuple[Path, dict[Path, bytes]]:
+    card = json.dumps("A card.").encode()
+    manifest = {
+        "files": {"README.md": hashlib.sha256(card).hexdigest()}, "counts": {"forget_qa": 5}, "rejected": {"copy": 1},
+        "sources": [{"sha256": "0" * 64, "name": "d"}], "usage": {"calls": 1}, "version": __version__,
+    }  # fmt: skip
+    out = folder / "ours"
+    files: dict[Path, Any] = {out / built.MANIFEST: manifest, out / built.PLAN: PLAN}
+    case = make_own(rng, folder, files)
+    (out / "README.md").write_bytes(card)
+    return case
+
+
+def use_set(case: tuple[Path, dict[Path, bytes]]) -> None:
+    out, others = case
+    try:
+        whole = built.finished(out)
+        built.keep_plan(out, built.Plan(**PLAN))
+        left = built.purge(out)
+    finally:
+        untouched(others)
+    assert "mine.txt" in left and (whole is None or not (out / "README.md").exists())
+    assert built.read_manifest(out) is not None
+
+
+RUNS = [
+    {"row": "Opt-Out", "target": "ronaldo", "seed": seed, "arguments": ["--seed", str(seed)], "base": "0",
+     "seconds": 1.5, "values": {
+         f"elude_{subset}/{metric}": 0.5 for subset in ("forget", "retain", "world") for metric in THREE
+     }}
+    for seed in range(3)
+]  # fmt: skip
+
+
+def make_kept(rng: random.Random, folder: Path) -> Path:
+    (folder / "results.json").write_bytes(written(rng, [change_within(rng, RUNS) if rng.random() < 0.8 else RUNS]))
+    return folder / "results.json"
+
+
+def use_kept(path: Path) -> None:
+    runs = kept.read(path)
+    if runs is None:
+        raise UserError("no list of runs")
+    for row in kept.rows(runs):
+        assert all(isinstance(estimate.value, float) for estimate in row.numbers.values())
+
+
 KINDS = {
     "results": Kind(make_results, use_results),
     "metadata": Kind(make_metadata, use_metadata),
@@ -681,4 +789,7 @@ KINDS = {
     "reply": Kind(make_reply, use_reply),
     "journal": Kind(make_journal, use_journal),
     "document": Kind(make_document, use_document),
+    "site": Kind(make_site, use_site),
+    "set": Kind(make_set, use_set),
+    "kept": Kind(make_kept, use_kept),
 }

@@ -9,7 +9,7 @@ from tests.fuzz.cases import KINDS, run
 
 CASES = int(os.environ.get("FUZZ_CASES", "2000"))
 SEED = int(os.environ.get("FUZZ_SEED", "0"))
-PARTS = 10  # of each kind, so that processes can share them
+PARTS = 5  # of each kind, so that processes can share them
 
 
 @pytest.mark.parametrize("part", range(PARTS))
