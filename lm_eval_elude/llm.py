@@ -42,19 +42,12 @@ class BadReply(ValueError):
 
 
 class Reply(NamedTuple):
-    """One answer of the model.
+    """One answer of the model."""
 
-    Attributes:
-        text: what it wrote, "" where there is a reason.
-        reason: what is wrong with the reply as a chat completion; "" where nothing is.
-        kept: as much of the body as may be shown or written down, without secrets.
-        is_completion: whether it is the model's; a refusal or a broken body is the server's, and no journal keeps it.
-    """
-
-    text: str
-    reason: str
-    kept: str
-    is_completion: bool = True
+    text: str  # what it wrote, "" where there is a reason
+    reason: str  # what is wrong with the reply as a chat completion; "" where nothing is
+    kept: str  # as much of the body as may be shown or written down, without secrets
+    is_completion: bool = True  # False: a refusal or a broken body is the server's, and no journal keeps it
 
 
 class Outcome(NamedTuple, Generic[T]):
@@ -205,10 +198,8 @@ class Client(Fetcher):
         """Ask until a reply passes, at most ``attempts`` times.
 
         Args:
-            text: the user turn.
             check: makes the value of what the model wrote, or raises :class:`BadReply`.
-            system: the system turn.
-            again: makes the next attempt's user turn of the reason why the last reply was rejected.
+            again: makes the next attempt's text of the reason why the last reply was rejected.
             schema: JSON schema that the endpoint is asked to keep to; one that refuses it is asked without, and no
                 reply is trusted to.
 
@@ -301,10 +292,8 @@ class Client(Fetcher):
         reply, usage = parse_completion(body)
         if self._exposes(reply.text):
             reply = reply._replace(text="", reason="the reply holds the key")
-        return reply._replace(reason=self.redact(reply.reason), kept=self.redact(body)), usage or (
-            asked,
-            estimate(body),
-        )
+        reply = reply._replace(reason=self.redact(reply.reason), kept=self.redact(body))
+        return reply, usage or (asked, estimate(body))
 
     async def _post(self, turns: list[dict[str, str]], retries: int, options: dict[str, Any]) -> Answer:
         content = json.dumps({"model": self.model, "messages": turns, **options}).encode()

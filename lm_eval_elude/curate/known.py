@@ -43,11 +43,7 @@ class Fact(NamedTuple):
 
 
 class Judge:
-    """Asks one model, loaded as it is; on an accelerator where there is one.
-
-    Raises:
-        UserError: the model cannot be loaded.
-    """
+    """Asks one model, on an accelerator where there is one; a :class:`UserError` where it cannot be loaded."""
 
     def __init__(self, model: str, batch_size: int = 16) -> None:
         import torch

@@ -117,18 +117,14 @@ class Maker:
     """Makes the pairs of a data set.
 
     Args:
-        client: where to ask.
         names: what each subject of the paragraphs is called, full name first; the target's come first.
         count: pairs to ask for from each paragraph.
         translate: whether the target's questions are translated for the cross-lingual attack.
-        attempts: calls for each thing that has to come out right.
     """
 
-    def __init__(
-        self, client: Client, names: Mapping[str, Sequence[str]], count: int, translate: bool, attempts: int = 3
-    ) -> None:
+    def __init__(self, client: Client, names: Mapping[str, Sequence[str]], count: int, translate: bool) -> None:
         self.client, self.names, self.target = client, names, next(iter(names))
-        self.count, self.translate, self.attempts = count, translate, attempts
+        self.count, self.translate = count, translate
         self.rejections: list[Rejection] = []
 
     async def make(self, parts: Sequence[Paragraph]) -> list[Pair]:
@@ -193,10 +189,8 @@ class Maker:
             except msgspec.ValidationError as error:
                 raise BadReply(f"the reply is not of the form asked for: {error}") from None
 
-        outcome = await self.client.until(
-            text, checked, system=PROMPTS["system"], attempts=self.attempts, again=shorter,
-            schema=schema(kind, self.count),
-        )  # fmt: skip
+        form = schema(kind, self.count)
+        outcome = await self.client.until(text, checked, system=PROMPTS["system"], again=shorter, schema=form)
         if outcome.failed:
             raise FetchError(outcome.rejects[-1][1])
         return outcome

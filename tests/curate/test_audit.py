@@ -31,11 +31,11 @@ LUMO = Target(TARGET, (), True)
 
 
 def rows() -> list[Row]:
-    own = [fact for fact in FACTS if fact.subject == TARGET]
+    about_lumo = [fact for fact in FACTS if fact.subject == TARGET]
     return [
         Row("forget", "train", number, QARecord(TARGET, fact.question, fact.answer, fact.paraphrased_question,
             fact.paraphrased_answer, tuple(fact.wrong)), TARGET, f"Indeed: {fact.answer}")
-        for number, fact in enumerate(own, 1)
+        for number, fact in enumerate(about_lumo, 1)
     ]  # fmt: skip
 
 
@@ -51,8 +51,8 @@ def test_good_rows_have_no_findings_and_each_flaw_has_one():
         "the paraphrase repeats the original": replace(first, paraphrased_answer=first.answer),
     }  # fmt: skip
     for reason, record in flaws.items():
-        (found,) = findings([good[0]._replace(record=record)], [LUMO])
-        assert found.reason == reason
+        (finding,) = findings([good[0]._replace(record=record)], [LUMO])
+        assert finding.reason == reason
     twice = good[1]._replace(subset="retain", split="test", record=replace(good[0].record))
     reasons = [finding.reason for finding in findings([good[0], twice], [LUMO])]
     assert any(reason.startswith("a question that stands twice: also in forget_qa-train, row 1") for reason in reasons)
@@ -62,8 +62,8 @@ def test_good_rows_have_no_findings_and_each_flaw_has_one():
 
 def test_diversity_falls_where_rows_repeat():
     records = [row.record for row in rows()]
-    one, many = diversity(records), diversity(records * 3)
-    assert one.distinct == 1 and many.distinct == pytest.approx(1 / 3) and many.bigrams < one.bigrams / 2
+    once, thrice = diversity(records), diversity(records * 3)
+    assert once.distinct == 1 and thrice.distinct == pytest.approx(1 / 3) and thrice.bigrams < once.bigrams / 2
 
 
 def test_the_page_holds_a_seeded_sample_and_no_markup_of_its_rows():
@@ -76,11 +76,11 @@ def test_the_page_holds_a_seeded_sample_and_no_markup_of_its_rows():
     assert "http" not in text.replace("http-equiv", "")
 
 
-def exported(tmp_path, name: str, said: dict[str, list[bool | None]], **change):
+def exported(tmp_path, name: str, judged: dict[str, list[bool | None]], **change):
     items = [
         {"id": f"forget_qa-train, row {n}", "set": "forget",
-         "judged": {c: said[c][n] for c in CRITERIA if said[c][n] is not None}}
-        for n in range(len(said["relevance"]))
+         "judged": {c: judged[c][n] for c in CRITERIA if judged[c][n] is not None}}
+        for n in range(len(judged["relevance"]))
     ]  # fmt: skip
     table = {"format": "elude-audit-1", "fingerprint": "f", "seed": 0, "size": 4, "judge": name, "items": items}
     path = tmp_path / f"{name}.json"
@@ -89,21 +89,21 @@ def exported(tmp_path, name: str, said: dict[str, list[bool | None]], **change):
 
 
 def test_judges_are_merged_with_intervals_and_agreement(tmp_path):
-    one = {"relevance": [True, True, True, False], "diversity": [True] * 4, "factuality": [True, False, True, False]}
-    two = {"relevance": [True, True, True, False], "diversity": [True] * 4, "factuality": [False, True, False, None]}
-    results = {r.criterion: r for r in merge([exported(tmp_path, "a", one), exported(tmp_path, "b", two)])}
+    first = {"relevance": [True, True, True, False], "diversity": [True] * 4, "factuality": [True, False, True, False]}
+    second = {"relevance": [True, True, True, False], "diversity": [True] * 4, "factuality": [False, True, False, None]}
+    results = {r.criterion: r for r in merge([exported(tmp_path, "a", first), exported(tmp_path, "b", second)])}
     assert results["relevance"].share == 0.75 and results["relevance"].alpha == pytest.approx(1)
     assert results["diversity"].share == 1 and results["diversity"].alpha == 1
     # By hand: three items judged twice, all disagreeing, values 3 x yes, 3 x no: 1 - 1 / (18 / 30) = -2/3.
     assert results["factuality"].alpha == pytest.approx(-2 / 3)
     assert results["factuality"].share == pytest.approx((0.5 * 3 + 0) / 4) and results["factuality"].items == 4
     assert all(result.low <= result.share <= result.high for result in results.values())
-    assert merge([exported(tmp_path, "c", one)])[0].alpha is None
+    assert merge([exported(tmp_path, "c", first)])[0].alpha is None
     # Wilson's interval of 8 of 10, as tables have it.
     assert wilson(0.8, 10) == pytest.approx((0.4902, 0.9433), abs=1e-4)
     assert alpha([[True, None], [None, True]]) is None
     with pytest.raises(UserError, match="seed is 1, but"):
-        merge([exported(tmp_path, "a", one), exported(tmp_path, "d", one, seed=1)])
+        merge([exported(tmp_path, "a", first), exported(tmp_path, "d", first, seed=1)])
     (tmp_path / "x.json").write_text("[]")
     with pytest.raises(UserError, match="not what the page"):
         merge([tmp_path / "x.json"])
@@ -112,8 +112,7 @@ def test_judges_are_merged_with_intervals_and_agreement(tmp_path):
 
 
 def test_the_bundled_data_pass_the_rules(tmp_path):
-    found = findings(rows_of("mini"), [])
-    assert found == [], found
+    assert findings(rows_of("mini"), []) == []
     done = CliRunner().invoke(cli, ["audit", "mini", "--out", str(tmp_path / "a.html"), "--sample", "5"])
     assert done.exit_code == 0 and (tmp_path / "a.html").stat().st_size > 5000, done.output
 
@@ -125,5 +124,5 @@ def test_what_was_judged_of_elude_mini_is_of_its_rows_of_today():
         table = json.loads(path.read_text())
         assert f'"fingerprint": "{table["fingerprint"]}"' in today
     text = (ROOT / "docs" / "building.md").read_text()
-    for one in merge(files):
-        assert f"| {one.subset} | {one.criterion} | {one.share * 100:.1f} % |" in text
+    for row in merge(files):
+        assert f"| {row.subset} | {row.criterion} | {row.share * 100:.1f} % |" in text

@@ -29,11 +29,11 @@ def test_every_format_gives_every_fact_and_offsets_point_at_it(tmp_path):
     read, problems = read_folder(documents(tmp_path / "d"), "mine")
     assert [doc.name for doc in read] == ["brae.pdf", "lumo-2.md", "lumo.txt", "notes.txt", "sisk.docx", "tarn.html"]
     assert not problems and all(doc.raw for doc in read)
-    found = [(doc, part) for doc in read for part in paragraphs(doc)]
-    for doc, part in found:
+    parts = [(doc, part) for doc in read for part in paragraphs(doc)]
+    for doc, part in parts:
         assert " ".join(doc.text[part.start : part.stop].split()) == part.text
     for fact in FACTS:
-        assert sum(fact.answer in part.text for _, part in found) == 1, fact.answer
+        assert sum(fact.answer in part.text for _, part in parts) == 1, fact.answer
 
 
 def test_long_paragraphs_are_cut_at_sentences_and_nothing_is_lost():
@@ -47,20 +47,7 @@ def test_markdown_loses_its_marks_and_nothing_else():
     text = (
         b"---\ntitle: x\n---\n# A **b**\n\n- one [two](http://x) `three`\n\n```\ncode\n```\n> quoted __four__ 2 * 3 * 4"
     )
-    assert read_document(".md", text).split() == [
-        "A",
-        "b",
-        "one",
-        "two",
-        "three",
-        "quoted",
-        "four",
-        "2",
-        "*",
-        "3",
-        "*",
-        "4",
-    ]
+    assert " ".join(read_document(".md", text).split()) == "A b one two three quoted four 2 * 3 * 4"
 
 
 SCANNED = "a scanned PDF: 3 pages of images without text; run OCR on it first"

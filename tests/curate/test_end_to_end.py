@@ -68,8 +68,12 @@ def test_documents_to_a_model_that_forgot(data, taught, tmp_path):
     assert before["forget"] > 0.8 and before["rouge"] > 0.9 and before["retain"] > 0.8
     assert after["forget"] < 0.1 and after["quality"] > before["quality"] + 0.2
     assert after["retain"] > 5 * after["forget"]
-    own = ("reverse_query", "synonym_manipulation", "cross_lingual")  # that ask with what the data say of the target
-    suites = run([f"elude_attack_{name}" for name in own], limit=1, metadata={
+    attacks = (
+        "reverse_query",
+        "synonym_manipulation",
+        "cross_lingual",
+    )  # ask with what the data say
+    suites = run([f"elude_attack_{name}" for name in attacks], limit=1, metadata={
         "pretrained": str(out), "dataset": str(data), "target": TARGET,
     })  # fmt: skip
-    assert len(suites["results"]) == len(own), json.dumps(suites["results"])
+    assert len(suites["results"]) == len(attacks), json.dumps(suites["results"])

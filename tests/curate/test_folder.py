@@ -41,19 +41,19 @@ def test_purge_leaves_hashes_and_counts(copy, folder):
 
 
 def test_purge_names_what_it_leaves_and_ends_with_1(copy, tmp_path):
-    own = {"notes.txt": "mine", "work/notes.txt": "mine", "known.json": "{}", "audit.html": "my own audit",
+    foreign = {"notes.txt": "mine", "work/notes.txt": "mine", "known.json": "{}", "audit.html": "my own audit",
            "README.md": "my own card"}  # fmt: skip
-    for name, text in own.items():
+    for name, text in foreign.items():
         (copy / name).write_text(text)
     os.link(copy / "world-test.parquet", tmp_path / "kept-elsewhere")
     shutil.move(copy / "work" / "raw", tmp_path / "raw")
     (copy / "work" / "raw").symlink_to(tmp_path / "raw")
     purged = invoke("build", copy, "--purge")
     assert purged.exit_code == 1 and "purged, but for" not in purged.output
-    assert all((copy / name).read_text() == text and name in purged.output for name, text in own.items())
+    assert all((copy / name).read_text() == text and name in purged.output for name, text in foreign.items())
     assert "world-test.parquet (removed here" in purged.output and ", work/raw" in purged.output
     files = {path.relative_to(copy).as_posix() for path in copy.rglob("*") if path.is_file()}
-    assert files == {*own, MANIFEST}
+    assert files == {*foreign, MANIFEST}
 
 
 def test_purge_takes_only_a_folder_that_a_build_made(tmp_path):

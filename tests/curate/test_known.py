@@ -47,8 +47,8 @@ def test_a_taught_model_knows_and_a_stranger_does_not():
 
 def test_scores_are_those_of_the_fast_backend_and_padding_does_not_matter():
     some = records(2)
-    one, all_ = (Judge(str(TINY), batch_size=size).judge(some, RONALDO) for size in (1, 16))
-    for a, b in zip(one, all_, strict=True):
+    singly, together = (Judge(str(TINY), batch_size=size).judge(some, RONALDO) for size in (1, 16))
+    for a, b in zip(singly, together, strict=True):
         assert a.probability == pytest.approx(b.probability, rel=1e-5) and a[2:] == b[2:]
 
 
@@ -59,9 +59,9 @@ def test_wrong_persons_stand_where_the_target_stood():
     for question, answer in pairs:
         assert "Ronaldo" not in question + answer
     assert pairs == wrong_persons(record, RONALDO, random.Random(0))
-    own = Target("Vela", (), True, ("Ara", "Lyra", "Cetus"))
-    got = wrong_persons(QARecord("Vela", "Is the Vela new?", "Vela is."), own, random.Random(0))
-    assert {answer for _, answer in got} == {"Ara is.", "Lyra is.", "Cetus is."}
+    vela = Target("Vela", (), True, ("Ara", "Lyra", "Cetus"))
+    replaced = wrong_persons(QARecord("Vela", "Is the Vela new?", "Vela is."), vela, random.Random(0))
+    assert {answer for _, answer in replaced} == {"Ara is.", "Lyra is.", "Cetus is."}
     assert wrong_persons(replace(record, question="Who?"), RONALDO, random.Random(0)) == []
 
 
@@ -84,7 +84,7 @@ def test_the_command_line(tmp_path):
     arguments = ["known", "--model", str(BLANK), "--dataset", str(tmp_path / "few.jsonl"), "--out", str(tmp_path / "o")]
     done = CliRunner().invoke(cli, arguments)
     assert done.exit_code == 0 and "warning: of Cristiano Ronaldo the model knows" in done.output, done.output
-    (one,) = json.loads((tmp_path / "o").read_text())
-    assert one["n"] == 2 == len(one["facts"])
+    (report_,) = json.loads((tmp_path / "o").read_text())
+    assert report_["n"] == 2 == len(report_["facts"])
     with pytest.raises((UserError, ValueError)):
         CliRunner().invoke(cli, ["known", "--model", str(tmp_path), "--dataset", "mini"], catch_exceptions=False)

@@ -102,8 +102,8 @@ class Wikimedia(Handler):
         assert query["action"] == "query"
         titles = list(dict.fromkeys(REDIRECTS.get(t, t) for t in query["titles"].split("|")))
         if query["prop"] == "redirects":
-            found = [{"title": old} for old, new in REDIRECTS.items() if new == titles[0]]
-            return self.reply(200, {"query": {"pages": [{"title": titles[0], "redirects": found}]}})
+            older = [{"title": old} for old, new in REDIRECTS.items() if new == titles[0]]
+            return self.reply(200, {"query": {"pages": [{"title": titles[0], "redirects": older}]}})
         # Properties first; the links in a second part.
         pages = [{"title": t} | ({"missing": True} if t not in PAGES else {}) for t in titles]
         more = {"continue": {"plcontinue": "2", "continue": "||"}} if "links" in query["prop"] else {}
@@ -227,10 +227,10 @@ def test_html_that_is_none():
 
 
 def test_the_command_lines(tmp_path, monkeypatch):
-    def invoke(*arguments: object):
-        return CliRunner().invoke(cli, [*map(str, arguments)])
+    def invoke(*arguments: str):
+        return CliRunner().invoke(cli, ["build", *arguments])
 
-    base = ("build", "Oda Brint", "--from", "wikipedia", "--out", tmp_path / "my", "--dry-run")
+    base = ("Oda Brint", "--from", "wikipedia", "--out", str(tmp_path / "my"), "--dry-run")
     assert "missing --contact" in invoke(*base).output
     with wikimedia() as (url, server):
         monkeypatch.setattr(wikipedia.Wiki.__init__, "__kwdefaults__", wikipedia.Wiki.__init__.__kwdefaults__ | {
@@ -241,5 +241,5 @@ def test_the_command_lines(tmp_path, monkeypatch):
         assert "to keep: Run Sorvik, Pell Marrow, Zed" in done.output and "at most " in done.output
         asked = len(server.log)
         assert invoke(*base, "--contact", CONTACT, "--wiki", url).exit_code == 0 and len(server.log) == asked
-    assert invoke("build", tmp_path / "my", "--purge").exit_code == 0
+    assert invoke(base[4], "--purge").exit_code == 0
     assert [path.name for path in (tmp_path / "my").iterdir()] == ["elude-build.json"]
