@@ -229,11 +229,8 @@ def enough(scorer: Scorer, renderer: Renderer, target: Target, records: Sequence
         return math.fsum(probabilities(scorer, renderer, pairs)) / len(pairs)
 
     probability = mean([(r.question, r.answer) for r in records])
-    scores = iter(
-        probabilities(
-            scorer, renderer, [(r.question, a) for r in records for a in (r.paraphrased_answer, *r.perturbed_answer)]
-        )
-    )
+    pairs = [(r.question, answer) for r in records for answer in (r.paraphrased_answer, *r.perturbed_answer)]
+    scores = iter(probabilities(scorer, renderer, pairs))
     known = sum(next(scores) > max([next(scores) for _ in r.perturbed_answer]) for r in records) / len(records)
     through = {
         attack: mean([(i.prompt, i.answer) for i in build_attacks(records, target, attack, n=24)]) for attack in ATTACKS

@@ -68,8 +68,7 @@ class EludeLM(HFLM):
         # ranks of a CPU only if told that it is one, before anything else asks for its state (then this does nothing).
         accelerated = torch.accelerator.is_available()
         on_cpu = not accelerated or str(kwargs.get("device")).startswith("cpu")
-        several = isinstance(pretrained, str) and int(os.environ.get("WORLD_SIZE", 1)) > 1
-        if on_cpu and several:
+        if on_cpu and isinstance(pretrained, str) and int(os.environ.get("WORLD_SIZE", 1)) > 1:
             PartialState(cpu=True, timeout=timedelta(weeks=52))
         # hf's own default is "cuda", which the Python API does not replace on a machine without it.
         kwargs.setdefault("device", str(torch.accelerator.current_accelerator()) if accelerated else "cpu")
@@ -131,7 +130,7 @@ class EludeLM(HFLM):
         that scores the same text instead. It is loaded as this one was, and let go afterwards.
         """
         results: list[Any] = [None] * len(requests)
-        groups: dict[str | None, list[int]] = {}
+        groups: dict[str | None, list[int]] = {}  # numbers of the requests by the model that is asked; None: this one
         for i, (_, _, *name) in enumerate(request.args for request in requests):
             groups.setdefault(name[0] if name else None, []).append(i)
         for name, chosen in groups.items():
