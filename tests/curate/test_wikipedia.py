@@ -170,6 +170,9 @@ def test_without_a_contact_nothing_is_asked(tmp_path):
     for contact in ("", "me", "me@", "a b@c.d", "x@y.z) evil/1.0 ("):
         with pytest.raises(UserError, match="--contact"):
             reader(tmp_path, "http://127.0.0.1:9", contact)
+    with pytest.raises(UserError, match="--wiki: give the address without a name and password") as error:
+        reader(tmp_path, "https://me:pass-word@127.0.0.1:9")
+    assert "pass-word" not in str(error.value)
     with wikimedia() as (base, _), pytest.raises(FetchError, match=r"HTTP 403.*robot policy"):
         read(tmp_path, base, contact="other@example.org")
 
