@@ -46,6 +46,10 @@ def suites_of(attack):
     return [(*FORGET_SETS[stem], suite) for (stem, name), suite in SUITES.items() if name == attack]
 
 
+def is_even(counts: Counter) -> bool:
+    return max(counts.values()) - min(counts.values()) <= 1
+
+
 def test_the_nine_types_have_at_least_eight_wordings_each_and_none_twice():
     assert list(ATTACKS) == [
         "prefix_injection", "affirmative_suffix", "role_playing", "multiple_choice", "reverse_query",
@@ -66,8 +70,7 @@ def test_a_hundred_distinct_prompts_that_ask_most_records(stem, attack):
     # of the surname; every other type asks every record, about equally often.
     counts = Counter(item.record for item in suite)
     fewer = {"reverse_query": 30, "synonym_manipulation": len(records) - 2}
-    assert len(counts) >= fewer.get(attack, len(records))
-    assert max(counts.values()) - min(counts.values()) <= 1
+    assert len(counts) >= fewer.get(attack, len(records)) and is_even(counts)
 
 
 @each_suite
@@ -148,14 +151,13 @@ def test_the_right_letter_is_evenly_spread_and_not_predictable(n):
     letters = [item.answer[0] for item in suite]
     wrong = [[answer.removeprefix("The correct option is ")[0] for answer in item.perturbed_answer] for item in suite]
     assert any(order != sorted(order) for order in wrong)
-    counts = Counter(letters)
-    assert set(counts) == set("ABCDEF") and max(counts.values()) - min(counts.values()) <= 1
+    assert set(letters) == set("ABCDEF") and is_even(Counter(letters))
     assert n == 6 or letters[:6] != letters[6:12]
 
 
 def test_five_languages_evenly_of_the_records_that_are_translated():
     counts = Counter(language_of(item.prompt) for item in build_attacks(RECORDS, RONALDO, "cross_lingual", n=52))
-    assert set(counts) == set(LANGUAGES) and max(counts.values()) - min(counts.values()) <= 1
+    assert set(counts) == set(LANGUAGES) and is_even(counts)
     bare = [replace(record, translated_question=()) for record in RECORDS]
     assert build_attacks(bare, RONALDO, "cross_lingual") == []
     some = [*bare[:40], *RECORDS[40:]]

@@ -43,14 +43,11 @@ def test_a_link_stays_a_link_and_its_file_is_written(tmp_path):
         assert link.is_symlink() and (tmp_path / "there/real.json").read_text() == text
 
 
-def test_a_device_is_written_into_and_stays_one():
+def test_a_device_a_pipe_and_standard_output_are_written_into_and_stay_what_they_are(tmp_path):
     before = os.stat(os.devnull)
     write_bytes(Path(os.devnull), b"gone")
     after = os.stat(os.devnull)
     assert stat.S_ISCHR(after.st_mode) and (after.st_ino, after.st_mode) == (before.st_ino, before.st_mode)
-
-
-def test_a_pipe_is_written_into_and_stays_one(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     read: list[bytes] = []
@@ -59,9 +56,6 @@ def test_a_pipe_is_written_into_and_stays_one(tmp_path):
     write_text(pipe, "through")
     reader.join(10)
     assert read == [b"through"] and stat.S_ISFIFO(os.stat(pipe).st_mode) and os.listdir(tmp_path) == ["pipe"]
-
-
-def test_standard_output_is_written_into():
     code = "from pathlib import Path; import lm_eval_elude.data.files as f; f.write_text(Path('/dev/stdout'), 'a,b')"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"a,b"
 
