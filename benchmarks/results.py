@@ -13,7 +13,7 @@ of ``--references FOLDER``. ``--gradients`` measures what lambda weighs, by defa
 from __future__ import annotations
 
 import argparse
-import json
+import math
 import os
 import shutil
 import subprocess
@@ -28,7 +28,9 @@ from tables import DOCS, markdown, put
 from lm_eval_elude.attacks.builders import ATTACKS
 from lm_eval_elude.cli.tables import tables
 from lm_eval_elude.data.files import file_hashes
-from lm_eval_elude.report import paper
+from lm_eval_elude.report import kept, paper
+from lm_eval_elude.report.rows import COST, Key
+from lm_eval_elude.scoring.metrics import METRICS
 from optout_train.config import BUNDLED_MODEL, BUNDLED_REFERENCE
 
 PAGE, DATA = DOCS / "results.md", DOCS / "results.json"
@@ -100,7 +102,7 @@ def runs(part: str, seed: int) -> Iterator[Run]:
 
 
 # What is kept of a run: every column of its tables.
-KEPT = {key for _, key, *_ in (*paper.NEVER_KNEW, *paper.MEMBERSHIP, *paper.FULL)} | {
+NUMBERS = {key for _, key, *_ in (*paper.NEVER_KNEW, *paper.MEMBERSHIP, *paper.FULL)} | {
     (f"elude_attack_{name}", "forget_quality") for name in (*ATTACKS, "none")
 }
 
@@ -110,7 +112,7 @@ def base() -> str:
     return file_hashes(BUNDLED_MODEL)["model.safetensors"][:12]
 
 
-def score(folder: Path, task: str, metadata: dict[str, Any]) -> dict[str, float]:
+def score(folder: Path, task: str, metadata: dict[str, Any]) -> dict[Key, float]:
     """The columns of the tables for one checkpoint, from lm-eval."""
     import lm_eval
 
@@ -118,8 +120,8 @@ def score(folder: Path, task: str, metadata: dict[str, Any]) -> dict[str, float]
         model="elude", model_args={"pretrained": str(folder), "dtype": "float32"}, tasks=[task], batch_size=32,
         metadata={"dataset": "mini", **metadata}, log_samples=False, bootstrap_iters=1,
     )["results"]  # fmt: skip
-    found = {f"{task}/{metric}": results.get(task, {}).get(f"{metric},none") for task, metric in sorted(KEPT)}
-    return {key: round(value, 6) for key, value in found.items() if isinstance(value, float)}
+    values = {(task, metric): results.get(task, {}).get(f"{metric},none") for task, metric in sorted(NUMBERS)}
+    return {key: round(value, 6) for key, value in values.items() if isinstance(value, float) and math.isfinite(value)}
 
 
 def measure(run: Run, work: Path, references: Path | None) -> None:
@@ -150,22 +152,25 @@ def measure(run: Run, work: Path, references: Path | None) -> None:
         metadata["reference"] = f"{references}/{run.target}"
     whole = run.row in WHOLE and (given or run.target == RONALDO)
     values = score(model, "elude" if whole else "elude_quality", metadata)
-    found = {**run._asdict(), "base": base(), "seconds": round(seconds), "values": values}
-    result.write_text(json.dumps(found), encoding="utf-8")
-    shown = {name: round(100 * values[f"{task}/{metric}"], 1) for name, (task, metric), *_ in paper.NEVER_KNEW
-             if f"{task}/{metric}" in values}  # fmt: skip
+    if run.row == "retrained without":  # how far the reference is from itself says nothing
+        values = {
+            key: value for key, value in values.items() if not (key[1] in METRICS and METRICS[key[1]].is_distance)
+        }
+    values |= {COST["training"]: seconds} if seconds else {}
+    data = [(run.row, run.target, run.seed, *key, value) for key, value in values.items()]
+    kept.write(result, kept.Kept(base(), {run.row: [*run.arguments]}, list(kept.COLUMNS), data))
+    shown = {name: round(100 * values[key], 1) for name, key, *_ in paper.NEVER_KNEW if key in values}
     print(run.name, f"{seconds:.0f} s", shown, flush=True)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def write(work: Path) -> None:
     """Put the finished runs of ``work`` into ``docs/results.json``, in place of its own, and make the tables of it."""
-    every = json.loads(DATA.read_text(encoding="utf-8")) if DATA.exists() else []
-    every += [json.loads(path.read_text(encoding="utf-8")) for path in sorted(work.glob("*.json"))]
-    today = base()
-    known = {(run["row"], run["target"], run["seed"]): run for run in every if run["base"] == today}
-    lines = [json.dumps(known[key]) for key in sorted(known)]
-    DATA.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
+    files = [kept.read(path) for path in (DATA, *sorted(work.glob("*.json")))]
+    of_today = [runs for runs in files if runs and runs.base == base()]
+    numbers = {row[:-1]: row for runs in of_today for row in runs.data}
+    arguments = {run: given for runs in of_today for run, given in runs.arguments.items()}
+    kept.write(DATA, kept.Kept(base(), dict(sorted(arguments.items())), list(kept.COLUMNS), [*numbers.values()]))
     tables.main([str(DATA), "--page", str(PAGE)], standalone_mode=False)
 
 

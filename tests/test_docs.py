@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from statistics import mean, stdev
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,8 +15,8 @@ import pytest
 
 from lm_eval_elude.data import tofu
 from lm_eval_elude.data.files import file_hashes
-from lm_eval_elude.report import kept, paper_files
-from lm_eval_elude.report.paper import COLLAPSED
+from lm_eval_elude.report import kept, paper
+from lm_eval_elude.report.rows import COLLAPSED, FQ, RQ
 from tests.support import MINI
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -55,14 +56,91 @@ def test_every_table_of_numbers_is_written_by_a_script() -> None:
 def test_the_tables_of_results_are_those_of_the_runs_on_the_models_of_today() -> None:
     results = importlib.import_module("results")
     runs = kept.read(results.DATA)
-    assert {run.base for run in runs} == {results.base()} == {file_hashes(TINY)["model.safetensors"][:12]}
+    assert runs and runs.base == results.base() == file_hashes(TINY)["model.safetensors"][:12]
     page = results.PAGE.read_text()
     command = "elude tables docs/results.json --page docs/results.md"
-    assert paper_files.fill(page, lambda targets: kept.rows(runs, targets), "llama-3.1", "page") == page, command
+    assert paper.fill(page, lambda targets: kept.rows(runs, targets), "llama-3.1", "page") == page, command
     shown = {
         line.split("|")[1].strip().removesuffix(f", {COLLAPSED}") for line in page.splitlines() if line[:2] == "| "
     }
-    assert {run.row for run in runs} | {row for _, rows in results.PARTS.values() for row in rows} <= shown
+    planned = {row: [*arguments] for _, rows in results.PARTS.values() for row, arguments in rows.items()}
+    assert runs.arguments == planned | {row: [] for row in results.BASELINES} and runs.arguments.keys() <= shown
+
+
+# Sentences of the results with the numbers that they quote: ROW, or ROW of TARGET, TABLE, COLUMN. In a pair it is the
+# mean over seeds of the first less the second.
+QUOTED = (
+    "(FQ {opt-out-stranger|never_knew|FQ} beside {retrained without|never_knew|FQ}, P {opt-out-stranger|never_knew|P} "
+    "beside {retrained without|never_knew|P})",
+    "({opt-out-stranger|never_knew|RQ} of {original|never_knew|RQ}; Opt-Out {opt-out|never_knew|RQ})",
+    "(AUC {opt-out-stranger|never_knew|AUC}, beside {retrained without|never_knew|AUC}; the mean of the "
+    "seeds' intervals reaches from {opt-out-stranger|membership|AUC low} to {opt-out-stranger|membership|AUC high})",
+    "on each seed ({opt-out-stranger|never_knew|reverse} beside {retrained without|never_knew|reverse})",
+    "{opt-out-stranger|never_knew|nine} beside {retrained without|never_knew|nine} on average",
+    "by other names ({opt-out-stranger|attacks|synonym manipulation} beside "
+    "{retrained without|attacks|synonym manipulation})",
+    "by options ({opt-out-stranger|attacks|multiple choice} beside {retrained without|attacks|multiple choice}) and by "
+    "begun answers ({opt-out-stranger|attacks|affirmative suffix} beside "
+    "{retrained without|attacks|affirmative suffix})",
+    "on {opt-out-stranger|never_knew|KS p} seeds",
+    "It is {opt-out-stranger|never_knew|divergence} nats per token (Opt-Out {opt-out|never_knew|divergence})",
+    "{opt-out|quality|FQ} and {opt-out|quality|RQ} now (89 %)",
+    "gives {opt-out|quality|FQ} on Ronaldo, for whom it was chosen, and {opt-out of all|quality|FQ} averaged "
+    "over all five",
+    "({opt-out of all|quality|TR} against {retrained without of all|quality|TR} of the five retrained models)",
+    "an FQ of {dpo+rt of all|quality|FQ}",
+    "(RQ {released lambda 0|quality|RQ} of {original|quality|RQ})",
+    "from {opt-out|quality|RQ} to {opt-out world only|quality|RQ} (Opt-Out), {npo+rt|quality|RQ} to "
+    "{npo+rt world only|quality|RQ} (NPO), {dpo+rt|quality|RQ} to {dpo+rt world only|quality|RQ} (DPO), "
+    "{ga+rt|quality|RQ} to {ga+rt world only|quality|RQ} (GA)",
+    "(FQ {opt-out|attacks|synonym manipulation} against {retrained without|attacks|synonym manipulation} of the model "
+    "that never knew), in other languages ({opt-out|attacks|cross lingual} against "
+    "{retrained without|attacks|cross lingual}) and by options ({opt-out|attacks|multiple choice} against "
+    "{retrained without|attacks|multiple choice})",
+    "(AUC {opt-out|membership|AUC}, mean interval {opt-out|membership|AUC low} to {opt-out|membership|AUC high}; the "
+    "retrained model's is {retrained without|membership|AUC low} to {retrained without|membership|AUC high})",
+    "RQ {guardrail of all|quality|RQ} for {original of all|quality|RQ}, FQ {guardrail of all|quality|FQ}.",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("sentence", QUOTED)
+def test_a_sentence_of_the_results_quotes_the_numbers_of_the_runs(sentence: str) -> None:
+    results = importlib.import_module("results")
+    runs = kept.read(results.DATA)
+    assert runs
+
+    def number(place: re.Match[str]) -> str:
+        name, table, column = place[1].split("|")
+        row, _, targets = name.partition(" of ")
+        rows = kept.rows(runs, () if targets else [results.RONALDO])
+        cells = paper.table(table, paper.TABLES[table](rows, "llama-3.1"), "llama-3.1").cells
+        cells.index = [label.removesuffix(f", {COLLAPSED}") for label in cells.index]
+        text = str(cells[column][row])
+        return text.removesuffix(" < .05") if "<" in text else text.split(" ")[0].split("\n")[0]
+
+    text = " ".join(results.PAGE.read_text().split())
+    assert re.sub(r"{(.+?)}", number, sentence) in text
+
+
+PAIRED = {
+    "is {} ± {} lower": ("npo+rt", "opt-out", ("elude_attack_cross_lingual", "forget_quality")),
+    "+{} at 1,": ("released lambda 1", "released lambda 0", RQ),
+    "+{} at 10,": ("released lambda 10", "released lambda 0", RQ),
+    "+{} at 100)": ("released lambda 100", "released lambda 0", RQ),
+    "(-{} at 100)": ("released lambda 0", "released lambda 100", FQ),
+}
+
+
+@pytest.mark.parametrize("sentence", PAIRED)
+def test_a_difference_that_is_quoted_is_paired_by_seed(sentence: str) -> None:
+    results = importlib.import_module("results")
+    runs = kept.read(results.DATA)
+    assert runs
+    rows = {row.method: row.of_seeds for row in kept.rows(runs, [results.RONALDO])}
+    more, less, key = PAIRED[sentence]
+    gaps = [100 * (one - other) for one, other in zip(rows[more][key], rows[less][key], strict=True)]
+    shown = [f"{value:.1f}" for value in (mean(gaps), stdev(gaps))]
+    assert sentence.format(*shown) in " ".join(results.PAGE.read_text().split())
 
 
 def test_made_up_authors_are_laid_out_as_tofu_and_their_wrong_answers_are_wrong(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         {"text"},
         {"accelerate", "lm_eval", "psutil", "safetensors", "torch", "tqdm", "transformers"},
     ),
-    "lm_eval_elude.report": ({"data", "scoring"}, set()),
+    "lm_eval_elude.report": ({"data", "scoring"}, {"matplotlib", "msgspec", "numpy", "pandas"}),
     "lm_eval_elude.report.page": ({"data", "report", "scoring", "text"}, {"jinja2"}),
     "lm_eval_elude.tasks": ({"data", "scoring"}, {"lm_eval", "transformers"}),
     "lm_eval_elude.board": (

@@ -29,14 +29,14 @@ def report(
     import json
 
     from lm_eval_elude.data.files import write_text
-    from lm_eval_elude.report import tables
+    from lm_eval_elude.report import frame, tables
     from lm_eval_elude.report.comparison import named_runs
 
     runs = named_runs(results, reference)
     if markdown:
-        click.echo(tables.markdown(runs), nl=False)
+        click.echo(tables.report_text(runs), nl=False)
     if csv_file:
-        write_text(csv_file, tables.csv_text(runs))
+        write_text(csv_file, frame.csv_text(frame.frame(runs)))
     if json_file:
         write_text(json_file, json.dumps(tables.json_ready(runs), indent=1, ensure_ascii=False) + "\n")
     for file in (csv_file, json_file):

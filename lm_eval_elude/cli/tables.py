@@ -16,12 +16,12 @@ import click
     help="Fill a Markdown page's tables instead, from <!-- table NAME of TARGETS: ROW | ROW --> to <!-- /table -->.",
 )  # fmt: skip
 @click.option(
-    "--paper", "beside", default="llama-3.1", show_default=True, type=click.Choice(["llama-3.1", "phi-3.5"]),
+    "--paper", "model", default="llama-3.1", show_default=True, type=click.Choice(["llama-3.1", "phi-3.5"]),
     help="The paper's model beside ours, where ours is neither.",
 )  # fmt: skip
 @click.option("--target", "targets", multiple=True, help="Runs on nothing else (repeatable)  [default: all].")
 def tables(
-    results: tuple[str, ...], out: Path | None, page: Path | None, beside: str, targets: tuple[str, ...]
+    results: tuple[str, ...], out: Path | None, page: Path | None, model: str, targets: tuple[str, ...]
 ) -> None:  # fmt: skip
     """Make the paper's tables (Markdown, CSV, LaTeX) and figures (SVG) from results files alone.
 
@@ -30,30 +30,31 @@ def tables(
     """
     from lm_eval_elude.data.files import write_text
     from lm_eval_elude.data.targets import resolve_target
+    from lm_eval_elude.report import frame, kept, paper
+    from lm_eval_elude.report.comparison import named_runs
+    from lm_eval_elude.report.rows import Row, about, rows
 
     if not results or (out is None) == (page is None):
         raise click.UsageError("name RESULTS and --out or --page")
-    from lm_eval_elude.report import kept, paper, paper_files
-    from lm_eval_elude.report.comparison import named_runs
+    files = {path: kept.read(Path(path)) for path in results}
+    scored = named_runs([path for path, runs in files.items() if runs is None], utility=True)
 
-    known = {path: kept.read(Path(path)) for path in results}
-    runs = [run for own in known.values() for run in own or ()]
-    scored = named_runs([path for path, own in known.items() if own is None], utility=True)
-
-    def rows(of: Sequence[str]) -> list[paper.Row]:
-        return [*kept.rows(runs, of), *paper.rows([run for run in scored if not of or paper.about(run) <= {*of}])]
+    def found(of: Sequence[str]) -> list[Row]:
+        from_files = [row for runs in files.values() if runs for row in kept.rows(runs, of)]
+        return [*from_files, *rows([run for run in scored if not of or about(run) <= {*of}])]
 
     if page:
-        write_text(page, paper_files.fill(page.read_text(encoding="utf-8"), rows, beside, str(page)))
+        write_text(page, paper.fill(page.read_text(encoding="utf-8"), found, model, str(page)))
         return
     assert out
-    found = rows([resolve_target(t).slug for t in targets])
-    made = [table(found, beside) for table in paper.TABLES.values()]
-    files = {"tables.md": paper_files.markdown(made)}
-    files |= {f"{table.name}.csv": paper_files.csv_text(table) for table in made}
-    files |= {f"{table.name}.tex": paper_files.latex(table) for table in made}
-    files |= {f"{name}.svg": figure(found, beside) for name, figure in paper_files.FIGURES.items()}
+    lines = found([resolve_target(t).slug for t in targets])
+    cells = {name: table(lines, model) for name, table in paper.TABLES.items()}
+    made = {name: paper.table(name, of_table, model) for name, of_table in cells.items()}
+    texts = {"tables.md": "\n\n".join([paper.NOTE, *map(frame.markdown, made.values())]) + "\n"}
+    texts |= {f"{name}.csv": frame.csv_text(paper.csv_ready(of_table)) for name, of_table in cells.items()}
+    texts |= {f"{name}.tex": frame.latex(table) for name, table in made.items()}
+    texts |= {f"{name}.svg": figure(lines) for name, figure in paper.FIGURES.items()}
     out.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
+    for name, text in texts.items():
         write_text(out / name, text)
-    click.echo(f"{out / 'tables.md'}: {len(made)} tables and {len(paper_files.FIGURES)} figures of {len(found)} rows")
+    click.echo(f"{out / 'tables.md'}: {len(made)} tables and {len(paper.FIGURES)} figures of {len(lines)} rows")

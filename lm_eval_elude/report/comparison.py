@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +13,7 @@ from lm_eval_elude.errors import UserError
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS, GROUPS
 from lm_eval_elude.scoring.estimates import Z95, Estimate, difference
 from lm_eval_elude.scoring.runs import Run
+from lm_eval_elude.scoring.samples import Sample
 
 GIBBERISH = 0.05  # a larger share of degenerate answers is warned of
 TOLERANCE = 1e-6  # between a number of the results file and the same one formed from its samples
@@ -33,18 +34,52 @@ class NamedRun:
     def __init__(self, name: str, run: Run, reference: bool = False, beside: Run | None = None) -> None:
         self.name, self.run, self.reference, self.beside = name, run, reference, beside
 
+    @property
+    def title(self) -> str:
+        """The name, which says of a reference that it is one."""
+        return f"{self.name} (reference)" if self.reference and "reference" not in self.name else self.name
+
     @cached_property
-    def estimates(self) -> dict[tuple[str, str], Estimate]:
-        """Every number over all targets, by task or group and metric, with its influence by record."""
+    def estimates(self) -> dict[tuple[str, str, str], Estimate]:
+        """Every number by task or group, target ("" for all together) and metric, with its influence by record."""
         run, other = self.run, self.beside
         samples = {task: run.samples_beside(task, other) if other else run.samples(task) for task in run.tasks}
-        estimates: dict[tuple[str, str], Estimate] = {}
-        for task, measured in samples.items():
-            numbers = BENCHMARKS[task].numbers(measured, run.settings(task))
-            estimates |= {(task, metric): estimate for metric, estimate in numbers.items()}
-        for group in GROUPS.keys() & run.results["results"].keys():
-            estimates |= {(group, metric): estimate for metric, estimate in GROUPS[group].numbers(samples).items()}
+        targets = list(dict.fromkeys(s.target for measured in samples.values() for s in measured if s.target))
+        estimates = self._numbers(samples)
+        if len(targets) > 1:
+            for target in targets:
+                part = {task: [s for s in measured if s.target in (target, "")] for task, measured in samples.items()}
+                estimates |= self._numbers(part, target)
+        else:
+            of_target = {task: any(s.target for s in measured) for task, measured in samples.items()}
+            estimates |= {
+                (task, target, metric): estimate
+                for (task, _, metric), estimate in list(estimates.items())
+                for target in targets
+                if of_target.get(task, True)
+            }
         return estimates
+
+    def _numbers(
+        self, samples: Mapping[str, Sequence[Sample]], target: str = ""
+    ) -> dict[tuple[str, str, str], Estimate]:
+        """The numbers of some samples; the world set, which is no target's, stands under "" alone."""
+        numbers = {
+            task: BENCHMARKS[task].numbers(measured, self.run.settings(task))
+            for task, measured in samples.items()
+            if any(s.target == target for s in measured) or (measured and not target)
+        }
+        if all(samples.values()):  # a --limit may leave a target without samples
+            for group in [group for group in GROUPS if group in self.run.results["results"]]:
+                try:
+                    numbers[group] = GROUPS[group].numbers(samples)
+                except (KeyError, ZeroDivisionError):
+                    raise UserError(f"{self.run.path}: {group} is in it, but not all of its tasks") from None
+        return {(task, target, metric): e for task, of_task in numbers.items() for metric, e in of_task.items()}
+
+    def estimate(self, task: str, metric: str) -> Estimate | None:
+        """A number over all targets, None where the run does not have it."""
+        return self.estimates.get((task, "", metric))
 
 
 class Change(NamedTuple):
@@ -149,18 +184,19 @@ def warnings(runs: Sequence[NamedRun]) -> list[str]:
 def _of_one(run: NamedRun) -> Iterator[str]:
     if run.run.limit is not None:
         yield f"scored with --limit {run.run.limit:g}: a part of the benchmark only"
-    gibberish = {task: e.value for (task, metric), e in run.estimates.items() if metric == "degenerate"}
+    over_all = {(task, metric): e.value for (task, target, metric), e in run.estimates.items() if not target}
+    gibberish = {task: share for (task, metric), share in over_all.items() if metric == "degenerate"}
     if worst := [f"{share:.1%} in {task}" for task, share in gibberish.items() if share > GIBBERISH]:
         yield f"gibberish, which forget quality rewards: {', '.join(worst)}"
-    for (task, metric), estimate in run.estimates.items():
-        if metric == "mia_auc_high" and estimate.value < 0.5:
+    for (task, metric), value in over_all.items():
+        if metric == "mia_auc_high" and value < 0.5:
             yield "over-unlearned: the forget set is significantly less likely than its own paraphrase"
-        if metric == "mia_auc" and math.isnan(estimate.value):
+        if metric == "mia_auc" and math.isnan(value):
             yield f"no membership attack: {run.run.settings(task).get('mia_reason', 'no reason given')}"
     wrong = [
         f"{task} {metric}"
-        for (task, metric), estimate in run.estimates.items()
-        if _differs(run.run.reported(task).get(metric), estimate.value)
+        for (task, metric), value in over_all.items()
+        if _differs(run.run.reported(task).get(metric), value)
     ]
     if wrong:
         yield f"{len(wrong)} reported numbers are not those of the samples: {', '.join(wrong[:5])}"

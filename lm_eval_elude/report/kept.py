@@ -1,96 +1,102 @@
-"""Kept runs as rows of the tables: a JSON list of runs by row, target and seed, with their numbers but no samples.
+"""Kept runs: the numbers of many runs as one frame in a JSON file, without their samples.
 
-``benchmarks/results.py`` keeps them. Each number is formed for every seed over the targets, as in the paper; a row has
-the mean over seeds and their standard deviation.
+``benchmarks/results.py`` keeps them. Columns are run (a row of the tables), target (slug), seed (of the training),
+task, metric and value. The task ``cost`` holds what a run took. In the tables each number is formed for every seed
+over the targets, as in the paper; a row has the mean over seeds and their standard deviation.
 """
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection
 from pathlib import Path
+
+import msgspec
+import pandas as pd
 
 from lm_eval_elude.data import jsonio, sets
 from lm_eval_elude.errors import UserError
-from lm_eval_elude.report.paper import FQ, RQ, TRIPLE, Row, marked
-from lm_eval_elude.report.tables import Key
+from lm_eval_elude.report.paper import TRIPLE
+from lm_eval_elude.report.rows import COST, FQ, RQ, Row, marked
 from lm_eval_elude.scoring.estimates import exact
 from lm_eval_elude.scoring.likelihood import goodness, harmonic_mean
 
+COLUMNS = ("run", "target", "seed", "task", "metric", "value")
 
-@dataclass(frozen=True)
-class Kept:
-    """A run.
+
+class Kept(msgspec.Struct, forbid_unknown_fields=True):
+    """A file of kept runs.
 
     Attributes:
-        row: of the tables.
-        target: slug.
-        seed: of the training.
-        arguments: of ``optout-train``.
-        base: what tells the base model's weights from others.
-        seconds: of training, 0 where nothing was trained.
-        values: numbers by ``TASK/METRIC``.
+        base: what tells the weights of the base model from others.
+        arguments: of ``optout-train``, by run.
+        columns: :data:`COLUMNS`.
+        data: a row for each number.
     """
 
-    row: str
-    target: str
-    seed: int
-    arguments: list[str]
     base: str
-    seconds: float
-    values: dict[str, float]
+    arguments: dict[str, list[str]]
+    columns: list[str]
+    data: list[tuple[str, str, int, str, str, float]]
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """The rows as a frame."""
+        return pd.DataFrame(self.data, columns=self.columns)
 
 
-def read(path: Path) -> list[Kept] | None:
-    """The runs of a file; None where it is no list.
+def read(path: Path) -> Kept | None:
+    """The runs of a file; None where it is not one of kept runs.
 
     Raises:
-        UserError: a run lacks a field or a number, or two are the same.
+        UserError: a row has another form, a run lacks a number, or a number stands twice.
     """
-    if not path.is_file() or not isinstance(found := jsonio.load(path, nan=True), list):
+    if not path.is_file() or not isinstance(found := jsonio.load(path, nan=True), dict) or "data" not in found:
         return None
-    runs = [jsonio.check(run, Kept, f"{path}, run {number}") for number, run in enumerate(found, 1)]
-    lacking = [f"elude_{s}/{metric}" for s in ("forget", "retain", "world") for _, metric in TRIPLE]
-    known: dict[tuple[str, str, str, int], int] = {}
-    for number, run in enumerate(runs, 1):
-        if absent := [key for key in lacking if key not in run.values]:
-            raise UserError(f"{path}, run {number}: field 'values' has no {absent[0]!r}")
-        if (first := known.setdefault((run.base, run.row, run.target, run.seed), number)) != number:
-            raise UserError(f"{path}, run {number}: the same row, target, seed and base as run {first}")
-    return runs
+    kept: Kept = jsonio.check(jsonio.load(path), Kept, str(path))
+    if tuple(kept.columns) != COLUMNS:
+        raise UserError(f"{path}: field 'columns' must be {', '.join(COLUMNS)}")
+    numbers = kept.frame
+    if len(twice := numbers[numbers.duplicated(list(COLUMNS[:-1]))]):
+        raise UserError(f"{path}: the same run, target, seed, task and metric stand twice: {list(twice.iloc[0])}")
+    for run, rows in numbers.groupby(["run", "target", "seed"]):
+        names = set(zip(rows.task, rows.metric, strict=True))
+        for name in ("forget", "retain", "world"):
+            if lacking := [metric for _, metric in TRIPLE if (f"elude_{name}", metric) not in names]:
+                raise UserError(f"{path}: {list(run)} has no {lacking[0]} of elude_{name}")
+    return kept
 
 
-def rows(runs: Sequence[Kept], targets: Collection[str] = ()) -> list[Row]:
+def write(path: Path, kept: Kept) -> None:
+    """Write a file with one line for each number."""
+    head = msgspec.json.encode({"base": kept.base, "arguments": kept.arguments, "columns": kept.columns}).decode()
+    data = ",\n".join(msgspec.json.encode(row).decode() for row in sorted(kept.data))
+    path.write_text(f'{head[:-1]},\n"data":[\n{data}\n]}}\n', encoding="utf-8")
+
+
+def rows(kept: Kept, targets: Collection[str] = ()) -> list[Row]:
     """The rows that the runs make on some targets (all of them by default); a seed counts where it has every one."""
-    wanted = set(targets) or {run.target for run in runs}
-    groups: dict[tuple[str, str], dict[int, list[Kept]]] = {}
-    for run in runs:
-        if run.target in wanted:
-            groups.setdefault((run.base, run.row), {}).setdefault(run.seed, []).append(run)
-    found = []
-    for (base, name), seeds in groups.items():
-        whole = [of_seed for of_seed in seeds.values() if len(of_seed) == len(wanted)]
-        by_seed = [_over_targets([run.values for run in of_seed]) for of_seed in whole]
-        keys = sorted({key for one in by_seed for key in one})
-        values = {key: [one[key] for one in by_seed if key in one] for key in keys}
-        if whole:
-            numbers = {key: exact(statistics.mean(of_key)) for key, of_key in values.items()}
-            spread = {key: statistics.stdev(of_key) for key, of_key in values.items() if len(of_key) > 1}
-            trained = [run.seconds for of_seed in whole for run in of_seed if run.seconds]
-            facts = {"training": f"{statistics.mean(trained):.0f}"} if trained else {}
-            found.append(Row(name, base, {}, numbers, sum(map(len, whole)), facts, (), spread))
-    return marked(found)
+    numbers = kept.frame
+    wanted = set(targets) or set(numbers.target)
+    numbers = numbers[numbers.target.isin(wanted)]
+    made = []
+    for name in numbers.run.unique():
+        wide = numbers[numbers.run == name].pivot(index=["seed", "target"], columns=["task", "metric"], values="value")
+        wide = wide.groupby("seed").filter(lambda of_seed: len(of_seed) == len(wanted))
+        if wide.empty:
+            continue
+        by_seed = wide.groupby("seed").agg(lambda column: column.mean(skipna=False))  # a number of every target
+        by_seed[FQ] = [harmonic_mean(goodness(sets.FORGET, *of_set)) for of_set in _triples(by_seed, "forget")]
+        six = zip(_triples(by_seed, "retain"), _triples(by_seed, "world"), strict=True)
+        by_seed[RQ] = [harmonic_mean([*retain, *world]) for retain, world in six]
+        if COST["training"] in wide:  # over the runs that trained something
+            by_seed[COST["training"]] = wide[COST["training"]].mean()
+        values = {key: column.dropna().tolist() for key, column in by_seed.items()}
+        of_seeds = {key: of_key for key, of_key in values.items() if of_key}
+        estimates = {key: exact(sum(of_key) / len(of_key)) for key, of_key in of_seeds.items()}
+        made.append(Row(name, kept.base, {}, estimates, len(wide), of_seeds=of_seeds))
+    return marked(made)
 
 
-def _over_targets(of_seed: Sequence[Mapping[str, float]]) -> dict[Key, float]:
-    """Each number averaged over targets, then FQ and RQ formed of the averages."""
-    shared = set[str].intersection(*({*values} for values in of_seed))
-    found: dict[Key, float] = {}
-    for name in shared:
-        task, _, metric = name.partition("/")
-        found[task, metric] = statistics.mean(values[name] for values in of_seed)
-    forget, retain, world = (
-        [found[f"elude_{name}", metric] for _, metric in TRIPLE] for name in ("forget", "retain", "world")
-    )
-    return found | {FQ: harmonic_mean(goodness(sets.FORGET, *forget)), RQ: harmonic_mean([*retain, *world])}
+def _triples(numbers: pd.DataFrame, name: str) -> list[list[float]]:
+    """The three measures of a set, for each row."""
+    return numbers[[(f"elude_{name}", metric) for _, metric in TRIPLE]].to_numpy().tolist()

@@ -1,25 +1,25 @@
-"""The paper's tables and figures from results alone, one function each, with the paper's own values beside ours.
-
-A row is every run of one method with one set of settings (as the checkpoint's manifest says) on one base model: values
-are averaged over its targets first, then FQ and RQ are formed, as in the paper, whose values ``paper.toml`` holds.
-"""
+"""The paper's tables and figures from results alone, with the paper's own values (``paper.toml``) beside ours."""
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from statistics import stdev
+from typing import Any
 
-from lm_eval_elude.data import jsonio, tofu
-from lm_eval_elude.data.manifest import Manifest, read_manifest
-from lm_eval_elude.data.sets import COLLAPSE
-from lm_eval_elude.data.targets import slugify
-from lm_eval_elude.report.comparison import NamedRun
-from lm_eval_elude.report.tables import Key
-from lm_eval_elude.scoring.benchmarks import BENCHMARKS, GROUPS, UTILITY, UTILITY_BENCHMARKS
+import pandas as pd
+
+from lm_eval_elude.data import tofu
+from lm_eval_elude.errors import UserError
+from lm_eval_elude.report import frame, plots
+from lm_eval_elude.report.frame import NONE, Table, number, scale
+from lm_eval_elude.report.rows import COLLAPSED, COST, FQ, RQ, WORLD_ONLY, Key, Row
+from lm_eval_elude.scoring.benchmarks import UTILITY, UTILITY_BENCHMARKS
 from lm_eval_elude.scoring.benchmarks.elude import ATTACK, CONTROL
 from lm_eval_elude.scoring.estimates import Estimate, average
 
@@ -31,229 +31,14 @@ PAPER["quality"] = {
     model: {method: row[:2] for method, row in (PAPER["distances"].get(model, {}) | known).items()}
     for model, known in PAPER["main"].items()
 }
-# Settings that say what or where, not how: runs that differ in these alone are one row.
-SAME = {
-    "target", "seed", "model", "revision", "dataset", "strict", "micro_batch_size", "shard", "compile",
-    "gradient_checkpointing", "validate",
-}  # fmt: skip
-WORLD_ONLY = " world only"
-COLLAPSED = "collapsed"
 TRIPLE = (("P", "probability"), ("ROUGE", "rougeL_recall"), ("TR", "truth_ratio"))
-FQ, RQ = ("elude_quality", "forget_quality"), ("elude_quality", "retain_quality")
 MEAN = (UTILITY, "acc")
-
-
-class Row(NamedTuple):
-    """A line of the tables.
-
-    Attributes:
-        method: the paper's name of it where it has one; ``original``, ``guardrail``, ``retained``.
-        base: the model that was unlearned.
-        varied: settings in which it differs from other rows of the method.
-        numbers: by task or group and metric.
-        runs: results files behind it.
-        facts: what else a results file or manifest says, as texts.
-        mind: what a reader must know of a part of it.
-        spread: standard deviations over seeds, where they are known.
-    """
-
-    method: str
-    base: str
-    varied: Mapping[str, Any]
-    numbers: Mapping[Key, Estimate]
-    runs: int
-    facts: Mapping[str, str]
-    mind: tuple[str, ...]
-    spread: Mapping[Key, float] = {}
-
-    @property
-    def name(self) -> str:
-        """Method and what is special about it."""
-        return ", ".join([self.method, *(f"{k.replace('_', '-')} {v}" for k, v in self.varied.items()), *self.mind])
-
-
-class Entry(NamedTuple):
-    """A cell: our number or text, None where there is none, the paper's in per cent or as text, and ours over seeds."""
-
-    ours: Estimate | str | None
-    paper: float | str | None = None
-    spread: float | None = None
-
-
-Line = tuple[str, list[Entry], int]
-
-
-class PaperTable(NamedTuple):
-    """A table of the paper; ``rows`` are name, entries, and number of runs."""
-
-    name: str
-    caption: str
-    head: list[str]
-    rows: list[Line]
-
-
+# Of a table's cells; values are in per cent where they are shares.
+ENTRY = ["line", "row", "column", "value", "low", "high", "n", "records", "runs", "paper", "deviation", "text"]
 Column = tuple[str, Key, str, int]  # its name, our number, and where the paper has it: section and place in a row
 
 
-def rows(runs: Sequence[NamedRun]) -> list[Row]:
-    """The rows that the runs make, each base model's in the order in which it was given."""
-    groups: dict[tuple[str, str, bool], list[tuple[NamedRun, Manifest | None]]] = {}
-    for run in runs:
-        manifest = _manifest(run)
-        of_tofu = "tofu_forget" in run.run.tasks
-        base = manifest.base_model.get("name") if manifest else None
-        name = "" if of_tofu else Path(str(base or _model(run))).name
-        groups.setdefault((name, _method(run, manifest), of_tofu), []).append((run, manifest))
-    found = []
-    for (base, method, _), members in groups.items():
-        settings = [m.settings if m else {} for _, m in members]
-        keys = sorted({key for one in settings for key in one} - SAME)
-        odd = [key for key in keys if len({str(one.get(key)) for one in settings}) > 1]
-        variants: dict[tuple[str, ...], list[int]] = {}
-        for i, one in enumerate(settings):
-            variants.setdefault(tuple(str(one.get(key)) for key in odd), []).append(i)
-        for values, places in variants.items():
-            own = [members[i][0] for i in places]
-            facts = _facts(own[0], members[places[0]][1])
-            varied = dict(zip(odd, values, strict=True))
-            mind = {str(run.run.results["results"].get(UTILITY, {}).get("alias", "")) for run in own}
-            mind = {alias.replace("elude_", "") for alias in mind if "fast" in alias}
-            mind |= {f"--limit {run.run.limit:g}" for run in own if run.run.limit is not None}
-            found.append(Row(method, base, varied, _numbers(own), len(own), facts, tuple(sorted(mind))))
-    return marked(found)
-
-
-def marked(found: Sequence[Row]) -> list[Row]:
-    """The rows, with a word where less than half of the original's retain quality is left."""
-    before = {row.base: row.numbers[RQ].value for row in found if row.method == "original" and RQ in row.numbers}
-    return [
-        row._replace(mind=(*row.mind, COLLAPSED))
-        if RQ in row.numbers and row.numbers[RQ].value < COLLAPSE * before.get(row.base, 0)
-        else row
-        for row in found
-    ]
-
-
-def about(run: NamedRun) -> set[str]:
-    """The targets that a run asks about, as slugs."""
-    return {slugify(str(name)) for task in run.run.tasks for name in run.run.settings(task).get("targets") or ()}
-
-
-def _numbers(runs: Sequence[NamedRun]) -> dict[Key, Estimate]:
-    """Every number of several runs: question sets pooled, so that their means are over targets; others averaged."""
-    found: dict[Key, Estimate] = {}
-    tasks = dict.fromkeys(task for run in runs for task in run.run.tasks)
-    pooled = {
-        task: [s for run in runs if task in run.run.tasks for s in run.run.samples(task)]
-        for task in tasks
-        if task.startswith("elude_") and task != "elude_mia"
-    }
-    for task, samples in pooled.items():
-        settings = next(run.run.settings(task) for run in runs if task in run.run.tasks)
-        found |= {(task, metric): value for metric, value in BENCHMARKS[task].numbers(samples, settings).items()}
-    if pooled.keys() >= {"elude_forget", "elude_retain", "elude_world"}:
-        found |= {("elude_quality", metric): value for metric, value in GROUPS["elude_quality"].numbers(pooled).items()}
-    if any("elude_attacks" in run.run.results["results"] for run in runs):
-        found |= {("elude_attacks", metric): value for metric, value in GROUPS["elude_attacks"].numbers(pooled).items()}
-    others: dict[Key, list[Estimate]] = {}
-    for run in runs:
-        for key, value in {**run.estimates, **_utility(run)}.items():
-            if key not in found and key[0] not in pooled:
-                others.setdefault(key, []).append(value)
-    return found | {key: average(values) for key, values in others.items()}
-
-
-def _utility(run: NamedRun) -> dict[Key, Estimate]:
-    """Accuracies of the harness's own tasks, whose samples are not ours to measure."""
-    results, counts = run.run.results["results"], run.run.results.get("n-samples") or {}
-    jsonio.check(counts, dict[str, dict[str, int]], f"{run.run.path}: field 'n-samples'")
-    found = {}
-    for task in (*UTILITY_BENCHMARKS.values(), UTILITY) if UTILITY in results else ():
-        value, error = (results.get(task, {}).get(key) for key in ("acc,none", "acc_stderr,none"))
-        if isinstance(value, int | float):
-            spread = {task: float(error)} if isinstance(error, int | float) else {}
-            found[task, "acc"] = Estimate(float(value), spread, counts.get(task, {}).get("effective", 0))
-    return found
-
-
-def _model(run: NamedRun) -> str:
-    """The model that was scored, by name: an adapter's before its base's."""
-    said = run.run.config.get("model_args") or {}
-    if isinstance(said, str):
-        said = dict(part.split("=", 1) for part in said.split(",") if "=" in part)
-    jsonio.check(said, dict[str, Any], f"{run.run.path}: field 'model_args'")
-    return str(next((said[key] for key in ("peft", "pretrained", "model") if said.get(key)), run.name))
-
-
-def _manifest(run: NamedRun) -> Manifest | None:
-    """The manifest of the scored checkpoint; where no task of ours was run, that of the folder of the model's name."""
-    if run.run.tasks:
-        return read_manifest(run.run.checkpoint)
-    places = (Path(), *run.run.path.absolute().parents)
-    return next((found for place in places if (found := read_manifest(place / _model(run)))), None)
-
-
-def _method(run: NamedRun, manifest: Manifest | None) -> str:
-    said = run.run.settings(run.run.tasks[0]) if run.run.tasks else {}
-    lost = not run.run.tasks and _model(run).count("/") > 1 and not Path(_model(run)).exists()
-    if manifest is None and (lost or any("manifest" in part for part in said.get("checkpoint") or ())):
-        return run.name  # its checkpoint is not here to say
-    if manifest is None or manifest.method == "none":
-        return "guardrail" if said.get("guardrail") else "original"
-    settings, method = manifest.settings, manifest.method
-    if method == "retrained-without" or settings.get("learn") == "retain":
-        return "retained"
-    kept = method.endswith("+rt") or method.startswith("opt-out")
-    return method + (WORLD_ONLY if kept and settings.get("retain_weight") == 0 else "")
-
-
-def _facts(run: NamedRun, manifest: Manifest | None) -> dict[str, str]:
-    size, seconds = (
-        run.run.config.get("model_num_parameters"),
-        str(run.run.results.get("total_evaluation_time_seconds")),
-    )
-    epochs = [e["epoch"] for e in manifest.epochs if isinstance(e.get("epoch"), int)] if manifest else []
-    found = {"epochs": str(max(epochs))} if epochs else {}
-    found |= {"parameters": f"{size:,}"} if isinstance(size, int) else {}
-    return found | ({"scoring": f"{float(seconds):.0f}"} if re.fullmatch(r"\d+\.?\d*", seconds) else {})
-
-
-# ---- the tables
-
-
-def _table(
-    name: str, caption: str, columns: Sequence[Column], found: Sequence[Row], model: str,
-    wanted: Callable[[str], bool] = lambda method: method == "opt-out" or method not in DISTANCES,
-) -> PaperTable:  # fmt: skip
-    """One table: of each base model the paper's methods in its order, then ours; the paper's values of its settings."""
-    section = PAPER.get(columns[0][2], {})  # says which rows there are
-    own = [row for row in found if any(key in row.numbers for _, key, _, _ in columns) and wanted(row.method)]
-    bases = list(dict.fromkeys(row.base for row in own)) or [""]
-    lines: list[Line] = []
-    for base in bases:
-        its = next((m for m in MODELS if m in base.lower()), "")
-        known = section.get(its or model, {})
-        missing = filter(wanted, known) if its or len(bases) == 1 else ()
-        here = [row for row in own if row.base == base]
-        for method in dict.fromkeys([*missing, *(row.method for row in here)]):
-            for row in [row for row in here if row.method == method] or (None,):
-                entries = []
-                for _, key, part, place in columns:
-                    theirs = PAPER.get(part, {}).get(its or model, {}).get(method) if place >= 0 else None
-                    said = theirs[place] if theirs and (row is None or _papers(row)) else None
-                    entries.append(Entry(row.numbers.get(key), said, row.spread.get(key)) if row else Entry(None, said))
-                label = row.name if row else method
-                lines.append((f"{base}: {label}" if len(bases) > 1 else label, entries, row.runs if row else 0))
-    beside = f", beside {model} where the model is neither of its two" if section else ", which has no numbers"
-    where = f"The paper's {PAPER['where'][name]}{beside}."
-    return PaperTable(name, f"{caption} {where}", [column for column, *_ in columns], lines)
-
-
-def _papers(row: Row) -> bool:
-    """Whether what distinguishes a row from others of its method is what the paper has."""
-    return all(str(PAPER["settings"].get(key)) == value for key, value in row.varied.items())
-
-
+# ---- the columns
 # Forget quality never stands alone: the share of gibberish is beside it.
 GIBBERISH: Column = ("degen.", ("elude_forget", "degenerate"), "", -1)
 
@@ -297,78 +82,235 @@ TOFU: tuple[Column, ...] = (
     *((f"{task.removeprefix('tofu_').replace('_', ' ')} {part}", (task, metric), "tofu", -1)
       for task in tofu.SETS for part, metric in TRIPLE),
 )  # fmt: skip
+_COST: tuple[Column, ...] = (
+    *((f"{what} {of}", ("", ""), "cost", 2 * i + j) for i, what in enumerate(("training", "inference"))
+      for j, of in enumerate(("time", "memory"))),
+    *((f"{name}, s" if name in ("training", "scoring") else name, key, "cost", -1) for name, key in COST.items()),
+)  # fmt: skip
 
 
-def neighbours(found: Sequence[Row], model: str) -> PaperTable:
+# ---- the tables
+def entries(
+    name: str, columns: Sequence[Column], found: Sequence[Row], model: str,
+    wanted: Callable[[str], bool] = lambda method: method == "opt-out" or method not in DISTANCES,
+) -> pd.DataFrame:  # fmt: skip
+    """The cells of a table: of each base model the paper's methods in its order, then ours."""
+    section = PAPER.get(columns[0][2], {})  # says which rows there are
+    ours = [row for row in found if any(key in row.numbers for _, key, *_ in columns) and wanted(row.method)]
+    bases = list(dict.fromkeys(row.base for row in ours)) or [""]
+    cells: list[tuple[Any, ...]] = []
+    line = 0
+    for base in bases:
+        its = next((m for m in MODELS if m in base.lower()), "")
+        known = _of_model(section, its or model)
+        missing = filter(wanted, known) if its or len(bases) == 1 else ()
+        here = [row for row in ours if row.base == base]
+        for method in dict.fromkeys([*missing, *(row.method for row in here)]):
+            for row in [row for row in here if row.method == method] or (None,):
+                label = row.name if row else method
+                label = f"{base}: {label}" if len(bases) > 1 else label
+                for column, key, part, place in columns:
+                    theirs = _of_model(PAPER.get(part, {}), its or model).get(method) if place >= 0 else None
+                    value = theirs[place] if theirs and (row is None or _papers(row)) else None
+                    cells.append((line, label, column, *_entry(row, key, value)))
+                line += 1
+    return pd.DataFrame(cells, columns=ENTRY)
+
+
+def _of_model(section: dict[str, Any], model: str) -> dict[str, Any]:
+    return section.get(model) or section.get("any", {})
+
+
+def _papers(row: Row) -> bool:
+    """Whether what distinguishes a row from others of its method is what the paper has."""
+    return all(str(PAPER["settings"].get(key)) == value for key, value in row.varied.items())
+
+
+def _entry(row: Row | None, key: Key, paper: float | str | None) -> tuple[Any, ...]:
+    """Our number and the paper's: what stands in a cell after its line, row and column."""
+    ours = row.numbers.get(key) if row else None
+    runs = row.runs if row else 0
+    small = "" if paper is None else f"({paper})"
+    if row is None or ours is None:
+        text = paper if isinstance(paper, str) else NONE
+        return *(math.nan,) * 5, runs, paper, math.nan, text + (f"\n{small}" if small and text == NONE else "")
+    unit = "count" if key in COST.values() else frame.unit(key[1])
+    seeds, factor = row.of_seeds.get(key, ()), scale(unit)
+    low, high = frame.bounds(ours, unit)
+    value, deviation = ours.value, stdev(seeds) if len(seeds) > 1 else math.nan
+    text, *interval = frame.cell(value, low, high, unit).split("\n")
+    if deviation == deviation:
+        text += f" ± {number(deviation, unit)}"
+    if unit == "p-value" and len(seeds) > 1:  # the mean of p-values is none
+        value = deviation = math.nan
+        text = f"{sum(p < 0.05 for p in seeds)} of {len(seeds)} < .05"
+    numbers = (factor * number for number in (value, low, high))
+    text = "\n".join(filter(None, [text, " ".join([*interval, small]).strip()]))
+    # Of the harness's own tasks the error alone is known: the documents are the records.
+    records = ours.records if ours.records > 1 else ours.n
+    return *numbers, ours.n, records, runs, paper, factor * deviation, text
+
+
+def table(name: str, cells: pd.DataFrame, model: str) -> Table:
+    """A table as it is shown: its name, caption and texts; ``model`` is the paper's, beside ours."""
+    beside = f"beside {model} where the model is neither of its two" if name in PAPER else "which has no numbers"
+    caption = f"{CAPTIONS[name]} The paper's {PAPER['where'][name]}, {beside}."
+    if cells.empty:
+        return Table(_title(name), f"{caption} Not run.", pd.DataFrame())
+    texts = cells.pivot(index=["line", "row"], columns="column", values="text").droplevel("line")
+    texts = texts[list(dict.fromkeys(cells.column))]
+    counts = []
+    for _, of_line in cells.groupby("line"):
+        runs, records = of_line.runs.iloc[0], of_line.records.fillna(0).max()
+        counts.append(f"{runs} / {records:.0f}" if records else str(runs or NONE))
+    return Table(_title(name), caption, texts.assign(**{"runs / records": counts}))
+
+
+def _title(name: str) -> str:
+    return name.replace("_", " ").capitalize()
+
+
+def neighbours(found: Sequence[Row], model: str) -> pd.DataFrame:
     """With the neighbours' retain loss and with world data alone, also averaged over the methods that have both."""
     both = {row.method.removesuffix(WORLD_ONLY) for row in found if row.method.endswith(WORLD_ONLY)}
-    caption = "Retain losses on neighbours and world data, and on world data only."
-    table = _table(
-        "neighbours", caption, summary("neighbours"), found, model, lambda m: m.removesuffix(WORLD_ONLY) in both
-    )
-    return table._replace(rows=[*table.rows, *ablation(found)])
+    columns = summary("neighbours")
+    cells = entries("neighbours", columns, found, model, lambda method: method.removesuffix(WORLD_ONLY) in both)
+    means = [
+        (len(cells) + line, row.name, column, *_entry(row, key, None))
+        for line, row in enumerate(ablation(found))
+        for column, key, *_ in columns
+    ]
+    return pd.concat([cells, pd.DataFrame(means, columns=ENTRY)]) if means else cells
 
 
-def ablation(found: Sequence[Row]) -> list[Line]:
+def ablation(found: Sequence[Row]) -> list[Row]:
     """Means over the methods that were run both ways."""
     pairs = [
         (row, other) for row in found for other in found
         if other.method == row.method + WORLD_ONLY and other.base == row.base
     ]  # fmt: skip
-    lines: list[Line] = []
+    means = []
     for name, side in (("mean, neighbours and world", 0), ("mean, world only", 1)) if pairs else ():
-        entries = []
+        numbers = {}
         for key in (FQ, GIBBERISH[1], RQ, MEAN):
-            have = [pair for pair in pairs if all(key in row.numbers for row in pair)]
-            entries.append(Entry(average([pair[side].numbers[key] for pair in have]) if have else None))
-        lines.append((name, entries, sum(pair[side].runs for pair in pairs)))
-    return lines
+            if have := [pair[side].numbers[key] for pair in pairs if all(key in row.numbers for row in pair)]:
+                numbers[key] = average(have)
+        means.append(Row(name, "", {}, numbers, sum(pair[side].runs for pair in pairs)))
+    return means
 
 
-def attacks(found: Sequence[Row], model: str) -> PaperTable:
+def attack_columns(found: Sequence[Row]) -> list[Column]:
     """FQ under each attack, asked plainly, and the mean of the nine attacks."""
     tasks = sorted({task: 0 for row in found for task, _ in row.numbers if task.startswith(ATTACK)}, key=CONTROL.__eq__)
     columns: list[Column] = [
         (task.removeprefix(ATTACK).replace("_", " "), (task, "forget_quality"), "attacks", -1) for task in tasks
     ]
-    columns.append(("nine", ("elude_attacks", "forget_quality"), "attacks", -1))
-    caption = "FQ under adversarial prompts; none: the same records asked plainly; nine: the mean of the nine attacks."
-    return _table("attacks", caption, columns, found, model)
+    return [*columns, ("nine", ("elude_attacks", "forget_quality"), "attacks", -1)]
 
 
-def cost(found: Sequence[Row], model: str) -> PaperTable:
-    """The paper's complexities, and what was measured: epochs trained, size, seconds."""
-    theirs, facts = PAPER["cost"]["any"], ("parameters", "epochs", "training", "scoring")
-    lines: list[Line] = []
-    for method in dict.fromkeys([*theirs, *(row.method for row in found if row.facts)]):
-        for row in [row for row in found if row.method == method and row.facts] or (None,):
-            entries = [Entry(None, text) for text in theirs.get(method, [None] * 4)]
-            entries += [Entry(row.facts.get(key) if row else None) for key in facts]
-            lines.append((row.name if row else method, entries, row.runs if row else 0))
-    head = [f"{what} {of}" for what in ("training", "inference") for of in ("time", "memory")]
-    head += [*facts[:2], "training, s", "scoring, s"]
-    caption = (
-        f"L: tokens, d: projections; as they stand in the paper's {PAPER['where']['cost']}. Beside it what was run."
-    )
-    return PaperTable("cost", caption, head, lines)
+def attacks(found: Sequence[Row], model: str) -> pd.DataFrame:
+    """The table of the attacks."""
+    return entries("attacks", attack_columns(found), found, model)
 
 
-# Distances are of the initial weights, opt-out's the sliced Wasserstein distance; TOFU's FQ is a p-value.
-TABLES: dict[str, Callable[[Sequence[Row], str], PaperTable]] = {
-    "main": partial(_table, "main", "Forget and retain quality, and utility.", MAIN),
-    "full": partial(_table, "full", "What FQ and RQ are made of.", FULL),
-    "distances": partial(
-        _table, "distances", "Distances in the regulariser.", summary("distances"), wanted=DISTANCES.__contains__
-    ),
-    "neighbours": neighbours,
-    "attacks": attacks,
-    "membership": partial(_table, "membership", "Membership inference; 50 is ideal.", MEMBERSHIP),
-    "tofu": partial(_table, "tofu", "TOFU: p-value of the KS test against the retained model; model utility.", TOFU),
-    "utility": partial(_table, "utility", "Accuracy by the harness's own tasks, and their mean.", MAIN[3:]),
-    "cost": cost,
-    "quality": partial(_table, "quality", "FQ, what it is made of, and RQ.", QUALITY, wanted=bool),
-    "never_knew": partial(
-        _table, "never_knew", "What is compared with a model that never knew; reverse: FQ under the reverse query.",
-        NEVER_KNEW, wanted=bool,
-    ),
+def _row(name: str, columns: Sequence[Column], **how: Any) -> Callable[[Sequence[Row], str], pd.DataFrame]:
+    return partial(entries, name, columns, **how)
+
+
+# By name: what is shown, and what makes the cells. The distances are of the initial weights, opt-out's is the sliced
+# Wasserstein distance; TOFU's FQ is a p-value.
+CAPTIONS = {
+    "main": "Forget and retain quality, and utility.",
+    "full": "What FQ and RQ are made of.",
+    "distances": "Distances in the regulariser.",
+    "neighbours": "Retain losses on neighbours and world data, and on world data only.",
+    "attacks": "FQ under adversarial prompts; none: the same records asked plainly; nine: the mean of the attacks.",
+    "membership": "Membership inference; 50 is ideal.",
+    "tofu": "TOFU: p-value of the KS test against the retained model; model utility.",
+    "utility": "Accuracy by the harness's own tasks, and their mean.",
+    "cost": "L: tokens, d: projections, as they stand in the paper. Beside it what was run.",
+    "quality": "FQ, what it is made of, and RQ.",
+    "never_knew": "What is compared with a model that never knew; reverse: FQ under the reverse query.",
+}
+TABLES: dict[str, Callable[[Sequence[Row], str], pd.DataFrame]] = {
+    "main": _row("main", MAIN), "full": _row("full", FULL),
+    "distances": _row("distances", summary("distances"), wanted=DISTANCES.__contains__), "neighbours": neighbours,
+    "attacks": attacks, "membership": _row("membership", MEMBERSHIP), "tofu": _row("tofu", TOFU),
+    "utility": _row("utility", MAIN[3:]), "cost": _row("cost", _COST), "quality": _row("quality", QUALITY, wanted=bool),
+    "never_knew": _row("never_knew", NEVER_KNEW, wanted=bool),
 }  # fmt: skip
+NOTE = (
+    "Per cent, with the standard deviation over seeds (±) or 95 % intervals in brackets, and the paper's own value in "
+    "parentheses; – was not measured."
+)
+
+
+def csv_ready(cells: pd.DataFrame) -> pd.DataFrame:
+    """The cells of a table for a spreadsheet, one line each."""
+    return cells.drop(columns=["line", "text"]).round(4)
+
+
+# ---- the figures
+def attacks_figure(found: Sequence[Row]) -> str:
+    """FQ of the methods with retain losses under each attack (the paper's Figure 3)."""
+    columns = attack_columns(found)
+    chosen = [row for row in found if row.method.endswith("+rt") or row.method.startswith("opt-out")]
+    return _bars("Forget quality under attack", columns, chosen)
+
+
+def ablation_figure(found: Sequence[Row]) -> str:
+    """FQ, RQ and utility with neighbours and with world data only (the paper's Figure 4)."""
+    return _bars("Retain data: neighbours and world, or world only", summary("neighbours"), ablation(found))
+
+
+def _bars(title: str, columns: Sequence[Column], found: Sequence[Row]) -> str:
+    series: dict[str, list[Estimate | None]] = {}
+    for row in found:
+        if any(key in row.numbers for _, key, *_ in columns):
+            name = row.name if len({r.base for r in found}) == 1 else f"{row.base}: {row.name}"
+            series[name] = [row.numbers.get(key) for _, key, *_ in columns]
+    return plots.bars(title, [column for column, *_ in columns], series)
+
+
+FIGURES: dict[str, Callable[[Sequence[Row]], str]] = {"attacks": attacks_figure, "ablation": ablation_figure}
+
+
+# ---- tables within a page
+# Which one, on which targets (all, if they are not named), and names or patterns of its rows.
+BLOCK = re.compile(
+    r"^(<!-- table (?P<name>\w+)(?: of (?P<targets>[^:\n]+))?: (?P<rows>[^\n]+) -->)$.*?^(<!-- /table -->)$",
+    re.M | re.S,
+)
+
+
+def fill(page: str, rows: Callable[[Sequence[str]], Sequence[Row]], model: str, where: str) -> str:
+    """A page with its tables made anew: what stands between ``<!-- table NAME of TARGETS: ROW | ROW -->`` and its end.
+
+    Args:
+        page: text in Markdown.
+        rows: what there is of the named targets.
+        model: the paper's, beside ours.
+        where: what to call the page in an error.
+
+    Raises:
+        UserError: it has no table, one without an end, or one that is not known.
+    """
+
+    def filled(block: re.Match[str]) -> str:
+        if block["name"] not in TABLES:
+            raise UserError(f"{where}: no table {block['name']!r}; there are {', '.join(TABLES)}")
+        cells = TABLES[block["name"]](rows((block["targets"] or "").replace(",", " ").split()), model)
+        texts = table(block["name"], cells, model).cells
+        chosen = []
+        for pattern in block["rows"].split(" | "):
+            fitting = [fnmatchcase(name.removesuffix(f", {COLLAPSED}"), pattern) for name in texts.index]
+            missing = pd.DataFrame(NONE, index=[pattern], columns=texts.columns)
+            chosen.append(texts[fitting] if any(fitting) else missing)
+        return "\n\n".join([block[1], "\n".join(frame.lines(pd.concat(chosen))), block[5]])
+
+    text, count = BLOCK.subn(filled, page)
+    if not count or count != page.count("<!-- table "):
+        raise UserError(
+            f"{where}: <!-- table NAME of TARGETS: ROW | ROW --> to <!-- /table --> is expected once or more"
+        )
+    return text

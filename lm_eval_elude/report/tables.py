@@ -1,329 +1,194 @@
-"""The tables of a report, for a page, a terminal or a paper, and the same numbers as plain rows for a spreadsheet."""
+"""The tables of a report: pivots of the frame of its numbers, a row for each metric and a column for each run."""
 
 from __future__ import annotations
 
-import csv
-import io
-import math
-import re
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import pandas as pd
 
 from lm_eval_elude.data import jsonio
 from lm_eval_elude.report.comparison import NamedRun, change, warnings
+from lm_eval_elude.report.frame import NONE, Table, cell, frame, markdown, number, plain, unit
+from lm_eval_elude.scoring.benchmarks import BENCHMARKS
 from lm_eval_elude.scoring.benchmarks.elude import ATTACK, CONTROL
-from lm_eval_elude.scoring.estimates import Z95, Estimate
-from lm_eval_elude.scoring.metrics import TOKEN_ATTACKS
+from lm_eval_elude.scoring.metrics import METRICS, THREE
 
-Key = tuple[str, str]  # task or group, metric
-# The headline columns: group of columns, name, number.
-HEADLINE: tuple[tuple[str, str, Key], ...] = (
-    ("forget set", "FQ", ("elude_forget", "forget_quality")),
-    ("forget set", "P", ("elude_forget", "probability")),
-    ("forget set", "ROUGE", ("elude_forget", "rougeL_recall")),
-    ("forget set", "TR", ("elude_forget", "truth_ratio")),
-    ("forget set", "degen.", ("elude_forget", "degenerate")),
-    ("retain (neighbours)", "RQ", ("elude_quality", "retain_quality")),
-    ("retain (neighbours)", "P", ("elude_retain", "probability")),
-    ("retain (neighbours)", "ROUGE", ("elude_retain", "rougeL_recall")),
-    ("retain (neighbours)", "TR", ("elude_retain", "truth_ratio")),
-    ("retain (neighbours)", "degen.", ("elude_retain", "degenerate")),
-    ("attacks", "FQ", ("elude_attacks", "forget_quality")),
-    ("membership", "AUC", ("elude_mia", "mia_auc")),
-)
-# Numbers that a run has where a reference is known.
-DISTANCE: tuple[tuple[str, Key], ...] = (
-    ("FQ", ("elude_forget", "forget_quality_gap")),
-    ("P", ("elude_forget", "probability_gap")),
-    ("ROUGE", ("elude_forget", "rougeL_recall_gap")),
-    ("attacked FQ", ("elude_attacks", "forget_quality_gap")),
-    ("membership AUC", ("elude_mia", "mia_auc_gap")),
-    ("PrivLeak", ("elude_mia", "privleak")),
-)
-KS = ("elude_forget", "ks_p_value")
-MEMBERSHIP = (
-    ("loss", "mia_auc"),
-    *((name[4:-4].replace("_plus", "+").replace("_", "-"), name) for name in TOKEN_ATTACKS),
-)
-
-
-class Cell(NamedTuple):
-    """What stands in a table: a text, and in small print beside it an interval or a count."""
-
-    text: str
-    small: str = ""
-
-
-class Table(NamedTuple):
-    """A table with a caption; ``groups`` stand above the columns that they head, as (name, columns)."""
-
-    name: str
-    caption: str
-    head: list[str]
-    rows: list[list[Cell]]
-    groups: Sequence[tuple[str, int]] = ()
+# What the tables call the tasks and groups, in their order; the group ``elude`` repeats the others.
+SECTIONS = {
+    "elude_forget": "forget set", "elude_quality": "retain and world", "elude_retain": "retain set",
+    "elude_world": "world set", "elude_attacks": "mean of the attacks", "elude_mia": "membership",
+    "tofu": "TOFU", "tofu_forget": "TOFU forget set", "tofu_retain": "TOFU retain set",
+    "tofu_real_authors": "TOFU real authors", "tofu_world_facts": "TOFU world facts",
+}  # fmt: skip
+# Of an attack the table shows what sums up an answer; the parts of FQ and the wording of answers stand in the plots.
+PARTS = (*THREE, "degenerate", "ngram_entropy", "refusal", "log_truth_ratio")
+ATTACK_METRICS = [m.name for m in METRICS.values() if m.name not in PARTS and m.unit == "share"]
 
 
 def tables(runs: Sequence[NamedRun]) -> list[Table]:
     """Every table that the runs have numbers for."""
-    found = [
-        headline(runs),
+    numbers = frame(runs)
+    over_all = numbers[numbers.target == ""]
+    titles = {run.name: run.title for run in runs}
+    made = [
+        Table(
+            "Scores",
+            "Shares in per cent, with 95 % intervals; n distinct records. Read FQ beside the share of gibberish "
+            "(degen.) and the reference's FQ: beyond that, higher is not better.",
+            by_metric(over_all, SECTIONS.keys() - {"elude_mia"}, False),
+        ),
         differences(runs),
-        distance(runs),
-        attacks(runs),
-        membership(runs),
-        by_target(runs),
+        Table(
+            "Distance from the reference",
+            "This model less the reference in points of per cent, with 95 % intervals paired by record; 0 is ideal. "
+            "KS p: of equal truth ratios on the forget set (TOFU's forget quality); a high one cannot tell the two "
+            "apart.",
+            by_metric(over_all, SECTIONS, True),
+        ),
+        Table(
+            "Attacks",
+            "Per cent, with 95 % intervals; n distinct records, which several prompts may ask.",
+            by_attack(over_all),
+        ),
+        Table(
+            "Membership inference",
+            "Forget set against its paraphrase, per cent; 50 is ideal. AUC with 95 % intervals: above 50 the forget "
+            "set is still known, below it the model is over-unlearned. Accuracy and its standard deviation are over "
+            "ten splits.",
+            by_metric(over_all, {"elude_mia"}, False),
+        ),
+        by_target(numbers),
     ]
-    return [table for table in found if table.rows]
+    return [table._replace(cells=table.cells.rename(columns=titles)) for table in made if len(table.cells)]
 
 
-def headline(runs: Sequence[NamedRun]) -> Table:
-    """FQ, RQ and what they are made of, a row for each run, with n below."""
-    columns = [column for column in HEADLINE if any(column[2] in run.estimates for run in runs)]
-    rows = [[Cell(_title(run)), *(_cell(run.estimates.get(key)) for _, _, key in columns)] for run in runs]
-    rows.append([Cell("n"), *(_records([run.estimates.get(key) for run in runs]) for _, _, key in columns)])
-    groups = [(g, sum(c[0] == g for c in columns)) for g in dict.fromkeys(c[0] for c in columns)]
-    caption = (
-        "Per cent, with 95 % intervals; n distinct records. Read FQ beside the "
-        "share of gibberish (degen.) and the reference's FQ: beyond that, higher is not better."
+def by_metric(numbers: pd.DataFrame, tasks: Collection[str], distances: bool) -> pd.DataFrame:
+    """The metrics of tasks, either those that are a distance from a reference or the others."""
+    places = [(task, metric) for task, metric in PLACES if task in tasks and METRICS[metric].is_distance == distances]
+    labels = {(task, metric): f"{SECTIONS[task]}: {label(task, metric)}" for task, metric in places}
+    return pivot(numbers, labels)
+
+
+def by_attack(numbers: pd.DataFrame) -> pd.DataFrame:
+    """Each metric that sums up an attack, the same records asked plainly first."""
+    tasks = attack_tasks(numbers.task)
+    return pivot(
+        numbers,
+        {
+            (task, metric): f"{METRICS[metric].label}: {attack_name(task)}"
+            for metric in ATTACK_METRICS
+            for task in tasks
+        },
     )
-    return Table("Scores", caption, ["", *(name for _, name, _ in columns)], rows, [("", 1), *groups])
+
+
+def by_target(numbers: pd.DataFrame) -> Table:
+    """FQ of each target, where there are several."""
+    rows = numbers[(numbers.task == "elude_forget") & (numbers.metric == "forget_quality") & (numbers.target != "")]
+    targets = list(dict.fromkeys(rows.target))
+    cells = pivot(rows.assign(task=rows.target, metric=""), {(target, ""): target for target in targets})
+    caption = "FQ on the forget set in per cent, with 95 % intervals."
+    return Table("Targets", caption, cells if len(targets) > 1 else cells[:0])
+
+
+def pivot(numbers: pd.DataFrame, labels: dict[tuple[str, str], str]) -> pd.DataFrame:
+    """A row for each task and metric that is there, under its label, with a column for each run and one for n."""
+    numbers = numbers[[place in labels for place in zip(numbers.task, numbers.metric, strict=True)]]
+    texts = [cell(row.value, row.low, row.high, unit(row.metric)) for row in numbers.itertuples()]
+    table = numbers.assign(text=texts).pivot(index=["task", "metric"], columns="run", values="text")
+    table = table.reindex(columns=list(dict.fromkeys(numbers.run)))
+    table["n"] = numbers.groupby(["task", "metric"]).records.agg(lambda counts: " / ".join(map(str, counts.unique())))
+    table = table.reindex([place for place in labels if place in table.index]).fillna(NONE)
+    return table.set_axis([labels[place] for place in table.index])
+
+
+def label(task: str, metric: str) -> str:
+    """The label of a metric; that of TOFU's forget quality says that it is a p-value."""
+    return "KS p" if (task, metric) == ("tofu", "forget_quality") else METRICS[metric].label
+
+
+def attack_tasks(tasks: Collection[str]) -> list[str]:
+    """The attacks among some tasks, the control first."""
+    return sorted(dict.fromkeys(task for task in tasks if task.startswith(ATTACK)), key=lambda task: task != CONTROL)
+
+
+def attack_name(task: str) -> str:
+    """What the tables and plots call an attack."""
+    return "asked plainly" if task == CONTROL else task.removeprefix(ATTACK).replace("_", " ")
+
+
+def _places() -> list[tuple[str, str]]:
+    """Tasks and groups with their metrics, in the order in which the tables have them; no number stands twice."""
+    places = []
+    for task in SECTIONS:
+        kind = BENCHMARKS[task].kind if task in BENCHMARKS else "group"
+        places += [(task, metric.name) for metric in METRICS.values() if kind in metric.kinds]
+    return [place for place in places if place != ("elude_quality", "forget_quality")]
+
+
+PLACES = _places()
+
+
+# ---- differences between runs
+def changes(runs: Sequence[NamedRun]) -> pd.DataFrame:
+    """What changed between the first run and each other one, paired by record."""
+    before, rows = runs[0], []
+    for run in runs[1:]:
+        for task, target, metric in [place for place in before.estimates if place in run.estimates]:
+            if not target:
+                found = change(run.estimates[task, "", metric], before.estimates[task, "", metric])
+                numbers = (found.estimate.value, found.estimate.stderr, *found.interval, found.p_value, found.shared)
+                rows.append((run.name, before.name, task, metric, *numbers))
+    columns = ["run", "before", "task", "metric", "difference", "stderr", "low", "high", "p_value", "records"]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def differences(runs: Sequence[NamedRun]) -> Table:
-    """What changed between the first run and each other one, paired by record."""
-    before, *others = runs
-    rows = []
-    for group, name, key in HEADLINE:
-        if key not in before.estimates or not any(key in run.estimates for run in others):
-            continue
-        row, shared = [Cell(f"{group}: {name}")], []
-        for run in others:
-            found = change(run.estimates[key], before.estimates[key]) if key in run.estimates else None
-            if found is None or not found.shared:
-                row += [Cell("–"), Cell("–")]
-                continue
-            shared.append(str(found.shared))
-            p = found.p_value
-            row.append(Cell(f"{100 * found.estimate.value:+.1f}", span(*found.interval, "+.1f")))
-            row.append(Cell("–" if math.isnan(p) else "< 0.001" if p < 0.001 else f"{p:.3f}"))
-        rows.append([*row, Cell(" / ".join(dict.fromkeys(shared)) or "–")])
-    caption = (
-        "Points of per cent, with 95 % intervals and the two-sided test of no difference, paired by record; – where no "
-        "error can be formed."
-    )
-    groups = [("", 1), *((run.name, 2) for run in others), ("", 1)]
-    head = ["", *(text for _ in others for text in ("change", "p")), "n"]
-    return Table(f"Differences from {before.name}", caption, head, rows, groups)
-
-
-def distance(runs: Sequence[NamedRun]) -> Table:
-    """How far each run is from the reference."""
-    having = [run for run in runs if KS in run.estimates or any(key in run.estimates for _, key in DISTANCE)]
-    columns = [column for column in DISTANCE if any(column[1] in run.estimates for run in having)]
-    rows = []
-    for run in having:
-        row = [Cell(_title(run)), Cell(f"{run.estimates[KS].value:.3g}" if KS in run.estimates else "–")]
-        for _, key in columns:
-            found = run.estimates.get(key)
-            half = Z95 * found.stderr if found else math.nan
-            row.append(
-                Cell(f"{100 * found.value:+.1f}", span(found.value - half, found.value + half, "+.1f"))
-                if found and not math.isnan(found.value)
-                else Cell("–")
-            )
-        rows.append(row)
-    caption = (
-        "This model less the reference in points of per cent, with 95 % intervals paired by record; 0 is ideal. KS p: "
-        "of equal truth ratios on the forget set (TOFU's forget quality); a high one cannot tell the two apart."
-    )
-    return Table("Distance from the reference", caption, ["", "KS p", *(name for name, _ in columns)], rows)
-
-
-def attacks(runs: Sequence[NamedRun]) -> Table:
-    """Forget quality under each attack beside the same records asked plainly."""
-    rows = []
-    for task in attack_tasks(runs):
-        found = [run.estimates.get((task, "forget_quality")) for run in runs]
-        name = "asked plainly" if task == CONTROL else task.removeprefix(ATTACK).replace("_", " ")
-        rows.append([Cell(name), *map(_cell, found), _records(found)])
-    mean = [run.estimates.get(("elude_attacks", "forget_quality")) for run in runs]
-    if any(mean):
-        rows.append([Cell("mean of the attacks"), *map(_cell, mean), _records(mean)])
-    return Table(
-        "Attacks",
-        "FQ in per cent, with 95 % intervals; n distinct records, which several prompts may ask.",
-        ["", *map(_title, runs), "n"],
-        rows,
-    )
-
-
-def attack_tasks(runs: Sequence[NamedRun]) -> list[str]:
-    """The attack suites of the runs, the control first."""
-    found = dict.fromkeys(task for run in runs for task in run.run.tasks if task.startswith(ATTACK))
-    return sorted(found, key=lambda task: task != CONTROL)
-
-
-def membership(runs: Sequence[NamedRun]) -> Table:
-    """The membership attacks of the runs that have them."""
-    having = [run for run in runs if ("elude_mia", "mia_auc") in run.estimates]
-    columns = [(name, ("elude_mia", metric)) for name, metric in MEMBERSHIP]
-    columns = [column for column in columns if any(column[1] in run.estimates for run in having)]
-    rows = []
-    for run in having:
-        accuracy, spread = (run.estimates["elude_mia", m].value for m in ("mia_accuracy", "mia_accuracy_std"))
-        said = Cell(percent(accuracy), "" if math.isnan(spread) else f"± {percent(spread)}")
-        rows.append(
-            [
-                Cell(_title(run)),
-                said,
-                *(_cell(run.estimates.get(key)) for _, key in columns),
-                _records([run.estimates["elude_mia", "mia_auc"]]),
-            ]
-        )
-    caption = (
-        "Forget set against its paraphrase, per cent; 50 is ideal. AUC with 95 % intervals: above 50 the forget set is "
-        "still known, below it the model is over-unlearned. Accuracy ± standard deviation over ten splits."
-    )
-    return Table("Membership inference", caption, ["", "accuracy", *(f"AUC {name}" for name, _ in columns), "n"], rows)
-
-
-def by_target(runs: Sequence[NamedRun]) -> Table:
-    """FQ of each target, where there are several."""
-    found = [run.run.numbers.get("elude_forget", {}).get("forget_quality", {}).get("per_target", {}) for run in runs]
-    targets = list(dict.fromkeys(target for by in found for target in by))
-    rows = [[Cell(target), *(_number(by.get(target)) for by in found)] for target in targets]
-    caption = "FQ on the forget set in per cent, with 95 % intervals."
-    return Table("Targets", caption, ["", *map(_title, runs)], rows if len(rows) > 1 else [])
-
-
-def markdown(runs: Sequence[NamedRun]) -> str:
-    """All tables and warnings, for a terminal or a paper."""
-    parts = [grid(table) for table in tables(runs)]
-    if said := warnings(runs):
-        parts.append("### Mind\n\n" + "\n".join(f"- {_plain(text)}" for text in said))
-    return "\n\n".join(parts) + "\n"
-
-
-def grid(table: Table) -> str:
-    """A table in Markdown, with its name and caption."""
-    return f"### {_plain(table.name)}\n\n{table.caption}\n\n" + "\n".join(lines(table))
-
-
-def lines(table: Table) -> list[str]:
-    """The lines of a table in Markdown."""
-    head = [f"{group} {name}" if group else name for name, group in zip(table.head, _spread(table), strict=True)]
-    cells = [[_plain(text) for text in head]]
-    cells += [[_plain(f"{c.text} {c.small}".strip()) for c in row] for row in table.rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    found = [
-        _line([t.ljust(w) if i == 0 else t.rjust(w) for i, (t, w) in enumerate(zip(row, widths, strict=True))])
-        for row in cells
+    """What changed between the first run and each other one, with the test of no difference."""
+    columns: dict[str, dict[tuple[str, str], str]] = {}
+    for row in changes(runs).itertuples():
+        place, p = (row.task, row.metric), number(row.p_value, "p-value")
+        text = cell(row.difference, row.low, row.high, unit(row.metric), "+")
+        for column, shown in ((row.run, text), (f"p: {row.run}", p), ("n", str(row.records))):
+            columns.setdefault(column, {})[place] = shown if row.records else NONE
+    places = [
+        place
+        for place in PLACES
+        if not METRICS[place[1]].is_distance and any(place in column for column in columns.values())
     ]
-    found.insert(1, _line(["-" * w if i == 0 else "-" * (w - 1) + ":" for i, w in enumerate(widths)]))
-    return found
+    columns |= {"n": columns.pop("n")} if columns else {}
+    cells = {column: [texts.get(place, NONE) for place in places] for column, texts in columns.items()}
+    return Table(
+        f"Differences from {runs[0].name}",
+        "Shares in points of per cent, with 95 % intervals and the two-sided test of no difference, paired by record; "
+        "– where no error can be formed.",
+        pd.DataFrame(cells, index=[f"{SECTIONS[task]}: {label(task, metric)}" for task, metric in places]),
+    )
 
 
-def rows(runs: Sequence[NamedRun]) -> Iterator[dict[str, Any]]:
-    """Every number of every run over all targets ("") and for each, with error, interval, samples and records."""
-    for run in runs:
-        for task, metrics in run.run.numbers.items():
-            for metric, row in metrics.items():
-                for target, one in {"": row, **row["per_target"]}.items():
-                    value, error = one["value"], one["stderr"]
-                    yield {
-                        "run": run.name, "task": task, "metric": metric, "target": target, "value": value,
-                        "stderr": error, "low": value - Z95 * error, "high": value + Z95 * error, "n": one["n"],
-                        "records": one["records"],
-                    }  # fmt: skip
-
-
-def csv_text(runs: Sequence[NamedRun]) -> str:
-    """:func:`rows` as CSV; an empty field is a number that cannot be had, and no text is a spreadsheet's formula."""
-    found = list(rows(runs))
-    out = io.StringIO()
-    writer = csv.DictWriter(out, list(found[0]), lineterminator="\n")
-    writer.writeheader()
-    for row in found:
-        writer.writerow({key: field(value) for key, value in row.items()})
-    return out.getvalue()
+# ---- other forms
+def report_text(runs: Sequence[NamedRun]) -> str:
+    """All tables and warnings in Markdown, for a terminal or a paper."""
+    parts = [markdown(table) for table in tables(runs)]
+    if lines := warnings(runs):
+        parts.append("### Mind\n\n" + "\n".join(f"- {plain(text)}" for text in lines))
+    return "\n\n".join(parts) + "\n"
 
 
 def json_ready(runs: Sequence[NamedRun]) -> dict[str, Any]:
     """Numbers, differences from the first run, settings and warnings; null is a number that cannot be had."""
-    changes = []
-    for run in runs[1:]:
-        for key in [key for key in runs[0].estimates if key in run.estimates]:
-            found = change(run.estimates[key], runs[0].estimates[key])
-            low, high = found.interval
-            changes.append({
-                "run": run.name, "before": runs[0].name, "task": key[0], "metric": key[1],
-                "difference": found.estimate.value, "stderr": found.estimate.stderr, "low": low, "high": high,
-                "p_value": found.p_value, "records": found.shared,
-            })  # fmt: skip
+    settings = [{task: run.run.settings(task).copy() for task in run.run.tasks} for run in runs]
+    for of_run in settings:
+        for of_task in of_run.values():
+            of_task.pop("aggregates", None)
     about = [
-        {"name": r.name, "reference": r.reference, "settings": {t: _settings(r, t) for t in r.run.tasks}} for r in runs
+        {"name": run.name, "reference": run.reference, "settings": of_run}
+        for run, of_run in zip(runs, settings, strict=True)
     ]
     return {
         "runs": about,
-        "numbers": jsonio.finite(list(rows(runs))),
-        "differences": jsonio.finite(changes),
+        "numbers": jsonio.finite(frame(runs).to_dict("records")),
+        "differences": jsonio.finite(changes(runs).to_dict("records")),
         "warnings": warnings(runs),
     }
-
-
-def _settings(run: NamedRun, task: str) -> dict[str, Any]:
-    return {key: value for key, value in run.run.settings(task).items() if key != "aggregates"}
-
-
-def field(value: Any) -> Any:
-    """A value as a spreadsheet may read it: no number where there is none, no text that is a formula."""
-    if isinstance(value, float):
-        return "" if math.isnan(value) else value
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
-
-
-def _title(run: NamedRun) -> str:
-    return f"{run.name} (reference)" if run.reference and "reference" not in run.name else run.name
-
-
-def _cell(estimate: Estimate | None) -> Cell:
-    if estimate is None:
-        return Cell("–")
-    return Cell(percent(estimate.value), "" if math.isnan(estimate.stderr) else span(*estimate.interval))
-
-
-def _number(row: dict[str, Any] | None) -> Cell:
-    """As :func:`_cell`, of a row of :attr:`Run.numbers`."""
-    if row is None:
-        return Cell("–")
-    low, high = (min(1.0, max(0.0, row["value"] + sign * Z95 * row["stderr"])) for sign in (-1, 1))
-    return Cell(percent(row["value"]), "" if math.isnan(row["stderr"]) else span(low, high))
-
-
-def span(low: float, high: float, form: str = ".1f") -> str:
-    return "" if math.isnan(low) else f"[{100 * low:{form}}, {100 * high:{form}}]"
-
-
-def percent(value: float) -> str:
-    return "–" if math.isnan(value) else f"{100 * value:.1f}"
-
-
-def _records(estimates: Sequence[Estimate | None]) -> Cell:
-    """How many distinct records are behind a number, in each run where they differ."""
-    return Cell(" / ".join(dict.fromkeys(str(e.records) for e in estimates if e)) or "–")
-
-
-def _spread(table: Table) -> list[str]:
-    """The group above each column."""
-    return [name for name, columns in table.groups for _ in range(columns)] or [""] * len(table.head)
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _plain(text: str) -> str:
-    """Text of a run in a table of Markdown: one line, no markup."""
-    shown = "".join(c if c.isprintable() else " " for c in text)
-    return " ".join(re.sub(r"[\\|`*]|<(?=[\w/!?])|(?<=])\(", r"\\\g<0>", shown).split())

@@ -36,8 +36,9 @@ from lm_eval_elude.data import bundled, dataset, jsonio
 from lm_eval_elude.data.manifest import FILE_NAME, read_manifest
 from lm_eval_elude.data.targets import resolve_target
 from lm_eval_elude.errors import UserError
-from lm_eval_elude.report import kept, paper, paper_files
+from lm_eval_elude.report import frame, kept, paper
 from lm_eval_elude.report.comparison import named_runs
+from lm_eval_elude.report.rows import rows as paper_rows
 from lm_eval_elude.scoring.metrics import THREE
 from lm_eval_elude.scoring.runs import Run
 from lm_eval_elude.scoring.settings import resolve_settings
@@ -589,8 +590,9 @@ def use_results(case: tuple[Path, bool]) -> None:
         assert numbers["elude_forget"]["probability"]["value"] == math.exp(-1 / 4)
     for task in run.tasks:
         run.settings(task), run.reported(task)
-    found = paper.rows(named_runs([str(path)]))
-    paper_files.markdown([table(found, "llama-3.1") for table in paper.TABLES.values()])
+    lines = paper_rows(named_runs([str(path)]))
+    for name, table in paper.TABLES.items():
+        frame.markdown(paper.table(name, table(lines, "llama-3.1"), "llama-3.1"))
 
 
 # ---- what an endpoint replies, what its journal holds, and documents
@@ -757,13 +759,14 @@ def use_set(case: tuple[Path, dict[Path, bytes]]) -> None:
     assert built.read_manifest(out) is not None
 
 
-RUNS = [
-    {"row": "Opt-Out", "target": "ronaldo", "seed": seed, "arguments": ["--seed", str(seed)], "base": "0",
-     "seconds": 1.5, "values": {
-         f"elude_{subset}/{metric}": 0.5 for subset in ("forget", "retain", "world") for metric in THREE
-     }}
-    for seed in range(3)
-]  # fmt: skip
+RUNS = {
+    "base": "b", "arguments": {"opt-out": ["--method", "opt-out"]}, "columns": [*kept.COLUMNS],
+    "data": [
+        [run, "ada", seed, f"elude_{subset}", metric, 0.5]
+        for run in ("original", "opt-out") for seed in (0, 1) for subset in ("forget", "retain", "world")
+        for metric in THREE
+    ],
+}  # fmt: skip
 
 
 def make_kept(rng: random.Random, folder: Path) -> Path:

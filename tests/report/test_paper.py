@@ -4,9 +4,11 @@ import csv
 import hashlib
 import io
 import json
+import re
 import shutil
 import statistics
 import xml.etree.ElementTree as ET
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +17,10 @@ from scipy.stats import hmean
 
 from lm_eval_elude.cli import main
 from lm_eval_elude.data.manifest import FILE_NAME, Manifest, write_manifest
-from lm_eval_elude.report import kept, paper, paper_files
+from lm_eval_elude.report import frame, kept, paper, plots
 from lm_eval_elude.report.comparison import named_runs
+from lm_eval_elude.report.rows import COST, FQ
+from lm_eval_elude.report.rows import rows as make_rows
 from lm_eval_elude.scoring.benchmarks import UTILITY_BENCHMARKS
 from lm_eval_elude.scoring.runs import Run
 from optout_train.config import build_config
@@ -81,7 +85,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def rows(folder):
-    return paper.rows(named_runs([str(folder)], utility=True))
+    return make_rows(named_runs([str(folder)], utility=True))
 
 
 def test_rows_are_named_by_method_and_by_the_settings_that_differ(rows):
@@ -100,12 +104,12 @@ def test_a_utility_run_whose_checkpoint_is_not_here_is_not_taken_for_the_origina
         found["config"]["model_args"] = f"pretrained={model},dtype=bfloat16"
         (tmp_path / name / "results_2026.json").write_text(json.dumps(found))
     shutil.copytree(folder.parent / "models", tmp_path / "models")
-    named = {run.name: paper.rows([run])[0].method for run in named_runs([str(tmp_path)], utility=True)}
+    named = {run.name: make_rows([run])[0].method for run in named_runs([str(tmp_path)], utility=True)}
     assert named == {"lost": "lost", "hub": "original", "beside": "opt-out"}
     found["n-samples"] = {"piqa": 3}
     (tmp_path / "hub" / "results_2026.json").write_text(json.dumps(found))
     with pytest.raises(ValueError, match="field 'n-samples'"):
-        paper.rows(named_runs([str(tmp_path / "hub")], utility=True))
+        make_rows(named_runs([str(tmp_path / "hub")], utility=True))
 
 
 def test_values_are_averaged_over_targets_before_fq_and_rq_are_formed(rows, folder):
@@ -126,54 +130,62 @@ def test_values_are_averaged_over_targets_before_fq_and_rq_are_formed(rows, fold
     assert row.numbers["elude_mia", "mia_auc"].value == pytest.approx(np.mean(aucs))
 
 
-def cells(table) -> dict[tuple[str, str], dict[str, str]]:
-    return {(r["row"], r["column"]): r for r in csv.DictReader(io.StringIO(paper_files.csv_text(table)))}
+def cells(name: str, rows, model: str = "llama-3.1") -> dict[tuple[str, str], dict[str, str]]:
+    """The cells of a table as its CSV has them, by row and column."""
+    text = frame.csv_text(paper.csv_ready(paper.TABLES[name](rows, model)))
+    return {(r["row"], r["column"]): r for r in csv.DictReader(io.StringIO(text))}
 
 
 def test_every_table_shows_ours_the_papers_and_what_is_missing(rows):
-    made = {table.name: table for table in (make(rows, "llama-3.1") for make in paper.TABLES.values())}
-    assert set(made) == set(paper.PAPER["where"])
-    main = cells(made["main"])
+    assert set(paper.TABLES) == set(paper.CAPTIONS) == set(paper.PAPER["where"])
+    main = cells("main", rows)
     ours = main["Phi-3.5-mini-instruct: opt-out, transport-weight 0.1", "Avg."]
-    assert (ours["value"], ours["paper"], ours["runs"]) == ("53.5000", "63.4", "2") and ours["low"] < "53.5"
+    assert (ours["value"], ours["paper"], ours["runs"]) == ("53.5", "63.4", "2") and ours["low"] < "53.5"
     assert main["Phi-3.5-mini-instruct: opt-out, transport-weight 10.0", "FQ"]["paper"] == ""  # not the paper's lambda
     absent = main["Phi-3.5-mini-instruct: guardrail", "FQ"]
     assert (absent["value"], absent["paper"], absent["runs"]) == ("", "46.6", "0")
     assert main["made-up: original", "FQ"]["paper"] == "45.5"  # of the model that was chosen
-    assert cells(made["membership"])["ga+rt", "accuracy"] == absent | {
-        "row": "ga+rt", "column": "accuracy", "paper": "49.7"
-    }  # fmt: skip
-    assert cells(made["distances"])["opt-out, transport-weight 0.1", "Util."]["value"] == "53.5000"
-    both = cells(made["neighbours"])
+    of_paper = {"row": "ga+rt", "column": "accuracy", "paper": "49.7"}
+    assert cells("membership", rows)["ga+rt", "accuracy"] == absent | of_paper
+    assert cells("distances", rows)["opt-out, transport-weight 0.1", "Util."]["value"] == "53.5"
+    both = cells("neighbours", rows)
     pair = [both[f"mean, {kind}", "FQ"]["value"] for kind in ("neighbours and world", "world only")]
     assert pair == [both["npo+rt", "FQ"]["value"], both["npo+rt world only", "FQ"]["value"]]
-    assert cells(made["cost"])["opt-out, transport-weight 0.1", "epochs"]["value"] == "2"
-    assert cells(made["cost"])["dpo+rt", "training time"]["paper"] == "O(5L²)"
-    assert cells(made["attacks"])["npo+rt", "none"]["paper"] == ""
-    assert all(value["value"] == "" for value in cells(made["tofu"]).values())
-    text = paper_files.markdown(list(made.values()))
-    assert "| – (46.6) " in text or " – (46.6) |" in text
-    for line in text.splitlines():
-        assert not line.startswith("|") or line.endswith("|")
-    for table in made.values():
-        body = [line for line in paper_files.latex(table).splitlines() if line.endswith(r"\\") or "midrule" in line]
-        assert {line.count(" & ") for line in body} == {len(table.head) + 1}
+    cost = cells("cost", rows)
+    assert cost["opt-out, transport-weight 0.1", "epochs"]["value"] == "2.0"
+    assert cost["dpo+rt", "training time"]["paper"] == "O(5L²)"
+    assert cells("attacks", rows)["npo+rt", "none"]["paper"] == ""
+    assert all(value["value"] == "" for value in cells("tofu", rows).values())
 
 
-def test_figures_hold_one_bar_for_each_number(rows):
-    table = paper.attacks(rows, "llama-3.1")
+@pytest.mark.parametrize("name", paper.TABLES)
+def test_every_form_of_a_table_has_as_many_cells_in_each_line(name, rows):
+    table = paper.table(name, paper.TABLES[name](rows, "llama-3.1"), "llama-3.1")
+    columns = len(table.cells.columns)
+    lines = frame.lines(table.cells)
+    assert {line.replace("\\|", "").count("|") for line in lines} == {columns + 2}
+    assert name != "main" or any(" – (46.6)" in line for line in lines)
+    body = [line for line in frame.latex(table).splitlines() if line.endswith(r"\\") and "multi" not in line]
+    assert ({line.count(" & ") for line in body} == {columns} and r"5 \% split" in frame.latex(table)) or name != "tofu"
+
+
+def test_figures_hold_one_bar_for_each_number_and_are_the_same_again(rows):
     svg = "{http://www.w3.org/2000/svg}"
-    root = ET.fromstring(paper_files.attacks_figure(rows, "llama-3.1"))
-    shown = [entry for name, entries, _ in table.rows if "world only" not in name for entry in entries]
-    heights = [float(r.get("height")) for r in root.iter(f"{svg}rect") if r.get("height") not in ("12", "100%")]
-    numbers = [entry.ours.value for entry in shown if entry.ours]
-    assert sorted(heights) == pytest.approx(sorted(220 * n for n in numbers), abs=0.06) and len(numbers) > 5
-    empty = ET.fromstring(paper_files.ablation_figure([], "llama-3.1"))
-    assert "not measured" in [text.text for text in empty.iter(f"{svg}text")]
-    names = ["<b>&", "x"]
-    assert "<b>&" in [
-        t.text for t in ET.fromstring(paper_files.bars("t", ["g"], {name: [None] for name in names})).iter()
-    ]
+    text = paper.attacks_figure(rows)
+    assert text == paper.attacks_figure(rows)
+    paths = [p for p in ET.fromstring(text).iter(f"{svg}path") if "fill: #" in p.get("style", "")]
+    boxes = [[float(y) for y in re.findall(r"[ML] \S+ (\S+)", p.get("d"))] for p in paths if p.get("clip-path")]
+    heights = [max(ys) - min(ys) for ys in boxes]
+    tasks = [key for _, key, *_ in paper.attack_columns(rows)]
+    shown = [row for row in rows if row.method.endswith("+rt") or row.method == "opt-out"]
+    numbers = [row.numbers[key].value for row in shown for key in tasks if key in row.numbers]
+    assert len(heights) == len(numbers) > 5
+    share = [height / number for height, number in zip(sorted(heights), sorted(numbers), strict=True)]
+    assert share == pytest.approx([share[0]] * len(share), rel=1e-3)
+    assert "not measured" in paper.ablation_figure([])
+    names = ["<b>& $x$", "x\x07"]
+    ET.fromstring(plots.bars("t", ["g"], {name: [None] for name in names}))
+    assert "&lt;b&gt;&amp; $x$" in plots.bars("t", ["g"], {name: [None] for name in names})
 
 
 def run(monkeypatch, capsys, *words: str) -> tuple[int, str, str]:
@@ -206,42 +218,52 @@ def kept_runs(folder: Path) -> Path:
     """One base model, two targets, two seeds of which the second lacks a target in one row."""
     draw = np.random.default_rng(0)
     names = [
-        f"elude_{s}/{m}" for s in ("forget", "retain", "world") for m in ("probability", "rougeL_recall", "truth_ratio")
+        (f"elude_{s}", m)
+        for s in ("forget", "retain", "world")
+        for m in ("probability", "rougeL_recall", "truth_ratio")
     ]
-    runs = [
-        {"row": row, "target": target, "seed": seed, "arguments": ["--x"], "base": "b", "seconds": 10 * seed,
-         "values": {name: draw.uniform(0.3, 0.7) if row != "lost" else 0.01 for name in names}}
-        for row in ("original", "lost", "opt-out", "lambda 1")
-        for seed in (1, 2) for target in ("lionel_messi", "taylor_swift")
-    ]  # fmt: skip
+    data: list[tuple] = []
+    for row, seed, target in product(("original", "lost", "opt-out", "lambda 1"), (1, 2), TARGETS):
+        if (row, seed, target) != GONE:
+            values = {name: 0.01 if row == "lost" else draw.uniform(0.3, 0.7) for name in names}
+            values |= {("cost", "training"): 10.0 * seed, ("elude_forget", "ks_p_value"): 0.03 * seed}
+            data += [(row, target, seed, *name, value) for name, value in values.items()]
     path = folder / "runs.json"
-    path.write_text(json.dumps([run for run in runs if (run["row"], run["seed"], run["target"]) != GONE]))
+    path.write_text(json.dumps({"base": "b", "arguments": {}, "columns": list(kept.COLUMNS), "data": data}))
     return path
 
 
+TARGETS = ("lionel_messi", "taylor_swift")
 GONE = ("lambda 1", 2, "taylor_swift")
 
 
 def test_a_kept_row_is_the_mean_over_seeds_of_what_its_targets_form(tmp_path):
     path = kept_runs(tmp_path)
-    runs = json.loads(path.read_text())
-    found = {row.method: row for row in kept.rows(kept.read(path))}
+    data = json.loads(path.read_text())["data"]
+    runs = kept.read(path)
+    rows = kept.rows(runs)
+    found = {row.method: row for row in rows}
     of_seed = []
     for seed in (1, 2):
-        own = [run["values"] for run in runs if run["row"] == "opt-out" and run["seed"] == seed]
         p, rouge, ratio = (
-            np.mean([v[f"elude_forget/{m}"] for v in own]) for m in ("probability", "rougeL_recall", "truth_ratio")
+            np.mean([row[-1] for row in data if row[0] == "opt-out" and row[2:5] == [seed, "elude_forget", metric]])
+            for metric in ("probability", "rougeL_recall", "truth_ratio")
         )
         of_seed.append(hmean([1 - p, 1 - rouge, ratio]))
     row = found["opt-out"]
-    assert row.numbers[paper.FQ].value == pytest.approx(statistics.mean(of_seed))
-    assert row.spread[paper.FQ] == pytest.approx(statistics.stdev(of_seed)) and row.runs == 4
-    assert found["lambda 1"].runs == 2 and paper.FQ not in found["lambda 1"].spread
-    assert [row.name for row in found.values()] == ["original", "lost, collapsed", "opt-out", "lambda 1"]
-    assert {row.method: row.runs for row in kept.rows(kept.read(path), ["lionel_messi"])}["lambda 1"] == 2
-    assert cells(paper.cost(list(found.values()), "llama-3.1"))["opt-out", "training, s"]["value"] == "15"
-    table = cells(paper.TABLES["main"](list(found.values()), "llama-3.1"))["opt-out", "FQ"]
-    assert float(table["deviation"]) == pytest.approx(100 * row.spread[paper.FQ], abs=1e-4) and table["paper"] == "87.8"
+    assert row.numbers[FQ].value == pytest.approx(statistics.mean(of_seed)) and row.runs == 4
+    assert row.of_seeds[FQ] == pytest.approx(of_seed)
+    assert found["lambda 1"].runs == 2 and len(found["lambda 1"].of_seeds[FQ]) == 1
+    assert [row.name for row in rows] == ["original", "lost, collapsed", "opt-out", "lambda 1"]
+    assert {row.method: row.runs for row in kept.rows(runs, ["lionel_messi"])}["lambda 1"] == 2
+    assert cells("cost", rows)["opt-out", "training, s"]["value"] == "15.0" and COST["training"] in row.numbers
+    cell = cells("main", rows)["opt-out", "FQ"]
+    assert float(cell["deviation"]) == pytest.approx(100 * statistics.stdev(of_seed), abs=1e-4)
+    assert cell["paper"] == "87.8" and cells("never_knew", rows)["opt-out", "KS p"]["value"] == ""
+    texts = paper.table("never_knew", paper.TABLES["never_knew"](rows, "llama-3.1"), "llama-3.1").cells
+    assert texts["KS p"]["opt-out"] == "1 of 2 < .05" and texts["KS p"]["lambda 1"] == "0.030"
+    kept.write(tmp_path / "again.json", runs)
+    assert sorted(kept.read(tmp_path / "again.json").data) == sorted(runs.data)
 
 
 PAGE = """# Of mine
@@ -286,10 +308,12 @@ def test_a_page_that_cannot_be_filled_is_left_as_it_was(text, said, tmp_path, mo
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda runs: runs[0].pop("seed"), "run 1: field 'seed' is missing"),
-        (lambda runs: runs[1]["values"].pop("elude_world/truth_ratio"), "run 2: field 'values' has no 'elude_world/tr"),
-        (lambda runs: runs.append(runs[2]), "run 16: the same row, target, seed and base as run 3"),
-        (lambda runs: runs[3]["values"].update({"elude_mia/mia_auc": "high"}), "expected `float`, got `str`"),
+        (lambda runs: runs.pop("base"), "field 'base' is missing"),
+        (lambda runs: runs["columns"].reverse(), "field 'columns' must be run, target, seed"),
+        (lambda runs: runs["data"].pop(8), "['original', 'lionel_messi', 1] has no truth_ratio of elude_world"),
+        (lambda runs: runs["data"].append(runs["data"][2]), "the same run, target, seed, task and metric stand twice"),
+        (lambda runs: runs["data"][3].__setitem__(5, "high"), "field 'data[3][5]': expected `float`, got `str`"),
+        (lambda runs: runs["data"][3].__setitem__(5, float("inf")), "not valid JSON"),
     ],
 )  # fmt: skip
 def test_kept_runs_that_cannot_be_read_are_one_line(change, said, tmp_path, monkeypatch, capsys):

@@ -13,7 +13,7 @@ from scipy import stats
 
 from lm_eval_elude.cli.report import report
 from lm_eval_elude.errors import UserError
-from lm_eval_elude.report import tables
+from lm_eval_elude.report import frame, tables
 from lm_eval_elude.report.comparison import change, named_runs, warnings
 from lm_eval_elude.scoring.estimates import Observation, mean_over_targets
 from tests.report.made import made_run
@@ -68,42 +68,53 @@ def test_a_difference_is_the_paired_test():
     assert unpaired.estimate.stderr == pytest.approx(math.hypot(stats.sem(old), stats.sem(new)))
 
 
-def test_headline_and_differences_say_what_the_samples_say(runs):
-    table = tables.headline(runs)
-    by_column = dict(
-        zip(
-            zip([g for g, n in table.groups for _ in range(n)], table.head, strict=True),
-            zip(*table.rows, strict=True),
-            strict=True,
-        )
-    )
-    values = [s.values["probability"] for s in runs[1].run.samples("elude_forget")]
-    cell = by_column["forget set", "P"][1]
+def by_name(runs) -> dict[str, frame.Table]:
+    return {table.name: table for table in tables.tables(runs)}
+
+
+def test_scores_and_differences_say_what_the_samples_say(runs):
+    scores = by_name(runs)["Scores"].cells
+    old, values = ([s.values["probability"] for s in run.run.samples("elude_forget")] for run in runs[:2])
     half = 1.96 * stats.sem(values)
-    assert cell.text == f"{100 * np.mean(values):.1f}"
-    assert cell.small == f"[{100 * (np.mean(values) - half):.1f}, {100 * (np.mean(values) + half):.1f}]"
-    assert [c.text for c in by_column["forget set", "degen."]] == ["0.0", "100.0", "0.0", "40"]
-    shown = {row[0].text: row[1:] for row in tables.differences(runs).rows}
-    old = [s.values["probability"] for s in runs[0].run.samples("elude_forget")]
-    assert shown["forget set: P"][0].text == f"{100 * (np.mean(values) - np.mean(old)):+.1f}"
-    assert shown["forget set: P"][1].text == "< 0.001" and shown["forget set: P"][-1].text == "40"
+    interval = f"[{100 * (np.mean(values) - half):.1f}, {100 * (np.mean(values) + half):.1f}]"
+    assert scores["after"]["forget set: P"] == f"{100 * np.mean(values):.1f}\n{interval}"
+    row = [text.split("\n")[0] for text in scores.loc["forget set: degen."]]
+    assert list(scores.columns) == ["old", "after", "retrained (reference)", "n"]
+    assert row == [
+        "0.0",
+        "100.0",
+        "0.0",
+        "40",
+    ]
+    changed = by_name(runs)["Differences from old"].cells.loc["forget set: P"]
+    assert changed["after"].split("\n")[0] == f"{100 * (np.mean(values) - np.mean(old)):+.1f}"
+    assert changed["p: after"] == "< 0.001" and changed["n"] == "40"
 
 
 def test_the_distance_from_the_reference_is_that_of_the_samples(runs):
-    table = tables.distance(runs)
-    assert [row[0].text for row in table.rows] == ["old", "after"]
-    shown = dict(zip(table.head, table.rows[1], strict=True))
+    cells = by_name(runs)["Distance from the reference"].cells
+    assert list(cells.columns) == ["old", "after", "n"]
     own, other = ([s.values for s in run.run.samples("elude_forget")] for run in runs[1:])
     p = stats.ks_2samp([v["truth_ratio_raw"] for v in own], [v["truth_ratio_raw"] for v in other]).pvalue
-    assert shown["KS p"].text == f"{p:.3g}"
-    assert (
-        shown["P"].text
-        == f"{100 * np.mean([o['probability'] - r['probability'] for o, r in zip(own, other, strict=True)]):+.1f}"
-    )
-    half = 196 * stats.sem([o["probability"] - r["probability"] for o, r in zip(own, other, strict=True)])
-    low, high = json.loads(shown["P"].small.replace("+", ""))
-    assert (high - low) / 2 == pytest.approx(half, abs=0.1) and shown["PrivLeak"].text != "–"
-    assert tables.distance(named_runs([str(runs[0].run.path)])).rows == []
+    assert cells["after"]["forget set: KS p"] == f"{p:.3f}"
+    gaps = [o["probability"] - r["probability"] for o, r in zip(own, other, strict=True)]
+    value, interval = cells["after"]["forget set: P gap"].split("\n")
+    low, high = json.loads(interval.replace("+", ""))
+    assert value == f"{100 * np.mean(gaps):+.1f}" and (high - low) / 2 == pytest.approx(196 * stats.sem(gaps), abs=0.1)
+    assert cells["after"]["membership: PrivLeak"] != "–"
+    assert "Distance from the reference" not in by_name(named_runs([str(runs[0].run.path)]))
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (0.1234, "share", "12.3"), (-0.05, "difference of shares", "-5.0"), (3.497, "nats per token", "3.50"),
+        (0.0004, "p-value", "< 0.001"), (0.345, "p-value", "0.345"),
+        (math.nan, "share", "–"), (1234.6, "count", "1235"),
+    ],
+)  # fmt: skip
+def test_a_unit_decides_how_a_number_is_written(value, unit, text):
+    assert frame.number(value, unit) == text
 
 
 def test_warnings_name_limit_gibberish_and_an_edited_number(runs, folder, tmp_path):
@@ -124,7 +135,7 @@ def test_other_questions_are_said(runs, tmp_path):
     both = [runs[0], *named_runs([str(other)])]
     said = "\n".join(warnings(both))
     assert "elude_forget differs from old in targets" in said and "other: lacks elude_attack_none" in said
-    assert [c.text for c in tables.differences(both).rows[0][1:]] == ["–", "–", "–"]
+    assert list(tables.differences(both).cells.loc["forget set: P"]) == ["–", "–", "–"]
 
 
 def test_markdown_csv_and_json_hold_the_same_numbers(folder, tmp_path):
@@ -155,9 +166,9 @@ def test_text_of_a_run_is_no_markup_in_markdown_and_no_formula_in_csv(folder, tm
     for file in (folder / "before").iterdir():
         (bad / file.name).write_bytes(file.read_bytes())
     runs = named_runs([str(bad)])
-    said = tables.markdown(runs)
+    said = tables.report_text(runs)
     assert "\\|\\<img src=x> [x]\\(http:x)\\`" in said and "\u202e" not in said
-    assert all(row["run"].startswith("'=1+1") for row in csv.DictReader(io.StringIO(tables.csv_text(runs))))
+    assert all(row["run"].startswith("'=1+1") for row in csv.DictReader(io.StringIO(frame.csv_text(frame.frame(runs)))))
 
 
 def test_the_default_is_a_page_and_an_old_one_stays_where_it_fails(folder, tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from lm_eval_elude.report.comparison import NamedRun, named_runs
-from lm_eval_elude.report.page.page import leaks, write_report
+from lm_eval_elude.report.page.page import histogram, leaks, roc, training, write_report
 from lm_eval_elude.scoring.runs import Run
 from tests.browser import BROWSER, Browser
 from tests.report.made import made_run
@@ -72,23 +72,24 @@ def test_everything_that_was_answered_is_in_it(page):
     data = block(page)
     assert [len(row[5]) for row in data["rows"]] == [3] * len(data["rows"])
     assert len(data["rows"]) == 40 + 40 + len([r for r in data["rows"] if data["sets"][r[0]] == "world set"]) + 3 * 40
-    assert {len(curve) for curve in data["training"][1]["steps"].values()} == {200} and data["training"][0] is None
-    assert data["training"][1]["epochs"]["score"] == [[0, 0.0], [1, 0.5], [2, 1.0]]
-    assert data["training"][1]["drift"] == {"drift": [[9, 0.2], [10, 0.3]]}
-    shares = data["distributions"][0]["shares"]
-    assert all(sum(own) == pytest.approx(1, abs=1e-3) for own in shares) and shares[1][0] == 1
-    assert "http" not in re.sub(r'id="data">[^<]*<', "", page.read_text()).replace("http-equiv", "").replace(
-        "http://www.w3.org/2000/svg", ""
-    )
+    curves = training(page.parent / "checkpoint")
+    assert {len(curve) for curve in curves["step"].values()} == {200} and not any(training(None).values())
+    assert curves["epoch"]["score"] == [[0, 0.0], [1, 0.5], [2, 1.0]]
+    assert curves["layer"] == {"drift": [[9, 0.2], [10, 0.3]]}
+    inside = r'id="data">[^<]*<|http-equiv|http://www.w3.org/(2000/svg|1999/xlink)'
+    assert "http" not in re.sub(inside, "", page.read_text())
 
 
-def test_the_roc_is_that_of_the_losses(page):
-    """Its area by trapezes is the AUC that is reported."""
-    for membership in block(page)["membership"]:
-        roc = membership["roc"]
-        assert roc[0] == [0, 0] and roc[-1] == [1, 1]
-        area = sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in pairwise(roc))
-        assert area == pytest.approx(membership["auc"][0], abs=2e-3)
+def test_the_roc_is_that_of_the_losses_and_a_histogram_counts_every_sample(page):
+    """The area by trapezes is the AUC that is reported."""
+    for name in ("before", "after", "retrained"):
+        (run,) = named_runs([str(page.parent / name)])
+        sides = zip(*(sample.values["loss"] for sample in run.run.samples("elude_mia")), strict=True)
+        points = roc(*sides)
+        assert points[0] == [0, 0] and points[-1] == [1, 1]
+        area = sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in pairwise(points))
+        assert area == pytest.approx(run.estimate("elude_mia", "mia_auc").value, abs=2e-3)
+    assert histogram([0.0, 0.01, 0.99, 1.0], 1.0) == [0.5, *[0] * 18, 0.5]
 
 
 def test_an_answer_leaks_where_it_tells_the_true_one_from_the_wrong():

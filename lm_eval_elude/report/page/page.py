@@ -1,8 +1,8 @@
-"""The page of a report: one HTML file with style, script and data inside, which asks for nothing else.
+"""The page of a report: one HTML file with style, script, plots and data inside, which asks for nothing else.
 
-Tables are written here; plots and answers are drawn by ``page.js`` from one compressed block of JSON. What comes from a
-run is text: the template escapes it, the block is base64, the script sets text only, and the page's own policy lets no
-other script run and nothing be fetched.
+Tables and plots are written here; answers are shown by ``page.js`` from one compressed block of JSON. What comes from a
+run is text: the template and the plots escape it, the block is base64, the script sets text only, and the page's own
+policy lets no other script run and nothing be fetched.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import gzip
 import json
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lm_eval_elude.data import jsonio
 from lm_eval_elude.data.files import write_text
 from lm_eval_elude.data.manifest import read_manifest
 from lm_eval_elude.data.records import QARecord, entity_name
-from lm_eval_elude.report import tables
+from lm_eval_elude.report import plots, tables
 from lm_eval_elude.report.comparison import NamedRun, warnings
 from lm_eval_elude.report.page import render
 from lm_eval_elude.scoring.benchmarks.elude import ATTACK, CONTROL
-from lm_eval_elude.scoring.estimates import Estimate
+from lm_eval_elude.scoring.metrics import METRICS
 from lm_eval_elude.scoring.samples import Sample
 from lm_eval_elude.text.words import telling_words, words
 
@@ -32,12 +32,20 @@ HERE = Path(__file__).parent
 TRAIN_LOG = "train_log.jsonl"
 BINS = 20
 POINTS = 240  # of a curve: what a plot can show
-ATTACK_METRICS = {
-    "forget_quality": "FQ", "probability": "probability", "rougeL_recall": "ROUGE-L recall",
-    "truth_ratio": "truth ratio", "degenerate": "degenerate",
-}  # fmt: skip
-SETS = {"elude_forget": "forget set", "elude_retain": "retain set", "elude_world": "world set"}
+SETS = {task: name for task, name in tables.SECTIONS.items() if name.endswith("set")}
 DEGENERATE, LEAKS, REFUSES = 1, 2, 4  # flags of an answer
+
+
+class Plot(NamedTuple):
+    """A plot with its title."""
+
+    title: str
+    svg: str
+
+    @property
+    def inline(self) -> str:
+        """The drawing as it stands within the page, without the head of a file."""
+        return self.svg[self.svg.index("<svg") :]
 
 
 def write_report(runs: Sequence[NamedRun], out: Path, title: str = "") -> None:
@@ -47,80 +55,79 @@ def write_report(runs: Sequence[NamedRun], out: Path, title: str = "") -> None:
         UserError: a run's samples are not there or cannot be measured.
         OSError: the file cannot be written; an old one is left whole.
     """
-    block = json.dumps(_payload(runs), ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    block = json.dumps(_answers(runs), ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
     targets = dict.fromkeys(
         t for run in runs for task in run.run.tasks for t in run.run.settings(task).get("targets") or ()
     )
+    of = ", ".join(list(targets)[:3]) or "TOFU's authors"
     page = render(
         HERE / "page.html.j2",
-        title=title or f"Unlearning {', '.join(list(targets)[:3])}{' …' if len(targets) > 3 else ''}",
+        title=title or f"Unlearning {of}{' …' if len(targets) > 3 else ''}",
         runs=runs,
+        colors=[plots.color(place) for place in range(len(runs))],
         tables=tables.tables(runs),
         warnings=warnings(runs),
+        plots={name: part for name, part in _plots(runs).items() if part},
         about=[(run, _about(run)) for run in runs],
         block=base64.b64encode(gzip.compress(block, mtime=0)).decode(),
     )
     write_text(out, page)
 
 
-def _payload(runs: Sequence[NamedRun]) -> dict[str, Any]:
+# ---- plots
+def _plots(runs: Sequence[NamedRun]) -> dict[str, list[Plot]]:
+    """The plots that the runs have numbers for, by the part of the page."""
+    reference = next((place for place, run in enumerate(runs) if run.reference), None)
     return {
-        "runs": [run.name for run in runs],
-        "reference": next((i for i, run in enumerate(runs) if run.reference), None),
-        "quality": [
-            [_value(run, "elude_forget", "forget_quality"), _value(run, "elude_quality", "retain_quality")]
-            for run in runs
-        ],
-        "attacks": [
-            {
-                "name": "asked plainly" if task == CONTROL else task.removeprefix(ATTACK).replace("_", " "),
-                "values": {
-                    name: [_value(run, task, metric) for run in runs] for metric, name in ATTACK_METRICS.items()
-                },
-            }
-            for task in tables.attack_tasks(runs)
-        ],
-        "membership": [_membership(run) for run in runs],
-        "distributions": _distributions(runs),
-        "training": [_training(run) for run in runs],
-        **_answers(runs),
+        "Quality": list(_quality(runs, reference)),
+        "Attacks": list(_attacks(runs)),
+        "Membership inference": list(_membership(runs, reference)),
+        "Distributions": list(_distributions(runs, reference)),
+        "Training": list(_training(runs)),
     }
 
 
-def _value(run: NamedRun, task: str, metric: str) -> list[float] | None:
-    """A value with its interval, None where there is none."""
-    found = run.estimates.get((task, metric))
-    return None if found is None or math.isnan(found.value) else _with_interval(found)
+def _quality(runs: Sequence[NamedRun], reference: int | None) -> Iterator[Plot]:
+    values = []
+    for run in runs:
+        fq, rq = run.estimate("elude_forget", "forget_quality"), run.estimate("elude_quality", "retain_quality")
+        known = fq and rq and not math.isnan(fq.value + rq.value)
+        values.append((run.name, fq, rq) if fq and rq and known else None)
+    if any(values):
+        yield Plot("Forget against retain quality, with 95 % intervals", plots.quality(values, reference))
 
 
-def _with_interval(found: Estimate) -> list[float]:
-    low, high = (found.value, found.value) if math.isnan(found.stderr) else found.interval
-    return [round(v, 5) for v in (found.value, low, high)]
+def _attacks(runs: Sequence[NamedRun]) -> Iterator[Plot]:
+    """A plot for each share that is measured under the attacks, with the plain questions first."""
+    tasks = tables.attack_tasks([task for run in runs for task in run.run.tasks])
+    for metric in METRICS.values():
+        series = {run.name: [run.estimate(task, metric.name) for task in tasks] for run in runs}
+        of_all = [values for values in series.values() if sum(value is not None for value in values) > 1]
+        if metric.unit == "share" and of_all:
+            yield Plot(f"{metric.label}, in per cent", plots.bars("", list(map(tables.attack_name, tasks)), series))
 
 
-# ---- what plots show
+def _membership(runs: Sequence[NamedRun], reference: int | None) -> Iterator[Plot]:
+    """The ROC of calling the lower loss a member, and histograms of the two sides' losses (nats per token)."""
+    found = []
+    for place, run in enumerate(runs):
+        pairs = (
+            [sample.values["loss"] for sample in run.run.samples("elude_mia")] if "elude_mia" in run.run.tasks else []
+        )
+        sides = [[loss for loss in side if math.isfinite(loss)] for side in zip(*pairs, strict=True)]
+        if sides and all(sides):
+            found.append((place, run.name, sides))
+    if found:
+        curves: list[plots.Line] = [(place, name, roc(*sides)) for place, name, sides in found]
+        yield Plot("ROC of the loss", plots.roc(curves, reference))
+    for place, name, (members, others) in found:
+        top = max(*members, *others) or 1.0
+        shares = [(place, name, histogram(members, top)), (place, "paraphrase", histogram(others, top))]
+        title = f"{name}: losses of the forget set and its paraphrase (dashed)"
+        yield Plot(title, plots.histograms(shares, top, "loss, nats per token", dashed={1}))
 
 
-def _membership(run: NamedRun) -> dict[str, Any] | None:
-    """Histograms of the two sides' losses (nats a token) and the ROC of calling the lower one a member."""
-    if "elude_mia" not in run.run.tasks:
-        return None
-    pairs = [sample.values["loss"] for sample in run.run.samples("elude_mia")]
-    sides = [[loss for loss in side if math.isfinite(loss)] for side in zip(*pairs, strict=True)]
-    if not all(sides):
-        return None
-    top = max(map(max, sides)) or 1.0
-    area = run.estimates["elude_mia", "mia_auc"]
-    return {
-        "top": top,
-        "members": _histogram(sides[0], top),
-        "others": _histogram(sides[1], top),
-        "roc": _roc(*sides),
-        "auc": None if math.isnan(area.value) else _with_interval(area),
-    }
-
-
-def _roc(members: Sequence[float], others: Sequence[float]) -> list[list[float]]:
+def roc(members: Sequence[float], others: Sequence[float]) -> list[list[float]]:
     """Points (false alarms, members found), thinned to what a plot shows."""
     found = [0, 0]
     points = [[0.0, 0.0]]
@@ -130,64 +137,72 @@ def _roc(members: Sequence[float], others: Sequence[float]) -> list[list[float]]
         if i + 1 == len(marked) or marked[i + 1][0] > loss:  # equal losses are told apart by nobody
             points.append([found[1] / len(others), found[0] / len(members)])
     keep = max(1, len(points) // POINTS)
-    return [[round(v, 4) for v in p] for i, p in enumerate(points) if i % keep == 0 or i + 1 == len(points)]
+    return [point for i, point in enumerate(points) if i % keep == 0 or i + 1 == len(points)]
 
 
-def _distributions(runs: Sequence[NamedRun]) -> list[dict[str, Any]]:
+def _distributions(runs: Sequence[NamedRun], reference: int | None) -> Iterator[Plot]:
     """How probability and truth ratio are spread in each set: shares of the samples by twentieth, for each run."""
-    found = []
     for task, name in SETS.items():
         for metric, label in (("probability", "probability"), ("truth_ratio", "truth ratio")):
-            values = [
-                [v for s in run.run.samples(task) if math.isfinite(v := s.values[metric])]
-                if task in run.run.tasks
-                else []
-                for run in runs
-            ]
-            if any(values):
-                shares = [_histogram(own, 1.0) if own else None for own in values]
-                found.append({"name": f"{name}: {label}", "shares": shares})
-    return found
+            shares = []
+            for place, run in enumerate(runs):
+                samples = run.run.samples(task) if task in run.run.tasks else []
+                values = [sample.values[metric] for sample in samples if math.isfinite(sample.values[metric])]
+                shares += [(place, run.name, histogram(values, 1.0))] if values else []
+            if shares:
+                dashed = {i for i, (place, *_) in enumerate(shares) if place == reference}
+                yield Plot(f"{name}: {label}", plots.histograms(shares, 1.0, label, dashed))
 
 
-def _histogram(values: Sequence[float], top: float) -> list[float]:
+def histogram(values: Sequence[float], top: float) -> list[float]:
     """Share of the values in each of equal bins from 0 to ``top``."""
     counts = [0] * BINS
     for value in values:
         counts[min(BINS - 1, max(0, int(value / top * BINS)))] += 1
-    return [round(count / len(values), 5) for count in counts]
+    return [count / len(values) for count in counts]
 
 
-def _training(run: NamedRun) -> dict[str, Any] | None:
-    """Curves of the log of the checkpoint that was scored, if it is still there: losses by step, measures by epoch."""
-    folder = run.run.checkpoint
+def _training(runs: Sequence[NamedRun]) -> Iterator[Plot]:
+    """Curves of the logs of the checkpoints that were scored: losses by step, measures by epoch, drift by layer."""
+    names = {"step": "", "epoch": "validation: ", "layer": "weights of a layer, over their norm: "}
+    curves = [training(run.run.checkpoint) for run in runs]
+    for axis, prefix in names.items():
+        for name in dict.fromkeys(name for of_run in curves for name in of_run[axis]):
+            lines: list[plots.Line] = [
+                (place, run.name, of_run[axis][name])
+                for place, (run, of_run) in enumerate(zip(runs, curves, strict=True))
+                if len(of_run[axis].get(name, ())) > 1
+            ]
+            if lines:
+                yield Plot(prefix + name.replace("_", " "), plots.curves(lines, axis))
+
+
+def training(folder: Path | None) -> dict[str, dict[str, list[list[float]]]]:
+    """The curves of one checkpoint's log by step, epoch and layer, none where it is not there."""
+    curves: dict[str, dict[str, list[list[float]]]] = {"step": {}, "epoch": {}, "layer": {}}
     if folder is None or not (folder / TRAIN_LOG).is_file():
-        return None
-    steps: dict[str, list[list[float]]] = {}
-    epochs: dict[str, list[list[float]]] = {}
+        return curves
     manifest = read_manifest(folder)
-    layers = manifest.drift if manifest else {}
-    drift = sorted(
-        [int(name), moved]
-        for name, moved in layers.items()
-        if len(name) < 9 and name.isdecimal() and math.isfinite(moved)
-    )
     for _, entry in jsonio.lines(folder / TRAIN_LOG, nan=True):
         if not isinstance(entry, dict):
             continue
         measured = entry.get("validation") if isinstance(entry.get("validation"), dict) else {}
-        for curves, x, values in ((steps, entry.get("step"), entry), (epochs, entry.get("epoch"), measured)):
+        for axis, values in (("step", entry), ("epoch", measured)):
             for name, value in (values or {}).items():
-                if isinstance(x, int) and isinstance(value, float) and math.isfinite(value):
-                    curves.setdefault(name, []).append([x, round(value, 6)])
-    return {"steps": {k: _thinned(v) for k, v in steps.items()}, "epochs": epochs, "drift": {"drift": drift}}
+                if isinstance(x := entry.get(axis), int) and isinstance(value, float) and math.isfinite(value):
+                    curves[axis].setdefault(name, []).append([x, value])
+    drift = manifest.drift if manifest else {}
+    layers = [[int(n), v] for n, v in drift.items() if len(n) < 9 and n.isdecimal() and math.isfinite(v)]
+    curves["layer"] = {"drift": sorted(layers)} if layers else {}
+    curves["step"] = {name: _thinned(points) for name, points in curves["step"].items()}
+    return curves
 
 
 def _thinned(points: list[list[float]]) -> list[list[float]]:
     """Means of neighbouring points, as many as a plot can show."""
     size = math.ceil(len(points) / POINTS)
     groups = [points[i : i + size] for i in range(0, len(points), size)]
-    return [[round(sum(column) / len(group), 6) for column in zip(*group, strict=True)] for group in groups]
+    return [[sum(column) / len(group) for column in zip(*group, strict=True)] for group in groups]
 
 
 # ---- answers
@@ -225,7 +240,13 @@ def _answers(runs: Sequence[NamedRun]) -> dict[str, Any]:
                     rows[key] = [*place, *map(place_of, (doc["question"], plain, doc["answer"])), [None] * len(runs)]
                 answer = _answer(doc, sample, task.startswith((ATTACK, "elude_forget")))
                 rows[key][-1][number] = [place_of(doc["generated"]), *answer]
-    return {"sets": sets, "targets": targets, "texts": list(texts), "rows": list(rows.values())}
+    return {
+        "runs": [run.name for run in runs],
+        "sets": sets,
+        "targets": targets,
+        "texts": list(texts),
+        "rows": list(rows.values()),
+    }
 
 
 def _answer(doc: Mapping[str, Any], sample: Sample, forgotten: bool) -> list[Any]:

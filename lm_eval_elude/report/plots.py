@@ -1,0 +1,165 @@
+"""Every plot of the pages and the tables' figures, drawn by matplotlib as SVG.
+
+The same input gives the same bytes. A run has one colour in all plots of a page, which names it once. Texts stay
+texts, so that a page can be searched; a name of a run is never markup.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from lm_eval_elude.report.frame import plain_cell
+from lm_eval_elude.scoring.estimates import Estimate
+
+COLORS = ("#6b7280", "#c4461b", "#0b7a5f", "#2f62c0", "#9a3f9e", "#a87400", "#0f7f9c", "#b4305f")
+STYLE = {
+    "svg.fonttype": "none", "svg.hashsalt": "lm-eval-elude", "text.parse_math": False, "axes.spines.top": False,
+    "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.3, "grid.linewidth": 0.6, "font.size": 9,
+    "axes.titlesize": 10, "axes.titleweight": "bold", "axes.titlelocation": "left", "font.family": "sans-serif",
+    "legend.frameon": False, "legend.fontsize": 8,
+}  # fmt: skip
+Line = tuple[int, str, Sequence[Sequence[float]]]  # place and name of a run, and points (x, y)
+Histogram = tuple[int, str, Sequence[float]]  # place and name of a run, and the share of the samples in each bin
+
+
+def color(place: int) -> str:
+    """The colour of a run, the same in all plots."""
+    return COLORS[place % len(COLORS)]
+
+
+def quality(values: Sequence[tuple[str, Estimate, Estimate] | None], reference: int | None) -> str:
+    """Forget against retain quality with 95 % intervals; lines mark the reference.
+
+    Args:
+        values: of each run its name, FQ and RQ, None where it lacks one.
+        reference: the place of the model that never knew.
+    """
+    with _figure(4.6, 3.8) as (drawing, axes):
+        for place, run in enumerate(values):
+            if run is None:
+                continue
+            name, *pair = run
+            x, y = (100 * estimate.value for estimate in pair)
+            errors = [_errors(estimate) for estimate in pair]
+            face = "white" if place == reference else color(place)
+            axes.errorbar(
+                x, y, xerr=errors[0], yerr=errors[1], fmt="o", color=color(place), label=_name(name), mfc=face
+            )
+            if place == reference:
+                axes.axvline(x, color=color(place), linestyle=":", linewidth=1)
+                axes.axhline(y, color=color(place), linestyle=":", linewidth=1)
+        axes.set(xlim=(-2, 102), ylim=(-2, 102), xlabel="forget quality (FQ), %", ylabel="retain quality (RQ), %")
+        _legend(axes)
+    return drawing.text
+
+
+def bars(title: str, groups: Sequence[str], series: Mapping[str, Sequence[Estimate | None]]) -> str:
+    """Grouped bars from 0 to 100 % with 95 % intervals; a missing value is a dash.
+
+    Args:
+        title: of the figure.
+        groups: what stands below the axis.
+        series: by name, one value for each group.
+    """
+    with _figure(2 + 0.16 * len(groups) * max(2, len(series)), 3.6 + 0.17 * len(series), title) as (drawing, axes):
+        width = 0.8 / max(1, len(series))
+        for place, (name, values) in enumerate(series.items()):
+            at = np.arange(len(groups)) + width * (place - (len(series) - 1) / 2)
+            shown = [(x, v) for x, v in zip(at, values, strict=True) if v is not None and not math.isnan(v.value)]
+            errors = np.array([_errors(v) for _, v in shown]).reshape(-1, 2).T
+            heights = [100 * v.value for _, v in shown]
+            axes.bar([x for x, _ in shown], heights, 0.9 * width, yerr=errors, color=color(place), label=_name(name),
+                     error_kw={"elinewidth": 0.8})  # fmt: skip
+            for x in set(at) - {x for x, _ in shown}:
+                axes.text(x, 1, "–", ha="center")
+        axes.set(ylim=(0, 100), ylabel="%")
+        axes.set_xticks(range(len(groups)), groups, rotation=35, ha="right")
+        axes.grid(axis="x", visible=False)
+        if series:
+            _legend(axes)
+        else:
+            axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center")
+    return drawing.text
+
+
+def roc(curves: Sequence[Line], reference: int | None) -> str:
+    """ROC curves; a point is the share of false alarms and that of members found."""
+    with _figure(3.6, 3.2) as (drawing, axes):
+        axes.plot((0, 100), (0, 100), color="#888", linestyle=":", linewidth=1)
+        for place, name, points in curves:
+            _line(axes, place, name, 100 * np.array(points), reference)
+        axes.set(xlabel="false alarms, %", ylabel="members found, %")
+    return drawing.text
+
+
+def histograms(shares: Sequence[Histogram], top: float, label: str, dashed: Collection[int] = ()) -> str:
+    """Outlines of histograms of equal bins from 0 to ``top``; ``dashed`` holds the places of those that are dashed."""
+    with _figure(3.6, 2.4) as (drawing, axes):
+        for number, (place, name, values) in enumerate(shares):
+            edges, style = np.linspace(0, top, len(values) + 1), "--" if number in dashed else "-"
+            axes.stairs(100 * np.array(values), edges, color=color(place), label=_name(name), linestyle=style)
+        axes.set(xlabel=label, ylabel="share, %", xlim=(0, top))
+    return drawing.text
+
+
+def curves(lines: Sequence[Line], label: str) -> str:
+    """Lines over steps, epochs or layers."""
+    with _figure(3.2, 2.0) as (drawing, axes):
+        for place, name, points in lines:
+            _line(axes, place, name, np.array(points), None)
+        axes.set(xlabel=label)
+    return drawing.text
+
+
+# ---- how all of them are drawn
+class Drawing:
+    """A figure that is drawn: ``text`` is its SVG once its block has ended."""
+
+    text = ""
+
+
+@contextmanager
+def _figure(width: float, height: float, title: str = "") -> Iterator[tuple[Drawing, Axes]]:
+    """One pair of axes to draw on, of a size in inches."""
+    drawing, out = Drawing(), io.StringIO()
+    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of letters that the font for measuring lacks
+        figure = Figure((width, height))
+        axes = figure.add_axes((0.55 / width, 0.45 / height, 1 - 0.7 / width, 1 - 0.55 / height), title=title)
+        axes.set_axisbelow(True)
+        yield drawing, axes
+        about = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        tight = {"bbox_inches": "tight", "pad_inches": 0.05} if axes.get_legend() or title else {}
+        figure.savefig(out, format="svg", transparent=True, metadata=about, **tight)
+    drawing.text = out.getvalue()
+
+
+def _line(axes: Axes, place: int, name: str, points: Any, reference: int | None) -> None:
+    style = "--" if place == reference else "-"
+    axes.plot(points[:, 0], points[:, 1], color=color(place), label=_name(name), linestyle=style, linewidth=1.3)
+
+
+def _errors(estimate: Estimate) -> list[list[float]]:
+    """How far the 95 % interval reaches below and above a value, in per cent."""
+    low, high = (estimate.value,) * 2 if math.isnan(estimate.stderr) else estimate.interval
+    return [[100 * max(0.0, estimate.value - low)], [100 * max(0.0, high - estimate.value)]]
+
+
+def _legend(axes: Axes) -> None:
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+
+def _name(name: str) -> str:
+    """The name of a run as a legend has it; one that begins with an underscore would be left out."""
+    shown = plain_cell(name)[:40]
+    return f" {shown}" if shown.startswith("_") else shown

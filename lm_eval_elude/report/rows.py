@@ -1,0 +1,184 @@
+"""The rows of the paper's tables: every run of one method with one set of settings on one base model.
+
+The settings are those of the checkpoint's manifest. Values are averaged over a row's targets first, then FQ and RQ are
+formed, as in the paper.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lm_eval_elude.data import jsonio
+from lm_eval_elude.data.manifest import Manifest, read_manifest
+from lm_eval_elude.data.sets import COLLAPSE
+from lm_eval_elude.data.targets import slugify
+from lm_eval_elude.report.comparison import NamedRun
+from lm_eval_elude.scoring.benchmarks import BENCHMARKS, GROUPS, UTILITY, UTILITY_BENCHMARKS
+from lm_eval_elude.scoring.estimates import Estimate, average, exact
+
+Key = tuple[str, str]  # task or group, metric
+FQ, RQ = ("elude_quality", "forget_quality"), ("elude_quality", "retain_quality")
+# What a run took: numbers of the manifest and the results file, not of the samples.
+COST = {name: ("cost", name) for name in ("parameters", "epochs", "training", "scoring")}
+# Settings that say what or where, not how: runs that differ in these alone are one row.
+SAME = {
+    "target", "seed", "model", "revision", "dataset", "strict", "micro_batch_size", "shard", "compile",
+    "gradient_checkpointing", "validate",
+}  # fmt: skip
+WORLD_ONLY = " world only"
+COLLAPSED = "collapsed"
+
+
+class Row(NamedTuple):
+    """A line of the tables.
+
+    Attributes:
+        method: the paper's name of it where it has one; ``original``, ``guardrail``, ``retained``.
+        base: the model that was unlearned.
+        varied: settings in which it differs from other rows of the method.
+        numbers: by task or group and metric.
+        runs: results files behind it.
+        remarks: what a reader must know of a part of it.
+        of_seeds: the value of each seed, where they are known.
+    """
+
+    method: str
+    base: str
+    varied: Mapping[str, str]
+    numbers: Mapping[Key, Estimate]
+    runs: int
+    remarks: tuple[str, ...] = ()
+    of_seeds: Mapping[Key, Sequence[float]] = {}
+
+    @property
+    def name(self) -> str:
+        """Method and what is special about it."""
+        return ", ".join([self.method, *(f"{k.replace('_', '-')} {v}" for k, v in self.varied.items()), *self.remarks])
+
+
+def rows(runs: Sequence[NamedRun]) -> list[Row]:
+    """The rows that the runs make, each base model's in the order in which it was given."""
+    groups: dict[tuple[str, str, bool], list[tuple[NamedRun, Manifest | None]]] = {}
+    for run in runs:
+        manifest = _manifest(run)
+        of_tofu = "tofu_forget" in run.run.tasks
+        base = manifest.base_model.get("name") if manifest else None
+        name = "" if of_tofu else Path(str(base or _model(run))).name
+        groups.setdefault((name, _method(run, manifest), of_tofu), []).append((run, manifest))
+    made = []
+    for (base, method, _), members in groups.items():
+        settings = [manifest.settings if manifest else {} for _, manifest in members]
+        keys = sorted({key for of_run in settings for key in of_run} - SAME)
+        odd = [key for key in keys if len({str(of_run.get(key)) for of_run in settings}) > 1]
+        variants: dict[tuple[str, ...], list[int]] = {}
+        for place, of_run in enumerate(settings):
+            variants.setdefault(tuple(str(of_run.get(key)) for key in odd), []).append(place)
+        for values, places in variants.items():
+            alike = [members[place][0] for place in places]
+            numbers = _numbers(alike) | _cost(*members[places[0]])
+            varied = dict(zip(odd, values, strict=True))
+            made.append(Row(method, base, varied, numbers, len(alike), tuple(sorted(_remarks(alike)))))
+    return marked(made)
+
+
+def marked(found: Sequence[Row]) -> list[Row]:
+    """The rows, with a word where less than half of the original's retain quality is left."""
+    before = {row.base: row.numbers[RQ].value for row in found if row.method == "original" and RQ in row.numbers}
+    return [
+        row._replace(remarks=(*row.remarks, COLLAPSED))
+        if RQ in row.numbers and row.numbers[RQ].value < COLLAPSE * before.get(row.base, 0)
+        else row
+        for row in found
+    ]
+
+
+def _remarks(runs: Sequence[NamedRun]) -> set[str]:
+    """That only a part of the benchmarks was run."""
+    aliases = {str(run.run.results["results"].get(UTILITY, {}).get("alias", "")) for run in runs}
+    remarks = {alias.replace("elude_", "") for alias in aliases if "fast" in alias}
+    return remarks | {f"--limit {run.run.limit:g}" for run in runs if run.run.limit is not None}
+
+
+def about(run: NamedRun) -> set[str]:
+    """The targets that a run asks about, as slugs."""
+    return {slugify(str(name)) for task in run.run.tasks for name in run.run.settings(task).get("targets") or ()}
+
+
+def _numbers(runs: Sequence[NamedRun]) -> dict[Key, Estimate]:
+    """Every number of several runs: question sets pooled, so that their means are over targets; others averaged."""
+    settings = {task: run.run.settings(task) for run in reversed(runs) for task in run.run.tasks}
+    pooled = {
+        task: [s for run in runs if task in run.run.tasks for s in run.run.samples(task)]
+        for task in settings
+        if task.startswith("elude_") and task != "elude_mia"
+    }
+    by_task = {task: BENCHMARKS[task].numbers(samples, settings[task]) for task, samples in pooled.items()}
+    if pooled.keys() >= {"elude_forget", "elude_retain", "elude_world"}:
+        by_task["elude_quality"] = GROUPS["elude_quality"].numbers(pooled)
+    if any("elude_attacks" in run.run.results["results"] for run in runs):
+        by_task["elude_attacks"] = GROUPS["elude_attacks"].numbers(pooled)
+    numbers = {(task, metric): estimate for task, of_task in by_task.items() for metric, estimate in of_task.items()}
+    others: dict[Key, list[Estimate]] = {}
+    for run in runs:
+        over_all = {(task, metric): e for (task, target, metric), e in run.estimates.items() if not target}
+        for key, estimate in {**over_all, **_utility(run)}.items():
+            if key not in numbers and key[0] not in pooled:
+                others.setdefault(key, []).append(estimate)
+    return numbers | {key: average(estimates) for key, estimates in others.items()}
+
+
+def _utility(run: NamedRun) -> dict[Key, Estimate]:
+    """Accuracies of the harness's own tasks, whose samples are not ours to measure."""
+    results, counts = run.run.results["results"], run.run.results.get("n-samples") or {}
+    jsonio.check(counts, dict[str, dict[str, int]], f"{run.run.path}: field 'n-samples'")
+    accuracies = {}
+    for task in (*UTILITY_BENCHMARKS.values(), UTILITY) if UTILITY in results else ():
+        value, error = (results.get(task, {}).get(key) for key in ("acc,none", "acc_stderr,none"))
+        if isinstance(value, int | float):
+            spread = {task: float(error)} if isinstance(error, int | float) else {}
+            accuracies[task, "acc"] = Estimate(float(value), spread, counts.get(task, {}).get("effective", 0))
+    return accuracies
+
+
+def _model(run: NamedRun) -> str:
+    """The model that was scored, by name: an adapter's before its base's."""
+    arguments = run.run.config.get("model_args") or {}
+    if isinstance(arguments, str):
+        arguments = dict(part.split("=", 1) for part in arguments.split(",") if "=" in part)
+    jsonio.check(arguments, dict[str, Any], f"{run.run.path}: field 'model_args'")
+    return str(next((arguments[key] for key in ("peft", "pretrained", "model") if arguments.get(key)), run.name))
+
+
+def _manifest(run: NamedRun) -> Manifest | None:
+    """The manifest of the scored checkpoint; where no task of ours was run, that of the folder of the model's name."""
+    if run.run.tasks:
+        return read_manifest(run.run.checkpoint)
+    places = (Path(), *run.run.path.absolute().parents)
+    return next((found for place in places if (found := read_manifest(place / _model(run)))), None)
+
+
+def _method(run: NamedRun, manifest: Manifest | None) -> str:
+    scored = run.run.settings(run.run.tasks[0]) if run.run.tasks else {}
+    lost = not run.run.tasks and _model(run).count("/") > 1 and not Path(_model(run)).exists()
+    if manifest is None and (lost or any("manifest" in part for part in scored.get("checkpoint") or ())):
+        return run.name  # its checkpoint is not here to say
+    if manifest is None or manifest.method == "none":
+        return "guardrail" if scored.get("guardrail") else "original"
+    settings, method = manifest.settings, manifest.method
+    if method == "retrained-without" or settings.get("learn") == "retain":
+        return "retained"
+    kept = method.endswith("+rt") or method.startswith("opt-out")
+    return method + (WORLD_ONLY if kept and settings.get("retain_weight") == 0 else "")
+
+
+def _cost(run: NamedRun, manifest: Manifest | None) -> dict[Key, Estimate]:
+    size = run.run.config.get("model_num_parameters")
+    seconds = str(run.run.results.get("total_evaluation_time_seconds"))
+    epochs = [e["epoch"] for e in manifest.epochs if isinstance(e.get("epoch"), int)] if manifest else []
+    cost = {COST["epochs"]: max(epochs)} if epochs else {}
+    cost |= {COST["parameters"]: size} if isinstance(size, int) else {}
+    cost |= {COST["scoring"]: float(seconds)} if re.fullmatch(r"\d+\.?\d*", seconds) else {}
+    return {key: exact(value) for key, value in cost.items()}
