@@ -12,7 +12,7 @@ import hashlib
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -268,9 +268,14 @@ class LearnedTemplate:
             raise UserError(f"{task}: no row in it")
         doc, arguments = row["doc"], _arguments(row)
         (context, first), (prompt, generation) = arguments[0], arguments[-1]
-        system = BENCHMARKS[task].system_text(doc, settings)
-        if not isinstance(generation, dict) or context.count(doc["question"]) != 1 or context.count(system or "\0") > 1:
+        guardrail = BENCHMARKS[task].system_text(doc, replace(settings, guardrail=True))
+        system = guardrail if settings.guardrail else ""
+        if not isinstance(generation, dict) or context.count(doc["question"]) != 1:
             raise UserError(f"{task}: the prompt of its first row is not a question in a template")
+        if context.count(guardrail) != int(settings.guardrail):
+            raise UserError(
+                f"{task}: the run states guardrail {settings.guardrail}, the prompt of its first row does not"
+            )
         space = prompt.removeprefix(context)
         self._before, _, self._after = first.removeprefix(space).partition(doc["answer"])
         self._prompt = prompt.replace(doc["question"], "\1")

@@ -95,9 +95,9 @@ def test_a_pull_request_has_the_card_with_the_numbers_and_keeps_what_the_reposit
 def test_published_data_give_the_hubs_own_results(hub, verdict, monkeypatch, tmp_path):
     described = {"repository": "some/data", "revision": "0" * 40}
     monkeypatch.setitem(verdict.submission.scored, "data", described)
-    own = tmp_path / "README.md"
-    own.write_text("---\nlicense: mit\n---\nThe checkpoint's card.\n")
-    publish.pull_request("org/name", verdict, own)
+    card = tmp_path / "README.md"
+    card.write_text("---\nlicense: mit\n---\nThe checkpoint's card.\n")
+    publish.pull_request("org/name", verdict, card)
     files = committed(hub)
     assert "The checkpoint's card." in files["README.md"]
     entries = parse_eval_result_entries(yaml.safe_load(files[".eval_results/elude.yaml"]))
@@ -173,10 +173,12 @@ def test_every_eval_evers_files_have_its_shape_and_the_verified_numbers(submitte
     for row in rows:
         assert row.keys() >= INSTANCE and row["evaluation_id"] == found["evaluation_id"]
         assert row["model_id"] == found["model_info"]["id"] and row["evaluation_result_id"] in scores
-    own = [row["evaluation"]["score"] for row in rows if row["evaluation_name"] == "elude_forget"]
-    assert own == [s.values["quality"] for s in original.samples("elude_forget")]
+    qualities = [row["evaluation"]["score"] for row in rows if row["evaluation_name"] == "elude_forget"]
+    assert qualities == [s.values["quality"] for s in original.samples("elude_forget")]
     # The bundled model knows its facts: most of what it says is right, whatever a score makes of it.
-    assert sum(r["evaluation"]["is_correct"] for r in rows if r["evaluation_name"] == "elude_forget") >= len(own) / 2
+    assert (
+        sum(r["evaluation"]["is_correct"] for r in rows if r["evaluation_name"] == "elude_forget") >= len(qualities) / 2
+    )
     again = publish.every_eval_ever(submitted, tmp_path / "again", verdict)
     assert again.read_bytes() == file.read_bytes()
 

@@ -33,9 +33,8 @@ def test_a_statement_is_about_the_files_and_says_what_was_tested(statement, orig
         assert test["result"] == ["PASSED", "WARNED", "FAILED"][(limit > row["passes"]) + (limit > row["warns"])]
         if test["task"] == "elude_forget":
             assert test["value"] == pytest.approx(forget[row["metric"]])
-    worst = max(
-        original.reported(t)["probability"] for t in original.tasks if t.startswith("elude_attack_") and "none" not in t
-    )
+    attacks = [task for task in original.tasks if task.startswith("elude_attack_") and "none" not in task]
+    worst = max(original.reported(task)["probability"] for task in attacks)
     assert tests["Probability of the true answers under the worst of the attacks"]["value"] == pytest.approx(worst)
 
 

@@ -1,6 +1,7 @@
 """A submission passes as it was packed; altered in any of hundreds of ways, or hostile, it does not."""
 
 import gzip
+import hashlib
 import json
 import os
 import random
@@ -13,6 +14,7 @@ import pytest
 
 from lm_eval_elude.board import submission as packed
 from lm_eval_elude.board.verify import verify
+from lm_eval_elude.scoring.benchmark import GUARDRAIL
 from lm_eval_elude.scoring.metrics import METRICS
 from lm_eval_elude.scoring.runs import Run
 from lm_eval_elude.text.chat import Renderer, load_tokenizer
@@ -30,12 +32,14 @@ def renderer():
     return Renderer(load_tokenizer(str(runs.TINY)))
 
 
-def test_a_submission_passes_as_it_was_packed(submitted, data, renderer):
+def test_a_submission_passes_as_it_was_packed(submitted, data, renderer, copy):
     bare = verify(submitted, data=str(data))
     assert not bare.findings and bare.level == "recomputed"
     assert ["tokenizer" in remark for remark in bare.remarks] == [True]
     whole = verify(submitted, data=str(data), renderer=renderer)
     assert not whole.findings and not whole.remarks
+    top(model="<script>alert(1)</script>")(copy)  # markup in a name is a name
+    assert not verify(copy, data=str(data)).findings
     # Every number of the results file was formed again.
     results = load(submitted / packed.RESULTS)["results"]
     assert set(results) == set(whole.numbers)
@@ -163,12 +167,22 @@ def another_run(rng: random.Random, folder: Path) -> None:
         table["configs"][rng.choice(list(table["configs"]))]["metadata"]["elude"][name] = other[name]
 
 
-def another_run_said_everywhere(rng: random.Random, folder: Path) -> None:
+def another_run_stated_everywhere(rng: random.Random, folder: Path) -> None:
     name, value = rng.choice([("seed", 1), ("truth_ratio", "arithmetic"), ("guardrail", True),
                               ("targets", ["Lionel Messi"]), ("weights", {})])  # fmt: skip
     with changed(folder / packed.RESULTS) as table, changed(folder / packed.FILE_NAME) as top:
         for scored in [config["metadata"]["elude"] for config in table["configs"].values()] + [top["scored"]]:
             (scored["checkpoint"][0] if name == "weights" else scored)[name] = value
+
+
+def a_hidden_guardrail(rng: random.Random, folder: Path) -> None:
+    """All prompts begin with the guardrail, and the run does not say so."""
+    for file in (folder / packed.SAMPLES).iterdir():
+        with changed(file) as rows:
+            for row in rows:
+                for arguments in row["arguments"].values():
+                    arguments["arg_0"] = f"{GUARDRAIL.format(entity=runs.RONALDO)}\n\n{arguments['arg_0']}"
+                row["prompt_hash"] = hashlib.sha256(row["arguments"]["gen_args_0"]["arg_0"].encode()).hexdigest()
 
 
 def a_task_less(rng: random.Random, folder: Path) -> None:
@@ -184,7 +198,8 @@ def a_task_less(rng: random.Random, folder: Path) -> None:
 
 ALTERED: dict[Callable, int] = {
     one_number: 70, one_text: 50, swapped_answers: 10, repeated: 15, lost_or_more: 15, reported: 25,
-    a_better_mean: 2, another_run: 10, another_run_said_everywhere: 6, a_task_less: 4,
+    a_better_mean: 2, another_run: 10, another_run_stated_everywhere: 6, a_task_less: 4,
+    a_hidden_guardrail: 1,
 }  # fmt: skip
 
 
@@ -241,35 +256,26 @@ def test_distances_to_a_reference_are_formed_from_its_own_results_or_left_out(co
     assert not [m for numbers in alone.numbers.values() for m in numbers if METRICS[m].is_distance]
     both = verify(folder, data=str(data), reference=original)
     assert not both.findings
-    (line,) = [
-        line for line in both.remarks if line.startswith("elude_forget, against the reference: forget_quality_gap")
-    ]
+    (line,) = [line for line in both.remarks if line.startswith("elude_forget, against the reference: forget_")]
     assert f"ks_p_value {both.numbers['elude_forget']['ks_p_value']['value']:.4g}" in line
     results = load(folder / packed.RESULTS)["results"]
-    for task, metric in (
-        ("elude_forget", "ks_p_value"),
-        ("elude_mia", "privleak"),
-        ("elude", "attacked_forget_quality_gap"),
-    ):
-        said = results[task][f"{metric},none"]
-        assert both.numbers[task][metric]["value"] == pytest.approx(said, abs=1e-9 if kind == "its results" else 0.01)
+    near = 1e-9 if kind == "its results" else 0.01
+    distances = {"elude_forget": "ks_p_value", "elude_mia": "privleak", "elude": "attacked_forget_quality_gap"}
+    for task, metric in distances.items():
+        assert both.numbers[task][metric]["value"] == pytest.approx(results[task][f"{metric},none"], abs=near)
     other = shutil.copytree(original.path.parent, tmp_path / "other")
     file = next(other.glob("samples_elude_world_*"))
     file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
     assert verify(folder, data=str(data), reference=Run(other)).findings == [
         f"elude_world: the reference {Run(other).path} was scored on other documents"
     ]
-
-
-def test_a_distance_to_the_reference_is_caught_too(compared, data, original, tmp_path):
-    kind, folder = compared
+    # A distance that was altered is caught where the reference's own results are at hand.
     folder = Path(shutil.copytree(folder, tmp_path / "copy"))
     with changed(folder / packed.RESULTS) as table:
         table["results"]["elude_forget"]["ks_p_value,none"] -= 1e-4
     hashed_again(folder)
     assert not verify(folder, data=str(data)).findings
-    found = verify(folder, data=str(data), reference=original)
-    assert bool(found.findings) == (kind == "its results")
+    assert bool(verify(folder, data=str(data), reference=original).findings) == (kind == "its results")
 
 
 # ---- hostile folders
@@ -367,11 +373,6 @@ def test_hostile_folders_end_in_one_clear_line_and_touch_nothing(case, copy, dat
     assert all(len(line.splitlines()) == 1 and line.isprintable() and len(line) < 500 for line in verdict.findings)
     assert any(expected in line for line in verdict.findings), verdict.findings
     assert sorted(p for p in copy.parent.rglob("*")) == before
-
-
-def test_markup_in_a_name_is_a_name(copy, data):
-    top(model="<script>alert(1)</script>")(copy)
-    assert not verify(copy, data=str(data)).findings
 
 
 # ---- packing and the commands
