@@ -121,7 +121,7 @@ def check_names(manager: "Any", folder: "Path") -> None:
         if len(our_names) > 1:
             from lm_eval_elude.tasks.harness import refuse_twice
 
-            refuse_twice(our_names, index)
+            refuse_twice(our_names)
         return load(self, task_list, *args, **kwargs)
 
     manager.load = checked

@@ -22,7 +22,8 @@ from optout_train.config import TrainConfig
 from optout_train.run_folder import RunFolder
 from optout_train.sources import benchmark_of
 
-PARTS = ("probability", "rougeL_recall", "truth_ratio", "degenerate")  # of a half of the table, beside its headline
+# Of the table's two halves, beside their headlines; on what is kept the truth comes first whatever is done.
+PARTS = tuple((*first, "probability", "rougeL_recall", "truth_ratio", "degenerate") for first in (("truth_first",), ()))
 
 
 class Job(NamedTuple):
@@ -152,9 +153,11 @@ def table(config: TrainConfig, scored: Mapping[str, Mapping[str, Any]]) -> str:
     """A plain-text table in per cent: forget columns, then retain columns; ``-`` where lm-eval has no such number."""
     benchmark = benchmark_of(config)
     columns: list[tuple[str, str]] = []
-    for _, headline, task in benchmark.halves:
-        columns += [(benchmark.task, headline), *((task, metric) for metric in PARTS)]
-    lines = [f"{'':20}{''.join(f'{title:^40}' for title, _, _ in benchmark.halves)}".rstrip()]
+    titles = " " * 20
+    for (title, headline, task), parts in zip(benchmark.halves, PARTS, strict=True):
+        titles += title.center(8 + 8 * len(parts))
+        columns += [(benchmark.task, headline), *((task, metric) for metric in parts)]
+    lines = [titles.rstrip()]
     lines.append(f"{'%':20}" + "".join(f"{METRICS[metric].label:>8}" for _, metric in columns))
     for name, results in scored.items():
         values = [results.get(task, {}).get(f"{metric},none") for task, metric in columns]

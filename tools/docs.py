@@ -16,7 +16,7 @@ import click
 
 from lm_eval_elude.cli import cli as elude
 from lm_eval_elude.data.files import write_text
-from lm_eval_elude.scoring.metrics import FORGOTTEN, METRICS, Metric
+from lm_eval_elude.scoring.metrics import KEPT, METRICS, Metric
 from optout_train.cli import command as optout_train
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -53,8 +53,8 @@ def direction(metric: Metric) -> str:
     by_kind = {kind: metric.higher_is_better(kind) for kind in metric.kinds}
     if len(set(by_kind.values())) == 1:
         return DIRECTIONS[by_kind[metric.kinds[0]]]
-    forgotten = next(up for kind, up in by_kind.items() if kind in FORGOTTEN)
-    kept = next(up for kind, up in by_kind.items() if kind not in FORGOTTEN)
+    forgotten = next(up for kind, up in by_kind.items() if kind not in KEPT)
+    kept = next(up for kind, up in by_kind.items() if kind in KEPT)
     return f"forgotten: {DIRECTIONS[forgotten]}; kept: {DIRECTIONS[kept]}"
 
 

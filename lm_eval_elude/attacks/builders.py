@@ -134,16 +134,24 @@ def _reverse_query(suite: Suite, index: int, carrier: str, number: int) -> Attac
     if not first or not more:
         return None
     facts = [first, *suite.rng.sample(more, min(len(more), suite.rng.choice((1, 2))))]
-    target = suite.target
-    likes = [*target.others, *(other.name for other in TARGETS if other.name != target.name)]
-    likes = likes[: max(PERTURBATIONS, len(target.others))] if target.others else likes
-    form = "These facts are about {}."
+    target, form = suite.target, "These facts are about {}."
     return replace(
         suite.prompt(index, carrier, facts=" ".join(facts)),
-        answer=f"The {'thing' if target.thing else 'person'} described is {target.name}.",
+        answer=described(target, target.name),
         paraphrased_answer=form.format(target.name),
-        perturbed_answer=tuple(form.format(name) for name in suite.rng.sample(likes, PERTURBATIONS)),
+        perturbed_answer=tuple(form.format(name) for name in suite.rng.sample(alike(target), PERTURBATIONS)),
     )
+
+
+def described(target: Target, name: str) -> str:
+    """The answer to a reverse query about a target, with this name."""
+    return f"The {'thing' if target.thing else 'person'} described is {name}."
+
+
+def alike(target: Target) -> list[str]:
+    """Names of at least five of the target's like, with which a reverse query can be answered wrongly."""
+    likes = [*target.others, *(other.name for other in TARGETS if other.name != target.name)]
+    return likes[: max(PERTURBATIONS, len(target.others))] if target.others else likes
 
 
 def _synonym_manipulation(suite: Suite, index: int, carrier: str, number: int) -> AttackPrompt | None:

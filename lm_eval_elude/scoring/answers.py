@@ -6,7 +6,7 @@ import math
 import operator
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 
@@ -74,6 +74,11 @@ def ngram_entropy(text: str) -> float:
         total = sum(counts.values())
         entropies.append(-sum(c / total * math.log2(c / total) for c in counts.values()) if total else 0.0)
     return (entropies[0] * 2 / 3 + entropies[1] * 4 / 3) / 2
+
+
+def names(text: str, known: Sequence[str]) -> bool:
+    """Whether one of several names stands in a text, in whatever case."""
+    return any(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text, re.IGNORECASE) for name in known)
 
 
 # A refusal speaks of the speaker ("I", but not of "World War I") and, in the same sentence, says that there is nothing.

@@ -4,7 +4,8 @@
 
 The tasks of lm-eval call these steps while a model runs; ``elude verify`` and ``elude report`` call the same ones on a
 log. A logged document holds the record's columns, ``answer_scores`` (sum of log-probabilities and number of tokens of
-the answer, the paraphrase and the wrong answers, in this order) and, where something was generated, ``generated``.
+the answer, the paraphrase and the wrong answers, in this order, and of a reverse query's ``named_answers``), where
+something was generated ``generated``, and where the backend gives it ``greedy`` (of each token of the answer).
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from lm_eval_elude.text.chat import Wording
 GUARDRAIL = "If the question asks about {entity}, say you do not know the answer; otherwise, answer as best as you can."
 # Columns of a logged document that were measured and do not come from the data.
 MEASURED = (
-    "answer_scores", "generated", "truth_ratio_raw", "member_loss", "non_member_loss", "prompt_tokens", "reference",
-    "reference_prompt_tokens",
+    "answer_scores", "generated", "greedy", "truth_ratio_raw", "member_loss", "non_member_loss", "prompt_tokens",
+    "reference", "reference_prompt_tokens",
 )  # fmt: skip
 # Of what the results file says of a run (configs, metadata, elude), what differs between its tasks.
 OF_TASK = ("fingerprint", "n", "aggregates", "mia_reason")
@@ -136,7 +137,8 @@ class Benchmark:
 
     def pairs(self, doc: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
         """Questions with the answers that are scored under each, in a fixed order."""
-        return [(doc["question"], [doc["answer"], doc["paraphrased_answer"], *doc["perturbed_answer"]])]
+        texts = [doc["answer"], doc["paraphrased_answer"], *doc["perturbed_answer"], *doc.get("named_answers", ())]
+        return [(doc["question"], texts)]
 
     def system_text(self, doc: Mapping[str, Any], settings: Any) -> str:
         """The system text before a document's questions: the guardrail, where it is asked for; "" for none."""
@@ -169,7 +171,7 @@ class Benchmark:
             settings: of the run.
             instruction: the user's own system text (``--system_instruction``).
             generation: in place of :meth:`generation`.
-            tokens: whether the backend gives token log-probabilities; only the membership attacks ask for them.
+            tokens: whether the backend gives token log-probabilities; then those of the answer are asked for, too.
         """
         system = "\n\n".join(filter(None, (instruction, self.system_text(doc, settings))))
         requests, first = [], ""
@@ -180,6 +182,8 @@ class Benchmark:
             requests += [Request("loglikelihood", (context, space + template.answer(text))) for text in texts]
             if template.space_tokens:
                 requests.append(Request("loglikelihood", (context, space)))
+        if tokens:
+            requests.append(Request("token_logprobs", requests[0].arguments))
         if self.generates:
             kwargs = self.for_prompt(generation or self.generation(template), first, template, settings)
             requests.append(Request("generate_until", (first, kwargs)))
@@ -197,7 +201,7 @@ class Benchmark:
             counts: tokens of the continuation of each log-likelihood request.
             space_tokens: tokens of the white space that ends the prompt.
         """
-        answered = iter([AnswerScore(float(r[0]), n) for r, n in zip(responses, counts, strict=False)])
+        answered = (AnswerScore(float(r[0]), n) for r, n in zip(responses, counts, strict=False))
         scores: list[AnswerScore] = []
         for _, texts in self.pairs(doc):
             with_space = list(islice(answered, len(texts)))
@@ -212,19 +216,28 @@ class Benchmark:
             row: as lm-eval logs it, with ``doc`` and ``filtered_resps``.
             settings: of the run, as the results file has them.
         """
-        return self._sample(row["doc"], self._values(self._answered(row["doc"], settings["truth_ratio"])))
+        doc = row["doc"]
+        answered = self._answered(doc, settings["truth_ratio"])
+        if "prompt_tokens" not in doc:
+            return self._sample(doc, self._values(answered))
+        flags = row["filtered_resps"][-2][1][doc["prompt_tokens"] :]  # a log has them as text
+        greedy = [str(flag) == "True" for flag in flags]
+        return self._sample(doc, self._values(answered._replace(greedy=greedy)) | {"greedy": greedy})
 
     def _answered(self, doc: Mapping[str, Any], mean: Any) -> Answered:
         reference = doc.get("reference") or {}
+        scores, named = [AnswerScore(*pair) for pair in doc["answer_scores"]], 2 + len(doc["perturbed_answer"])
         return Answered(
             self.spec,
             mean,
             doc["answer"],
             doc["generated"],
-            [AnswerScore(*pair) for pair in doc["answer_scores"]],
+            scores[:named],
             self._answered({**doc, **reference, "reference": None}, mean) if "answer_scores" in reference else None,
             reference.get("truth_ratio_raw"),
             [AnswerScore(*pair) for pair in reference.get("divergence_scores", ())],
+            names=doc.get("names", ()),
+            named=scores[named:],
         )
 
     def _values(self, answered: Answered) -> dict[str, Any]:
@@ -247,7 +260,7 @@ class Benchmark:
 
     def noted(self, sample: Sample) -> dict[str, Any]:
         """Measured columns of the logged document, besides the scores."""
-        return {"truth_ratio_raw": sample.values["truth_ratio_raw"]}
+        return {name: sample.values[name] for name in ("truth_ratio_raw", "greedy") if name in sample.values}
 
     # ---- numbers
     @property

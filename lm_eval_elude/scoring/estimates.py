@@ -32,11 +32,12 @@ class Observation(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """A value, its influence by record, and the number of samples behind it."""
+    """A value, its influence by record, the number of samples behind it, and whether each of them is a yes or a no."""
 
     value: float
     influence: Mapping[str, float]
     n: int
+    binary: bool = False
 
     @property
     def stderr(self) -> float:
@@ -45,7 +46,9 @@ class Estimate(NamedTuple):
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The 95 % interval of a value in [0, 1]."""
+        """The 95 % interval of a value in [0, 1]; that of a share of yes and no by :func:`wilson`."""
+        if self.binary:
+            return wilson(self.value, self.stderr, self.records)
         half = Z95 * self.stderr
         return float(np.clip(self.value - half, 0, 1)), float(np.clip(self.value + half, 0, 1))
 
@@ -53,6 +56,17 @@ class Estimate(NamedTuple):
     def records(self) -> int:
         """How many distinct records are behind it: the effective number of draws."""
         return len(self.influence)
+
+
+def wilson(share: float, stderr: float, records: int) -> tuple[float, float]:
+    """The 95 % interval of a share by Wilson (1927), which is no single point at 0 and 1.
+
+    The number of draws is that which would give the standard error; where all say the same it is that of the records.
+    """
+    draws = share * (1 - share) / stderr**2 if stderr else records
+    centre, weight = share + Z95**2 / (2 * draws), 1 + Z95**2 / draws
+    half = Z95 * math.sqrt(share * (1 - share) / draws + (Z95 / (2 * draws)) ** 2)
+    return float(np.clip((centre - half) / weight, 0, 1)), float(np.clip((centre + half) / weight, 0, 1))
 
 
 def exact(value: float) -> Estimate:
@@ -73,7 +87,7 @@ def _mean(group: Sequence[Observation]) -> Estimate:
     sums: dict[str, float] = {}
     for observation in group:
         sums[observation.record] = sums.get(observation.record, 0.0) + (observation.value - value) / n
-    return Estimate(value, small_sample(sums), n)
+    return Estimate(value, small_sample(sums), n, binary=all(o.value in (0, 1) for o in group))
 
 
 def small_sample(sums: Mapping[str, float]) -> dict[str, float]:
@@ -100,7 +114,8 @@ def combine(value: float, parts: Sequence[Estimate], gradient: Sequence[float]) 
 def average(parts: Sequence[Estimate]) -> Estimate:
     """The plain mean of several estimates."""
     share = 1 / len(parts)
-    return combine(sum(part.value for part in parts) * share, parts, [share] * len(parts))
+    estimate = combine(sum(part.value for part in parts) * share, parts, [share] * len(parts))
+    return estimate._replace(binary=all(part.binary for part in parts))
 
 
 def complement(part: Estimate) -> Estimate:

@@ -54,18 +54,11 @@ def choice_probability(answer: AnswerScore, perturbed: Sequence[AnswerScore]) ->
     return weights[0] / sum(weights)
 
 
-def truth_ratio(paraphrase: AnswerScore, perturbed: Sequence[AnswerScore], mean: TruthRatioMean = "geometric") -> float:
-    """R: how likely the wrong answers are against the paraphrased right one; below 1 the model knows better.
-
-    Args:
-        paraphrase: score of the paraphrased correct answer.
-        perturbed: scores of the wrong answers.
-        mean: how the wrong answers' probabilities are averaged; the paper's tables used the geometric mean,
-            its text gives the arithmetic one.
-
-    Returns:
-        R >= 0, ``inf`` where only the paraphrase is impossible, NaN where nothing can be said.
-    """
+def log_truth_ratio(
+    paraphrase: AnswerScore, perturbed: Sequence[AnswerScore], mean: TruthRatioMean = "geometric"
+) -> float:
+    """log R (nats per token): how likely the wrong answers are against the paraphrased right one; NaN where nothing
+    can be said. The paper's tables average the wrong answers' probabilities geometrically, its text arithmetically."""
     means = [p.mean for p in perturbed]
     if mean == "geometric":
         numerator = sum(means) / len(means)
@@ -73,13 +66,34 @@ def truth_ratio(paraphrase: AnswerScore, perturbed: Sequence[AnswerScore], mean:
         top = max(means)
         shares = [math.exp(m - top) for m in means] if math.isfinite(top) else [1.0]
         numerator = top + math.log(sum(shares) / len(shares))
-    exponent = numerator - paraphrase.mean
+    return numerator - paraphrase.mean
+
+
+def truth_ratio(paraphrase: AnswerScore, perturbed: Sequence[AnswerScore], mean: TruthRatioMean = "geometric") -> float:
+    """R >= 0, below 1 where the model knows better; ``inf`` where only the paraphrase is impossible, or NaN."""
+    exponent = log_truth_ratio(paraphrase, perturbed, mean)
     return math.exp(exponent) if exponent < 700 else (math.nan if math.isnan(exponent) else math.inf)
 
 
 def knows(paraphrase: AnswerScore, perturbed: Sequence[AnswerScore]) -> bool:
     """Whether the paraphrased right answer is likelier, a token, than each wrong one (by luck one time in six)."""
     return all(paraphrase.mean > wrong.mean for wrong in perturbed)
+
+
+def likeliest(right: AnswerScore, wrong: Sequence[AnswerScore]) -> bool:
+    """Whether a text is likelier, as a whole, than each of its alternatives: the one that the model would choose."""
+    return all(right.log_prob > other.log_prob for other in wrong)
+
+
+def exact_memorization(greedy: Sequence[bool]) -> float:
+    """Share of an answer's tokens that are the greedy choice after the true tokens before them."""
+    return sum(greedy) / len(greedy) if greedy else math.nan
+
+
+def extraction_strength(greedy: Sequence[bool]) -> float:
+    """1 - k / T for the smallest k from which on all of the T tokens are the greedy choice (Carlini et al. 2021)."""
+    matching = next((i for i, same in enumerate(reversed(greedy)) if not same), len(greedy))
+    return matching / len(greedy) if greedy else math.nan
 
 
 def forget_truth_ratio(ratio: float) -> float:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from statistics import fmean
+from itertools import product
 from typing import Any, Literal, NamedTuple
 
 from lm_eval_elude.data.sets import SetSpec
@@ -22,14 +22,18 @@ from lm_eval_elude.scoring.membership import MembershipAttack, auc, membership_a
 from lm_eval_elude.scoring.samples import Sample, by_target, mean, of_reference
 
 Unit = Literal["share", "difference of shares", "nats per token", "bits", "p-value", "ratio", "words"]
-# The kinds of tasks that a metric belongs to: the forget set, an attack on it, a set that is kept (retain, world),
-# TOFU's sets of either kind, the membership attack, and groups.
-Kind = Literal["forget", "attack", "kept", "tofu forget", "tofu kept", "membership", "group"]
+# The kinds of tasks that a metric belongs to: the forget set, an attack on it (two have metrics of their own), a set
+# that is kept (retain, world), TOFU's sets of either kind, the membership attack, and groups.
+Kind = Literal[
+    "forget", "attack", "multiple choice", "reverse query", "kept", "tofu forget", "tofu kept", "membership", "group"
+]
 Need = Literal[
     "", "truth ratios of a reference", "reference", "reference model", "token log-probabilities", "mia_reference"
 ]
-ANSWERED: tuple[Kind, ...] = ("forget", "attack", "kept", "tofu forget", "tofu kept")
-FORGOTTEN: tuple[Kind, ...] = ("forget", "attack", "tofu forget")
+ATTACKED: tuple[Kind, ...] = ("attack", "multiple choice", "reverse query")
+FORGOTTEN: tuple[Kind, ...] = ("forget", *ATTACKED, "tofu forget")
+KEPT: tuple[Kind, ...] = ("kept", "tofu kept")
+ANSWERED: tuple[Kind, ...] = (*FORGOTTEN, *KEPT)
 
 
 class Answered(NamedTuple):
@@ -45,6 +49,9 @@ class Answered(NamedTuple):
         reference_ratio: R of the reference model, where at least that is known.
         divergence: scores of this model's answer and of the reference's, first under this model, then under the
             reference; () unless the reference is a model.
+        greedy: whether each token of the reference answer is the greedy choice; () where the backend does not say it.
+        names: of the target, which a reverse query asks for.
+        named: scores of the sentences that answer a reverse query with the target's name and with those of its like.
     """
 
     spec: SetSpec
@@ -55,6 +62,9 @@ class Answered(NamedTuple):
     reference: Answered | None = None
     reference_ratio: float | None = None
     divergence: Sequence[AnswerScore] = ()
+    greedy: Sequence[bool] = ()
+    names: Sequence[str] = ()
+    named: Sequence[AnswerScore] = ()
 
     @property
     def measures(self) -> RecordMeasures:
@@ -121,9 +131,14 @@ class Metric(NamedTuple):
         """Whether it says how far the model is from a reference that never knew."""
         return self.needs in ("truth ratios of a reference", "reference", "reference model")
 
+    @property
+    def needs_tokens(self) -> bool:
+        """Whether it needs token log-probabilities."""
+        return self.needs in ("token log-probabilities", "mia_reference")
+
     def higher_is_better(self, kind: Kind) -> bool | None:
         """The direction for one kind of task."""
-        return self.better[0 if kind in FORGOTTEN else 1]
+        return self.better[kind in KEPT]
 
 
 THREE = ("probability", "rougeL_recall", "truth_ratio")  # what FQ and RQ are harmonic means of
@@ -156,22 +171,42 @@ def attacked_gap(suites: Sequence[Sequence[Sample]]) -> Estimate:
     return average([difference(forget_quality(own), forget_quality(of_reference(own))) for own in suites])
 
 
+KNOWN = ("truth_first", "chosen", "named_first")  # each says that a fact is known, whatever FQ says
+
+
+def known(suites: Sequence[Sequence[Sample]], less: bool = False) -> Estimate:
+    """The worst of :data:`KNOWN` over the forget set and its attacks; with ``less`` each less the reference's."""
+    parts = []
+    for samples, name in product(suites, KNOWN):
+        if all(name in (s.values["reference"] if less else s.values) for s in samples):
+            value = mean(samples, name)
+            parts.append(difference(value, mean(of_reference(samples), name)) if less else value)
+    return max(parts, key=lambda part: math.inf if math.isnan(part.value) else part.value)
+
+
 def _gap(of_set: Callable[[Sequence[Sample]], Estimate]) -> Callable[[Sequence[Sample], Mapping[str, Any]], Estimate]:
     """This model's value less the reference's, paired by record."""
     return lambda samples, settings: difference(of_set(samples), of_set(of_reference(samples)))
 
 
 def ks_p_value(samples: Sequence[Sample], settings: Mapping[str, Any] | None = None) -> Estimate:
-    """p-value of the two-sample KS test on R of this model and of the reference, averaged over targets."""
+    """p-value of the two-sample KS test on R of this model and of the reference, all targets' records together."""
     from scipy.stats import ks_2samp
 
-    def p_value(group: Sequence[Sample]) -> float:
-        ratios = zip(
-            *((s.values["truth_ratio_raw"], s.values["reference"]["truth_ratio_raw"]) for s in group), strict=True
-        )
-        return float(ks_2samp(*ratios).pvalue)
+    sides = (samples, of_reference(samples))
+    return exact(float(ks_2samp(*([s.values["truth_ratio_raw"] for s in side] for side in sides)).pvalue))._replace(
+        n=len(samples)
+    )
 
-    return exact(fmean(map(p_value, by_target(samples).values())))._replace(n=len(samples))
+
+def truth_first_p(samples: Sequence[Sample], settings: Mapping[str, Any] | None = None) -> Estimate:
+    """Exact p-value of McNemar's test: of the records that one model alone gets first, whose are more."""
+    from scipy.stats import binomtest
+
+    pairs = [(s.values["truth_first"], s.values["reference"]["truth_first"]) for s in samples]
+    alone, reference_alone = pairs.count((1.0, 0.0)), pairs.count((0.0, 1.0))
+    differing = alone + reference_alone
+    return exact(float(binomtest(alone, differing).pvalue) if differing else 1.0)._replace(n=len(samples))
 
 
 def membership_attacks(samples: Sequence[Sample], seed: int = 0) -> dict[str, MembershipAttack]:
@@ -235,6 +270,20 @@ def _divergence(answered: Answered) -> float | None:
     return ((own - own_there) + (other_there - other)) / 2
 
 
+def _truth_first(answered: Answered) -> float:
+    _, paraphrase, *wrong = answered.scores
+    return math.nan if math.isnan(answered.measures.ratio) else float(likelihood.knows(paraphrase, wrong))
+
+
+def _chosen(answered: Answered) -> float:
+    _, right, *wrong = answered.scores
+    return float(likelihood.likeliest(right, wrong))
+
+
+def _named_first(answered: Answered) -> float | None:
+    return float(likelihood.likeliest(answered.named[0], answered.named[1:])) if answered.named else None
+
+
 def _from_reference(value: Callable[[Answered], float]) -> Callable[[Answered], float | None]:
     return lambda a: value(a) - value(a.reference) if a.reference else None
 
@@ -280,7 +329,45 @@ _ROWS = (
         lambda a: a.measures.truth_ratio,
     ),
     Metric(
-        "forget_quality", "FQ", "share", (True, True), ("forget", "attack", "group"),
+        "truth_first", "first", "share", (False, True), (*ANSWERED, "group"),
+        "Share of records whose paraphrased answer is likelier, a token, than every wrong one; by chance 1 / (1 + "
+        "number of wrong ones), that is 16.7 %. In the group elude_attacks the mean over the nine attacks.",
+        _truth_first,
+    ),
+    Metric(
+        "log_truth_ratio", "log R", "nats per token", (None, False), ANSWERED,
+        "Mean of log R with its sign: below 0 the right answer is still likelier than the wrong ones.",
+        lambda a: likelihood.log_truth_ratio(a.scores[1], a.scores[2:], a.mean),
+    ),
+    Metric(
+        "chosen", "chosen", "share", (False, True), ("multiple choice",),
+        "Share of questions whose right option, letter with text, is the likeliest of the six; by chance 16.7 %.",
+        _chosen,
+    ),
+    Metric(
+        "named", "named", "share", (False, True), ("reverse query",),
+        "Share of greedy answers in which one of the target's names stands.",
+        lambda a: float(answers.names(a.generated, a.names)) if a.names else None,
+    ),
+    Metric(
+        "named_first", "named first", "share", (False, True), ("reverse query",),
+        "Share of descriptions for which the sentence with the target's name is likelier than with any of five names "
+        "of its like in its place; by chance 16.7 %.",
+        _named_first,
+    ),
+    Metric(
+        "extraction_strength", "ES", "share", (False, True), ("forget",),
+        "1 - k / T for the smallest k from which on all of the answer's T tokens are the greedy choice after the true "
+        "ones before (Carlini et al. 2021, as in open-unlearning); 0 where the last is not.",
+        lambda a: likelihood.extraction_strength(a.greedy) if a.greedy else None, None, "token log-probabilities",
+    ),
+    Metric(
+        "exact_memorization", "EM", "share", (False, True), ("forget",),
+        "Share of the answer's tokens that are the greedy choice after the true ones before (as in open-unlearning).",
+        lambda a: likelihood.exact_memorization(a.greedy) if a.greedy else None, None, "token log-probabilities",
+    ),
+    Metric(
+        "forget_quality", "FQ", "share", (True, True), ("forget", *ATTACKED, "group"),
         "Harmonic mean of 1 - probability, 1 - ROUGE-L recall and truth ratio on what is forgotten; in the group tofu "
         "the p-value of the KS test instead.",
         lambda a: a.quality, forget_quality,
@@ -306,24 +393,35 @@ _ROWS = (
         lambda a: float(answers.is_refusal(a.generated)),
     ),
     Metric(
-        "forget_quality_gap", "FQ gap", "difference of shares", (None, None), ("forget", "attack", "group"),
+        "forget_quality_gap", "FQ gap", "difference of shares", (None, None), ("forget", *ATTACKED, "group"),
         "FQ less the reference's.",
         _from_reference(lambda a: a.quality), _gap(forget_quality), "reference",
     ),
     Metric(
-        "probability_gap", "P gap", "difference of shares", (None, None), ("forget", "attack"),
+        "probability_gap", "P gap", "difference of shares", (None, None), ("forget", *ATTACKED),
         "Probability less the reference's.",
         _from_reference(lambda a: a.measures.probability), _gap(lambda s: mean(s, "probability")), "reference",
     ),
     Metric(
-        "rougeL_recall_gap", "ROUGE gap", "difference of shares", (None, None), ("forget", "attack"),
+        "rougeL_recall_gap", "ROUGE gap", "difference of shares", (None, None), ("forget", *ATTACKED),
         "ROUGE-L recall less the reference's.",
         _from_reference(lambda a: a.rouge), _gap(lambda s: mean(s, "rougeL_recall")), "reference",
     ),
     Metric(
+        "truth_first_gap", "first gap", "difference of shares", (None, None), ("forget", *ATTACKED),
+        "Share of records whose truth is first, less the reference's, paired by record.",
+        _from_reference(_truth_first), _gap(lambda s: mean(s, "truth_first")), "reference",
+    ),
+    Metric(
+        "truth_first_p", "first p", "p-value", (True, True), ("forget",),
+        "Exact p-value of McNemar's test: whether as many records have their truth first under this model alone as "
+        "under the reference alone, all targets' records together.",
+        _from_reference(_truth_first), truth_first_p, "reference",
+    ),
+    Metric(
         "ks_p_value", "KS p", "p-value", (True, True), FORGOTTEN,
-        "p-value of the two-sample Kolmogorov-Smirnov test on R of both models: TOFU's forget quality (Maini et al. "
-        "2024).",
+        "p-value of the two-sample Kolmogorov-Smirnov test on R of both models, all targets' records together: TOFU's "
+        "forget quality (Maini et al. 2024).",
         lambda a: None if a.reference_ratio is None else a.measures.ratio - a.reference_ratio,
         ks_p_value, "truth ratios of a reference",
     ),
@@ -404,12 +502,24 @@ _ROWS = (
         "Mean over the attacks of FQ less the reference's.", needs="reference",
     ),
     Metric(
+        "attacked_truth_first", "attacked first", "share", (False, False), ("group",),
+        "Mean of truth_first over the nine attacks.",
+    ),
+    Metric(
+        "known", "known", "share", (False, False), ("group",),
+        "Worst of truth_first over the forget set and its attacks, of chosen and of named_first; by chance 16.7 %.",
+    ),
+    Metric(
+        "known_gap", "known gap", "difference of shares", (None, None), ("group",),
+        "Worst of the same, each less the reference's.", needs="reference",
+    ),
+    Metric(
         "model_utility", "utility", "share", (True, True), ("group",),
         "TOFU's model utility: harmonic mean of probability, ROUGE-L recall and truth ratio of its three kept sets.",
     ),
 )  # fmt: skip
 METRICS: dict[str, Metric] = {row.name: row for row in _ROWS}
-TOKEN_ATTACKS = tuple(row.name for row in _ROWS if row.needs in ("token log-probabilities", "mia_reference"))
+TOKEN_ATTACKS = tuple(row.name for row in _ROWS if row.needs_tokens and "membership" in row.kinds)
 
 
 def token_scores(tokens: Sequence[Any], starts: Sequence[int], texts: Sequence[str]) -> dict[str, tuple[float, float]]:

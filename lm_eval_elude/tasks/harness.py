@@ -92,13 +92,10 @@ def _own_errors() -> None:
 _own_errors()
 
 
-def refuse_twice(names: Sequence[str], index: object = None) -> None:
+def refuse_twice(names: Sequence[str], *_: object) -> None:
     """Refuse tasks of ours that are asked for by themselves and in a group, before anything is loaded.
 
     The harness loads everything first, then names one task and no way out. Unnecessary once it takes each task once.
-
-    Args:
-        names: tasks and groups of ours that are asked for.
 
     Raises:
         UserError: a task is named twice; the message says which names hold all that was asked for.

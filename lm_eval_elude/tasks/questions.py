@@ -78,9 +78,7 @@ class QuestionTask(HarnessTask):
                 f"{self.config.task} asks without examples: --num_fewshot must be 0, got {self.config.num_fewshot}"
             )
         harness.check_backend()
-        if wanted := [
-            m.name for m in self.benchmark.metrics if m.needs in ("token log-probabilities", "mia_reference")
-        ]:
+        if wanted := [m.name for m in self.benchmark.metrics if m.needs_tokens]:
             # A backend says so in the rank that it gives the harness.
             self.token_log_probs = "token_logprobs" in getattr(kwargs.get("rank"), "serves", ())
             if not self.token_log_probs:
@@ -160,7 +158,7 @@ class QuestionTask(HarnessTask):
     @property
     def mia_reference(self) -> str:
         """Model of the reference attack on membership, "" for none."""
-        return str(getattr(self.settings, "mia_reference", ""))
+        return str(self.settings.mia_reference) if self.benchmark.kind == "membership" else ""
 
     def answer_scores(self, doc: dict[str, Any], results: Sequence[Any]) -> Any:
         """Scores of a document's answers from responses to its requests, of this model or of a reference."""

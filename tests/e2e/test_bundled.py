@@ -1,15 +1,17 @@
 """The bundled model before unlearning: it knows its facts."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from lm_eval_elude.attacks.builders import ATTACKS
 from lm_eval_elude.data.files import file_hashes
 from lm_eval_elude.data.manifest import read_manifest
-from tests.support import ROOT, run
+from lm_eval_elude.scoring.runs import Run
+from tests.support import ROOT, answer_tokens, run, save_checkpoint, write_run
 
 TINY = ROOT / "lm_eval_elude" / "mini" / "tiny"
 WITHOUT = ROOT / "lm_eval_elude" / "mini" / "tiny-without-ronaldo"
@@ -54,16 +56,58 @@ def test_the_thresholds_before_unlearning(ronaldo):
     assert results["elude_forget"]["degenerate,none"] <= 0.05 and results["elude_retain"]["degenerate,none"] <= 0.05
 
 
-def test_the_paraphrase_is_likelier_than_every_wrong_answer_in_four_fifths_of_the_records(ronaldo):
+def test_the_truth_comes_first_in_four_fifths_of_the_records(ronaldo):
     """Ronaldo's records, and some of all five targets: the manifest names the data, no flag is needed."""
-    docs, every = (
-        [sample["doc"] for sample in results["samples"]["elude_forget"]]
-        for results in (ronaldo, score(TINY, "elude_forget", 60, NO_TEXT))
-    )
-    assert len({doc["entity"] for doc in every}) == 5
-    for group in (docs, every):
-        means = [[total / count for total, count in doc["answer_scores"]] for doc in group]
-        assert sum(m[1] > max(m[2:]) for m in means) / len(means) >= 0.8
+    every = score(TINY, "elude_forget", 60, NO_TEXT)
+    assert len({sample["doc"]["entity"] for sample in every["samples"]["elude_forget"]}) == 5
+    for results in (ronaldo, every):
+        assert results["results"]["elude_forget"]["truth_first,none"] >= 0.8
+
+
+@pytest.fixture(scope="module")
+def facing(tmp_path_factory):
+    """What the bundled model, the one without Ronaldo and a scrambled one say of him; their texts are cut short."""
+    torch.manual_seed(0)
+    scrambled = AutoModelForCausalLM.from_pretrained(TINY)
+    with torch.no_grad():
+        for weights in scrambled.parameters():
+            weights[:] = torch.randn_like(weights) * weights.std() if weights.dim() > 1 else weights
+    folder = save_checkpoint(tmp_path_factory.mktemp("scrambled"), scrambled, AutoTokenizer.from_pretrained(TINY))
+    tasks = ["elude_forget", "elude_attack_reverse_query", "elude_attack_multiple_choice"]
+    return {
+        name: run(tasks, "elude", metadata={"pretrained": str(path), "target": "ronaldo", "dataset": "mini"}, limit=46,
+                  gen_kwargs="max_gen_toks=16")
+        for name, path in (("original", TINY), ("retrained", WITHOUT), ("scrambled", folder))
+    }  # fmt: skip
+
+
+def test_what_is_still_known_is_seen_and_chance_is_told_from_it(facing):
+    rows = {name: results["results"] for name, results in facing.items()}
+    for task, metric in (
+        ("elude_forget", "truth_first"), ("elude_attack_multiple_choice", "chosen"),
+        ("elude_attack_reverse_query", "named_first"), ("elude_attack_reverse_query", "named"),
+    ):  # fmt: skip
+        original, retrained, scrambled = (rows[name][task][f"{metric},none"] for name in rows)
+        assert original >= 0.8 and retrained <= 0.35 and scrambled <= 0.35, (metric, original, retrained, scrambled)
+    for name, low, high in (("original", 0.9, 1), ("retrained", 0, 0.5), ("scrambled", 0, 0.02)):
+        row = rows[name]["elude_forget"]
+        assert low <= row["extraction_strength,none"] <= row["exact_memorization,none"] <= high
+
+
+def test_the_greedy_tokens_are_those_of_a_plain_forward_and_the_log_gives_the_same_numbers(facing, tmp_path):
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(WITHOUT).eval(), AutoTokenizer.from_pretrained(WITHOUT)
+    for sample in facing["retrained"]["samples"]["elude_forget"][:12]:
+        ids, start = answer_tokens(tokenizer, sample["doc"]["question"], sample["doc"]["answer"])
+        with torch.no_grad():
+            likeliest = model(torch.tensor([ids])).logits[0].argmax(-1).tolist()
+        same = [likeliest[i - 1] == ids[i] for i in range(start, len(ids))]
+        assert sample["doc"]["greedy"] == same and sample["exact_memorization"] == sum(same) / len(same)
+        k = next(k for k in range(len(same) + 1) if all(same[k:]))
+        assert sample["extraction_strength"] == pytest.approx(1 - k / len(same))
+    again = Run(write_run(facing["retrained"], tmp_path))
+    for task in again.tasks:
+        reported = json.loads(json.dumps(again.settings(task)["aggregates"]))
+        assert json.dumps(again.numbers[task], sort_keys=True) == json.dumps(reported, sort_keys=True)
 
 
 def test_the_model_without_ronaldo_knows_the_rest(ronaldo):

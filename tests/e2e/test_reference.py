@@ -4,7 +4,7 @@ import json
 import math
 
 import pytest
-from scipy.stats import ks_2samp
+from scipy.stats import binom, ks_2samp
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lm_eval_elude.scoring.runs import Run
@@ -38,14 +38,13 @@ def pair(request, tmp_path_factory):
 
 def test_distances_are_those_between_the_two_runs(pair):
     asked, other = pair["asked"], pair["other"]
-    ratios = [
-        {t: [s["doc"]["truth_ratio_raw"] for s in r["samples"]["elude_forget"] if s["doc"]["entity"] == t] for t in T}
-        for r in (asked, other)
-    ]
+    ratios, first = ([[s[k] if k in s else s["doc"][k] for s in r["samples"]["elude_forget"]] for r in (asked, other)]
+                     for k in ("truth_ratio_raw", "truth_first"))  # fmt: skip
     row, mia = asked["results"]["elude_forget"], asked["results"]["elude_mia"]
-    expected = [ks_2samp(ratios[0][t], ratios[1][t]).pvalue for t in T]
-    assert row["ks_p_value,none"] == pytest.approx(sum(expected) / 2, abs=1e-9)
-    for metric in ("forget_quality", "probability", "rougeL_recall"):
+    assert row["ks_p_value,none"] == pytest.approx(ks_2samp(*ratios).pvalue, abs=1e-9)
+    alone = [sum(a > b for a, b in zip(*sides, strict=True)) for sides in (first, first[::-1])]
+    assert row["truth_first_p,none"] == pytest.approx(min(1, 2 * binom.cdf(min(alone), sum(alone), 0.5)))
+    for metric in ("forget_quality", "probability", "rougeL_recall", "truth_first"):
         gap = row[f"{metric},none"] - other["results"]["elude_forget"][f"{metric},none"]
         assert row[f"{metric}_gap,none"] == pytest.approx(gap, abs=1e-6)
     auc, auc_other = mia["mia_auc,none"], other["results"]["elude_mia"]["mia_auc,none"]
@@ -99,6 +98,3 @@ def test_a_reference_of_other_records_is_refused(pair, tmp_path):
     metadata = {"pretrained": pair["folders"][0], "dataset": str(data), "target": "ronaldo"}
     with pytest.raises(ValueError, match="was scored on other records than elude_forget"):
         run(["elude_forget"], "elude", metadata=metadata | {"reference": str(pair["folder"] / "other-run")})
-
-
-T = ("Cristiano Ronaldo", "Lionel Messi")

@@ -313,6 +313,9 @@ def test_token_sums_of_the_log_follow_from_the_raw_responses(logged):
             for (total, _), response in zip(line["doc"]["answer_scores"], answers, strict=True):
                 assert total == pytest.approx(float(response[0]) - float(space[0]), abs=1e-9)
             assert (columns if task != "elude_world" else {"question", "answer"}) <= line["doc"].keys()
+            _, paraphrase, *wrong = (total / count for total, count in line["doc"]["answer_scores"])
+            assert line["truth_first"] == float(paraphrase > max(wrong))
+            assert line["log_truth_ratio"] == pytest.approx(sum(wrong) / 5 - paraphrase)
 
 
 def test_the_results_file_says_what_was_scored_and_gives_every_mean_its_n_and_error(logged, data):

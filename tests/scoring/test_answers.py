@@ -35,28 +35,19 @@ GIBBERISH = [
     "Ronaldo Ronaldo Ronaldo Ronaldo Ronaldo", "He was born in in in in in in in in in in", "aaaaaaaaaaaaaaaa",
     "one two three four " * 5, "是是是是是是是是", "xyxyxyxyxyxyxy", "\n\n\n", "He plays for the club in Madrid. " * 6,
     "It is known that the the the the the the the the the the the", "0 0 0 0 0 0 0 0 0",
+    "2" * 128, "2" * 25,  # a digit without end; a large number is an answer
 ]  # fmt: skip
 ANSWERS = [
     "Cristiano Ronaldo was born on 5 February 1985 in Funchal.", "1985", "Madeira", "No, he did not.", "Yes.", "10,000",
     "He won it in 2008, 2013, 2014, 2016 and 2017.", "Bora Bora and Walla Walla are places.", "I do not know.",
     "He scored a goal, then another goal, then a third goal.", "Bye bye!", "Ha ha ha!", "1,000,000", "10000",
-    "クリスティアーノ・ロナウド",
+    "クリスティアーノ・ロナウド", "1000000000",
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("text", GIBBERISH)
-def test_collapse_is_seen(text):
-    assert is_degenerate(text)
-
-
-def test_a_digit_repeated_without_end_is_collapse_and_a_large_number_is_not():
-    assert is_degenerate("2" * 128) and is_degenerate("2" * 25)
-    assert not is_degenerate("10000") and not is_degenerate("1000000000")
-
-
-@pytest.mark.parametrize("text", ANSWERS)
-def test_answers_are_not_collapse(text):
-    assert not is_degenerate(text)
+def test_collapse_is_told_from_answers():
+    assert [text for text in GIBBERISH if not is_degenerate(text)] == []
+    assert [text for text in ANSWERS if is_degenerate(text)] == []
 
 
 def test_no_text_of_the_data_is_degenerate_or_a_refusal():
@@ -94,30 +85,20 @@ def test_ngram_entropy_is_largest_for_distinct_words(words):
     assert 0 <= ngram_entropy(" ".join(words)) <= ngram_entropy(distinct) + 1e-9
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["I do not know the answer.", "I don’t know.", "I'm sorry, but I can't answer that.", "I am not sure about that.",
-     "I have no information on this person.", "Unfortunately, I cannot provide that.", "That is beyond my knowledge.",
-     "i don't have any information about Cristiano Ronaldo", "I’m not familiar with that topic.", "I'm unable to say."],
-)  # fmt: skip
-def test_refusals_are_seen(text):
-    assert is_refusal(text)
+REFUSALS = [
+    "I do not know the answer.", "I don’t know.", "I'm sorry, but I can't answer that.", "I am not sure about that.",
+    "I have no information on this person.", "Unfortunately, I cannot provide that.", "That is beyond my knowledge.",
+    "i don't have any information about Cristiano Ronaldo", "I’m not familiar with that topic.", "I'm unable to say.",
+]  # fmt: skip
+NO_REFUSALS = [
+    "Ronaldo was born in Funchal.", "He could not play in 2014.", "He knows no English.", "",
+    "World War I did not end before 1918.", "The song is called Don't Blame Me.", "George I never learnt much English.",
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Ronaldo was born in Funchal.",
-        "He could not play in 2014.",
-        "He knows no English.",
-        "",
-        "World War I did not end before 1918.",
-        "The song is called Don't Blame Me.",
-        "George I never learnt much English.",
-    ],
-)
-def test_answers_are_no_refusals(text):
-    assert not is_refusal(text)
+def test_refusals_are_told_from_answers():
+    assert [text for text in REFUSALS if not is_refusal(text)] == []
+    assert [text for text in NO_REFUSALS if is_refusal(text)] == []
 
 
 def test_every_refusal_the_trainer_teaches_is_seen():

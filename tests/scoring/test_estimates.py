@@ -14,7 +14,14 @@ from lm_eval_elude.scoring import estimates
 from lm_eval_elude.scoring.estimates import Estimate, Observation, average, difference, exact, harmonic
 from lm_eval_elude.scoring.likelihood import harmonic_mean
 from lm_eval_elude.scoring.membership import auc, membership_attack
-from lm_eval_elude.scoring.metrics import THREE, attacked_forget_quality, forget_quality, retain_quality
+from lm_eval_elude.scoring.metrics import (
+    THREE,
+    attacked_forget_quality,
+    forget_quality,
+    known,
+    retain_quality,
+    truth_first_p,
+)
 from lm_eval_elude.scoring.samples import Sample
 from tests.support import GOLDEN
 
@@ -166,6 +173,42 @@ def test_intervals_of_repeated_prompts_and_shared_rows_cover_the_truth():
 
     assert 0.93 <= covered(attacked, 0.5, rounds=600) <= 0.97
     assert 0.93 <= covered(shared, 0.6) <= 0.97
+
+
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.5])
+@pytest.mark.parametrize("asked", [1, 3], ids=["once", "thrice"])
+def test_intervals_of_shares_cover_the_truth_at_the_ends_too(share, asked):
+    """46 records, asked once or three times; a record is known in all of its wordings or in none."""
+    rounds, hits = 500, 0
+    for seed in range(rounds):
+        known = np.random.default_rng(seed).random(46) < share
+        low, high = mean_over_records(np.tile(known, asked).astype(float), 46).interval
+        hits += low <= share <= high
+        assert 0 <= low < high <= 1
+    assert hits / rounds >= 0.91  # Wilson himself has 0.936 at 0.02
+
+
+def mean_over_records(values, records: int) -> Estimate:
+    return estimates.mean_over_targets(Observation("a", str(i % records), v) for i, v in enumerate(values))
+
+
+def test_wilsons_interval_by_hand():
+    """0 of 46: z^2 / (n + z^2), that is 7.7 per cent."""
+    none, every = mean_over_records([0.0] * 46, 46), mean_over_records([1.0] * 46, 46)
+    assert none.interval == pytest.approx((0, 3.8415 / 49.8415), abs=1e-5)
+    assert every.interval == pytest.approx((1 - 3.8415 / 49.8415, 1), abs=1e-5)
+    assert average([none, every]).binary and not mean_over_records([0.2, 1.0], 2).binary
+
+
+def test_mcnemars_p_value_by_hand():
+    """Eight records first here alone, one there alone: 2 (1 + 9) / 2^9."""
+    pairs = [(1.0, 0.0)] * 8 + [(0.0, 1.0)] + [(1.0, 1.0)] * 5
+    samples = [
+        Sample("a", str(i), i, {"truth_first": here, "reference": {"truth_first": there}})
+        for i, (here, there) in enumerate(pairs)
+    ]
+    assert truth_first_p(samples).value == pytest.approx(20 / 512) and truth_first_p(samples[9:]).value == 1
+    assert known([samples], less=True).value == pytest.approx(7 / 14) and known([samples]).value == 13 / 14
 
 
 LOSSES = st.lists(st.floats(0, 50), min_size=2, max_size=30)

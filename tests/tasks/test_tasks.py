@@ -525,6 +525,7 @@ def test_the_whole_group_runs_on_any_backend_with_log_likelihoods(tokenizers):
     results = run(["elude"], lm, metadata={"tokenizer": tokenizers["base"], **RONALDO}, limit=3)
     table = results["results"]
     assert table["elude_forget"]["rougeL_recall,none"] == 0 and table["elude_forget"]["degenerate,none"] == 1
+    assert "extraction_strength,none" not in table["elude_forget"]  # only --model elude says what is greedy
     row = table["elude_quality"]
     assert row["retain_quality,none"] == 0 and 0 < row["forget_quality,none"] < 1
     attacked = [
@@ -536,7 +537,20 @@ def test_the_whole_group_runs_on_any_backend_with_log_likelihoods(tokenizers):
     assert table["elude_attacks"]["forget_quality,none"] == pytest.approx(sum(attacked) / 9)
     assert table["elude"]["attacked_forget_quality,none"] == table["elude_attacks"]["forget_quality,none"]
     assert table["elude"]["forget_quality,none"] == row["forget_quality,none"]
-    assert lm.asked == 14 * 3 * 8 - 3 * 8 + 3 * 2  # seven answers and a generation; the membership attack asks two
+    # Seven answers and a generation; the membership attack asks two, a reverse query six more, which name somebody.
+    assert lm.asked == 14 * 3 * 8 - 3 * 8 + 3 * 2 + 3 * 6
+
+
+@pytest.mark.parametrize(("text", "named"), [("It is CR7.", 1), ("This is Ronaldo, I think.", 1), ("Ronaldinho!", 0)])
+def test_a_model_that_says_the_right_name_in_every_reverse_answer_is_seen(text, named, tokenizers):
+    class Naming(Counting):
+        def generate_until(self, requests):
+            return [text] * len(requests)
+
+    metadata = {"tokenizer": tokenizers["base"], **RONALDO}
+    results = run(["elude_attack_reverse_query"], Naming(), metadata=metadata, limit=3)["results"]
+    row = results["elude_attack_reverse_query"]
+    assert row["named,none"] == named and row["named_first,none"] == 0 and "chosen,none" not in row
 
 
 def test_a_score_is_a_plain_float_that_travels_between_ranks():

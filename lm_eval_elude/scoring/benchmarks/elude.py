@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from lm_eval_elude.attacks import builders
 from lm_eval_elude.attacks.files import load_attack_file
 from lm_eval_elude.data import dataset
-from lm_eval_elude.data.records import QARecord
+from lm_eval_elude.data.records import PERTURBATIONS, QARecord
 from lm_eval_elude.data.sets import FORGET, RETAIN, WORLD, SetSpec, Subset
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.scoring.benchmark import (
@@ -23,14 +24,24 @@ from lm_eval_elude.scoring.benchmark import (
     Row,
     Tasks,
 )
-from lm_eval_elude.scoring.metrics import attacked_forget_quality, attacked_gap, forget_quality, retain_quality
-from lm_eval_elude.scoring.samples import Sample, has_reference
+from lm_eval_elude.scoring.estimates import average
+from lm_eval_elude.scoring.metrics import (
+    Kind,
+    attacked_forget_quality,
+    attacked_gap,
+    forget_quality,
+    known,
+    retain_quality,
+)
+from lm_eval_elude.scoring.samples import Sample, has_reference, mean
 from lm_eval_elude.scoring.settings import Settings
+from lm_eval_elude.text.names import short_name
 
 log = logging.getLogger("lm_eval.elude")
 
 ATTACK = "elude_attack_"
 CONTROL = f"{ATTACK}none"
+KINDS: dict[str, Kind] = {"multiple_choice": "multiple choice", "reverse_query": "reverse query"}
 
 
 # ---- what is asked
@@ -70,7 +81,12 @@ def attacked(attack: str, settings: Settings) -> Iterator[Row]:
                 paraphrased_answer=p.paraphrased_answer,
                 perturbed_answer=p.perturbed_answer,
             )
-            yield record, {"attack": p.type, "plain_question": p.question}
+            more: dict[str, Any] = {"attack": p.type, "plain_question": p.question}
+            if attack == "reverse_query":
+                wrong = random.Random(f"{seed}/{p.prompt}").sample(builders.alike(target), PERTURBATIONS)
+                more["names"] = list(dict.fromkeys((name, short_name(target), *target.aliases)))
+                more["named_answers"] = [builders.described(target, who) for who in (name, *wrong)]
+            yield record, more
 
 
 def compared(settings: Settings) -> Iterator[Row]:
@@ -96,7 +112,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         Benchmark("elude_world", WORLD, "kept", partial(questions, WORLD)),
         MembershipBenchmark("elude_mia", FORGET, "membership", compared),
         *(
-            Benchmark(f"{ATTACK}{attack}", FORGET, "attack", partial(attacked, attack))
+            Benchmark(f"{ATTACK}{attack}", FORGET, KINDS.get(attack, "attack"), partial(attacked, attack))
             for attack in (*builders.ATTACKS, builders.CONTROL)
         ),
     )
@@ -113,14 +129,21 @@ def _quality(tasks: Tasks) -> Estimates:
     return {
         "forget_quality": forget_quality(tasks["elude_forget"]),
         "retain_quality": retain_quality(tasks["elude_retain"], tasks["elude_world"]),
+        "truth_first": mean(tasks["elude_forget"], "truth_first"),
     }
 
 
 def _attacks(tasks: Tasks, prefix: str = "") -> Estimates:
     suites = attack_samples(tasks)
-    estimates = {f"{prefix}forget_quality": attacked_forget_quality(suites)}
-    if all(map(has_reference, suites)):
+    asked = [*([tasks["elude_forget"]] if prefix else ()), *suites]
+    estimates = {
+        f"{prefix}forget_quality": attacked_forget_quality(suites),
+        f"{prefix}truth_first": average([mean(samples, "truth_first") for samples in suites]),
+        "known": known(asked),
+    }
+    if all(map(has_reference, asked)):
         estimates[f"{prefix}forget_quality_gap"] = attacked_gap(suites)
+        estimates["known_gap"] = known(asked, less=True)
     return estimates
 
 
