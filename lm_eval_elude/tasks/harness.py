@@ -92,7 +92,7 @@ def _own_errors() -> None:
 _own_errors()
 
 
-def refuse_twice(names: Sequence[str], *_: object) -> None:
+def refuse_twice(names: Sequence[str]) -> None:
     """Refuse tasks of ours that are asked for by themselves and in a group, before anything is loaded.
 
     The harness loads everything first, then names one task and no way out. Unnecessary once it takes each task once.
