@@ -19,8 +19,8 @@ from lm_eval_elude.data.files import file_hashes, sha256, write_text
 from lm_eval_elude.data.manifest import FILE_NAME, read_manifest
 from lm_eval_elude.errors import UserError, reason
 from lm_eval_elude.report.page import render
+from lm_eval_elude.scoring.benchmarks import BENCHMARKS
 from lm_eval_elude.scoring.benchmarks.elude import ATTACK, CONTROL
-from lm_eval_elude.scoring.estimates import Z95
 from lm_eval_elude.scoring.runs import Run
 
 STATEMENT = "https://in-toto.io/Statement/v1"
@@ -51,7 +51,7 @@ def record(checkpoint: Path, run: Run, key: bytes = b"") -> dict[str, Any]:
         raise UserError(f"{run.path} is not a run of {checkpoint}")
     if (run.results.get("config") or {}).get("limit") is not None:
         raise UserError(f"{run.path}: was run with --limit; a record is of the whole")
-    tests = [_test(row, run.numbers, attacks) for row in TESTED["tests"]]
+    tests = [_test(row, run, attacks) for row in TESTED["tests"]]
     predicate = {
         "result": max((test["result"] for test in tests), key=RESULTS.index),
         "tests": tests,
@@ -114,19 +114,20 @@ def sign(folder: Path, signature: Path, key: Path) -> None:
         raise UserError(f"--sign {key}: {reason(error)}") from None
 
 
-def _test(row: Mapping[str, Any], numbers: Mapping[str, Mapping[str, Any]], attacks: Sequence[str]) -> dict[str, Any]:
+def _test(row: Mapping[str, Any], run: Run, attacks: Sequence[str]) -> dict[str, Any]:
     """One of the tests with what was measured; what is not known fails."""
     task, metric = row["task"], row["metric"]
-    if task == "worst":
-        values = {name: numbers[name][metric]["value"] for name in attacks}
-        task = max(values, key=lambda name: math.inf if math.isnan(values[name]) else values[name])
-    measured = numbers[task][metric]
-    value, error = measured["value"], measured["stderr"]
-    high = value + Z95 * (0.0 if math.isnan(error) else error)
+    estimates = {
+        name: BENCHMARKS[name].numbers(run.samples(name), run.settings(name))[metric]
+        for name in (attacks if task == "worst" else [task])
+    }
+    task = max(estimates, key=lambda name: math.inf if math.isnan(estimates[name].value) else estimates[name].value)
+    measured = estimates[task]
+    value, high = measured.value, measured.interval[1]
     return {
         "name": row["name"], "result": RESULTS[0 if high <= row["passes"] else 1 if high <= row["warns"] else 2],
-        "task": task, "metric": metric, "value": value, "upperLimit95": high, "n": measured["n"],
-        "records": measured["records"], "passesUpTo": row["passes"], "warnsUpTo": row["warns"],
+        "task": task, "metric": metric, "value": value, "upperLimit95": high, "n": measured.n,
+        "records": measured.records, "passesUpTo": row["passes"], "warnsUpTo": row["warns"],
     }  # fmt: skip
 
 

@@ -31,6 +31,8 @@ def test_a_statement_is_about_the_files_and_says_what_was_tested(statement, orig
         limit = test["upperLimit95"]
         assert (test["passesUpTo"], test["warnsUpTo"]) == (row["passes"], row["warns"]) and limit >= test["value"]
         assert test["result"] == ["PASSED", "WARNED", "FAILED"][(limit > row["passes"]) + (limit > row["warns"])]
+        if test["metric"] == "degenerate":  # Wilson's limit is above 0 where no answer was gibberish
+            assert test["value"] == 0 and limit == pytest.approx(1.96**2 / (test["records"] + 1.96**2), abs=1e-4)
         if test["task"] == "elude_forget":
             assert test["value"] == pytest.approx(forget[row["metric"]])
     attacks = [task for task in original.tasks if task.startswith("elude_attack_") and "none" not in task]
