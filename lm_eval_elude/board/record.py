@@ -9,11 +9,16 @@ from __future__ import annotations
 import hmac
 import json
 import math
+import secrets
+import tempfile
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lm_eval_elude.board import submission as packed
+from lm_eval_elude.board.rescore import rescore
+from lm_eval_elude.board.verify import Verdict, verify
 from lm_eval_elude.data import jsonio
 from lm_eval_elude.data.files import file_hashes, sha256, write_text
 from lm_eval_elude.data.manifest import FILE_NAME, read_manifest
@@ -22,6 +27,7 @@ from lm_eval_elude.report.page import render
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS
 from lm_eval_elude.scoring.benchmarks.elude import ATTACK, CONTROL
 from lm_eval_elude.scoring.runs import Run
+from lm_eval_elude.text.chat import Renderer, load_tokenizer
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "urn:lm-eval-elude:unlearning-record:v1"
@@ -30,11 +36,14 @@ RESULTS = ("PASSED", "WARNED", "FAILED")
 TESTED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))  # tests, and their limits
 
 
-def record(checkpoint: Path, run: Run, key: bytes = b"") -> dict[str, Any]:
+def record(checkpoint: Path, run: Run, key: bytes = b"", *, records: int = 50) -> dict[str, Any]:
     """The Statement about a checkpoint that was scored with all tests; with ``key`` targets stand as keyed hashes.
 
+    Args:
+        records: how many documents the checkpoint is asked again, 0 for all.
+
     Raises:
-        UserError: the checkpoint has no manifest, or the run is of another one or of a part of the tests.
+        UserError: the checkpoint has no manifest, the run is not of it, or is not what ``elude verify`` accepts.
     """
     manifest = read_manifest(checkpoint)
     if manifest is None:
@@ -42,18 +51,17 @@ def record(checkpoint: Path, run: Run, key: bytes = b"") -> dict[str, Any]:
     if file_hashes(checkpoint) != manifest.weights:
         raise UserError(f"{checkpoint}: the weights are not those that {FILE_NAME} names")
     digest = sha256(checkpoint / FILE_NAME)
-    attacks = [task for task in run.tasks if task.startswith(ATTACK) and task != CONTROL]
-    for test, present in [(name, name in run.tasks) for name in ("elude_forget", "elude_mia")] + [("attacks", attacks)]:
-        if not present:
-            raise UserError(f"{run.path} has no {test}: run lm_eval --tasks elude")
+    if "elude_forget" not in run.tasks:
+        raise UserError(f"{run.path} has no elude_forget: run lm_eval --tasks elude")
     scored = run.settings("elude_forget")
-    if digest not in [identity.get("manifest") for identity in scored["checkpoint"]]:
+    if (digest, manifest.weights) not in [(c.get("manifest"), c.get("weights")) for c in scored["checkpoint"] or ()]:
         raise UserError(f"{run.path} is not a run of {checkpoint}")
-    if (run.results.get("config") or {}).get("limit") is not None:
-        raise UserError(f"{run.path}: was run with --limit; a record is of the whole")
+    verdict = _verified(run, checkpoint, records)
+    attacks = [task for task in run.tasks if task.startswith(ATTACK) and task != CONTROL]
     tests = [_test(row, run, attacks) for row in TESTED["tests"]]
     predicate = {
         "result": max((test["result"] for test in tests), key=RESULTS.index),
+        "checked": verdict.level,
         "tests": tests,
         "targets": list(scored["targets"]),
         "method": manifest.method,
@@ -74,13 +82,35 @@ def record(checkpoint: Path, run: Run, key: bytes = b"") -> dict[str, Any]:
         hashes = {name: f"target-{hmac.digest(key, name.encode(), 'sha256').hex()[:12]}" for name in scored["targets"]}
         hidden = dict.fromkeys(filter(None, places), "withheld") | hashes
         predicate = _replaced({**predicate, "settings": "withheld"}, hidden)
-    subject = [{"name": name, "digest": {"sha256": value}} for name, value in manifest.weights.items()]
+    files = sorted(path for path in checkpoint.rglob("*") if path.is_file())
     return {
         "_type": STATEMENT,
-        "subject": [*subject, {"name": FILE_NAME, "digest": {"sha256": digest}}],
+        "subject": [
+            {"name": path.relative_to(checkpoint).as_posix(), "digest": {"sha256": sha256(path)}} for path in files
+        ],
         "predicateType": PREDICATE,
         "predicate": predicate,
     }
+
+
+def _verified(run: Run, checkpoint: Path, records: int) -> Verdict:
+    """What ``elude verify --rescore`` says of a run, which must have no finding.
+
+    Raises:
+        UserError: there is a finding.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        # The documents to ask again are drawn from the folder's hash: with a secret in it nobody knows them before.
+        about = {"model": "checkpoint", "base_model": "base", "method": "method", "submitter": secrets.token_hex(16)}
+        folder, data = Path(place), str(run.settings(run.tasks[0])["dataset"])
+        packed.pack(run, folder, role="original", **about)
+        verdict = verify(folder, data=data, renderer=Renderer(load_tokenizer(str(checkpoint))))
+        if not verdict.findings:
+            rescore(folder, verdict, str(checkpoint), records=records, data=data)
+    if verdict.findings:
+        first, *more = verdict.findings
+        raise UserError(f"{run.path}: {first}{f' (and {len(more)} more findings)' if more else ''}")
+    return verdict
 
 
 def write(statement: Mapping[str, Any], folder: Path) -> None:

@@ -6,22 +6,26 @@ from pathlib import Path
 
 import click
 
-from lm_eval_elude.cli.options import say
+from lm_eval_elude.cli.options import quiet, say
 
 
 @click.command()
 @click.argument("checkpoint", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.argument("results", type=click.Path(exists=True, path_type=Path))
 @click.option("--out", default="record", show_default=True, type=click.Path(path_type=Path), help="A new folder.")
+@click.option(
+    "--records", default=50, show_default=True, type=click.IntRange(0), help="To ask CHECKPOINT again; 0 for all."
+)
 @click.option("--hash-targets", is_flag=True, help="Targets as keyed hashes; the key is written to OUT.key.")
 @click.option(
     "--sign", "key", type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="A private elliptic-curve key (PEM); the signature is written to OUT.sig. Needs the extra [sign].",
 )  # fmt: skip
-def record(checkpoint: Path, results: Path, out: Path, hash_targets: bool, key: Path | None) -> None:
+@quiet()
+def record(checkpoint: Path, results: Path, out: Path, records: int, hash_targets: bool, key: Path | None) -> None:
     """Write a record of how CHECKPOINT was tested: an in-toto Statement and a page to print.
 
-    RESULTS is of `lm_eval --tasks elude --log_samples` on that checkpoint.
+    RESULTS is of `lm_eval --tasks elude --log_samples` on that checkpoint. It is first checked as by `elude verify`.
     """
     import os
     import secrets
@@ -38,7 +42,7 @@ def record(checkpoint: Path, results: Path, out: Path, hash_targets: bool, key: 
             raise UserError(f"--out {out}: {file} exists already; name another folder")
     secret = secrets.token_hex(32) if hash_targets else ""
     with new_folder(out) as staged:
-        statement = board.record(checkpoint, Run(results), secret.encode())
+        statement = board.record(checkpoint, Run(results), secret.encode(), records=records)
         board.write(statement, staged)
     try:
         if key:

@@ -21,8 +21,12 @@ def submitted(tmp_path_factory, original):
 
 
 @pytest.fixture(scope="package")
-def retrained(tmp_path_factory, data, original):
-    """A submission of a run that the original's was the reference of."""
-    run = runs.finished(tmp_path_factory.mktemp("retrained"), runs.WITHOUT, data, reference=str(original.path))
+def never_knew(tmp_path_factory, data, original):
+    """A run that the original's was the reference of."""
+    return runs.finished(tmp_path_factory.mktemp("retrained"), runs.WITHOUT, data, reference=str(original.path))
+
+
+@pytest.fixture(scope="package")
+def retrained(tmp_path_factory, never_knew):
     about = {"model": "retrained", "role": "retrained", "method": "edited"}
-    return runs.submission(tmp_path_factory.mktemp("submissions") / "retrained", run, **about)
+    return runs.submission(tmp_path_factory.mktemp("submissions") / "retrained", never_knew, **about)

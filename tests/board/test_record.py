@@ -10,18 +10,21 @@ from lm_eval_elude.board import record as board
 from lm_eval_elude.data.files import file_hashes
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.scoring.runs import Run
+from lm_eval_elude.scoring.settings import provenance
 from tests.board import runs
+from tests.board.runs import changed
 
 
 @pytest.fixture(scope="module")
 def statement(original):
-    return board.record(runs.TINY, original)
+    return board.record(runs.TINY, original, records=5)
 
 
 def test_a_statement_is_about_the_files_and_says_what_was_tested(statement, original):
     assert statement["_type"] == "https://in-toto.io/Statement/v1"
     digests = {s["name"]: s["digest"]["sha256"] for s in statement["subject"]}
-    assert digests == {**file_hashes(runs.TINY), "optout.json": board.sha256(runs.TINY / "optout.json")}
+    assert digests == file_hashes(runs.TINY, "*") and "chat_template.jinja" in digests and "config.json" in digests
+    assert statement["predicate"]["checked"] == "rescored"
     predicate = statement["predicate"]
     assert predicate["result"] == "FAILED"  # the bundled model before unlearning
     forget = original.reported("elude_forget")
@@ -51,7 +54,7 @@ def test_the_page_and_the_statement_promise_nothing(statement, tmp_path):
 
 def test_targets_can_stand_as_hashes_and_nothing_of_others_is_replaced(original, tmp_path, data, capsys):
     out, key = tmp_path / "record", tmp_path / "record.key"
-    command = ("record", runs.TINY, original.path, "--out", out, "--hash-targets")
+    command = ("record", runs.TINY, original.path, "--out", out, "--hash-targets", "--records", 1)
     key.write_text("mine")
     code, _, err = runs.elude(capsys, *command)
     assert code == 2 and f"{key} exists already" in err and [*tmp_path.iterdir()] == [key] and key.read_text() == "mine"
@@ -74,12 +77,47 @@ def test_another_checkpoint_or_part_of_the_tests_is_refused(original, tmp_path):
         file.write(b"\1")
     with pytest.raises(UserError, match="weights are not those"):
         board.record(folder, original)
-    path = Path(shutil.copytree(original.path.parent, tmp_path / "run")) / original.path.name
-    table = json.loads(path.read_text())
-    table["config"]["limit"] = 3
-    path.write_text(json.dumps(table))
-    with pytest.raises(UserError, match="--limit"):
-        board.record(runs.TINY, Run(path))
+
+
+def set_limit(folder: Path) -> None:
+    with changed(next(folder.glob("results_*.json"))) as table:
+        table["config"]["limit"] = 3
+
+
+def edit_answer(folder: Path) -> None:
+    """Gibberish in place of an answer, in every column of the log."""
+    path = next(folder.glob("samples_elude_forget_*.jsonl"))
+    lines = path.read_text().splitlines()
+    row = json.loads(lines[0])
+    row["doc"]["generated"] = row["resps"][-1][0] = row["filtered_resps"][-1] = "no idea"
+    path.write_text("\n".join([json.dumps(row), *lines[1:]]) + "\n")
+
+
+def claim_the_original(folder: Path) -> None:
+    """The log of a model that never knew says that it is of the one that was never unlearned."""
+    path = next(folder.glob("results_*.json"))
+    identities = [provenance({"pretrained": str(model)})["checkpoint"][0] for model in (runs.WITHOUT, runs.TINY)]
+    text = path.read_text()
+    for before, after in zip(*((c["name"], c["manifest"], *c["weights"].values()) for c in identities), strict=True):
+        assert before in text
+        text = text.replace(before, after)
+    path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    "alter, line",
+    [
+        (set_limit, "--limit 3"),
+        (edit_answer, "row 1: rougeL_recall"),
+        (claim_the_original, "rescored: .* documents differ"),
+    ],
+)
+def test_results_that_the_checkpoint_does_not_give_are_refused(alter, line, original, never_knew, tmp_path):
+    source = never_knew if alter is claim_the_original else original
+    folder = Path(shutil.copytree(source.path.parent, tmp_path / "run"))
+    alter(folder)
+    with pytest.raises(UserError, match=line):
+        board.record(runs.TINY, Run(folder), records=5)
 
 
 def test_a_record_is_signed_and_verified_without_a_network(original, tmp_path, capsys):
@@ -96,7 +134,7 @@ def test_a_record_is_signed_and_verified_without_a_network(original, tmp_path, c
         private.public_key().public_bytes(form, serialization.PublicFormat.SubjectPublicKeyInfo)
     )
     folder, signature = tmp_path / "record", tmp_path / "record.sig"
-    command = ("record", runs.TINY, original.path, "--out", folder, "--sign")
+    command = ("record", runs.TINY, original.path, "--out", folder, "--records", 1, "--sign")
     signature.write_text("mine")
     code, _, err = runs.elude(capsys, *command, tmp_path / "key.pem")
     assert code == 2 and f"{signature} exists already" in err and not folder.exists()
