@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS, GROUPS
 from lm_eval_elude.scoring.estimates import Z95, Estimate, difference
+from lm_eval_elude.scoring.logs import open_run
 from lm_eval_elude.scoring.runs import Run
 from lm_eval_elude.scoring.samples import Sample
 
@@ -117,8 +118,8 @@ def named_runs(paths: Sequence[str], reference: str = "", *, utility: bool = Fal
     """The runs that a user names.
 
     Args:
-        paths: results files or folders, or ``NAME=PATH``; a folder stands for every results file below it, each run
-            called by the folder that it lies in, in the order in which they were made.
+        paths: results files, released logs of TOFU, or folders, or ``NAME=PATH``; a folder stands for every results
+            file below it, each run called by the folder that it lies in, in the order in which they were made.
         reference: one of these names, or another path; "" for none.
         utility: whether a run of the utility benchmarks alone is one, too.
 
@@ -131,14 +132,14 @@ def named_runs(paths: Sequence[str], reference: str = "", *, utility: bool = Fal
         twice = [n for n in names if re.fullmatch(rf"{re.escape(name)}( \d+)?", n)]
         names.append(f"{name} {len(twice) + 1}" if twice else name)
     runs = [
-        NamedRun(name, Run(file, utility=utility), name == reference)
+        NamedRun(name, open_run(file, utility=utility), name == reference)
         for name, (_, file) in zip(names, found, strict=True)
     ]
     if reference and not any(run.reference for run in runs):
         (name, file), *more = _files(reference)
         if more:
             raise UserError(f"--reference {reference}: has {len(more) + 1} results files; name one of them")
-        runs.append(NamedRun(name if name not in names else f"{name} (reference)", Run(file), True))
+        runs.append(NamedRun(name if name not in names else f"{name} (reference)", open_run(file), True))
     if known := [run.run for run in runs if run.reference]:
         runs = [run if run.reference else NamedRun(run.name, run.run, beside=known[0]) for run in runs]
     return runs
@@ -172,7 +173,8 @@ def warnings(runs: Sequence[NamedRun]) -> list[str]:
     for run in runs[1:]:
         for task in sorted(set(run.run.tasks) & set(first.run.tasks)):
             one, two = first.run.settings(task), run.run.settings(task)
-            if odd := [key for key in SHARED if one.get(key) != two.get(key)]:
+            both = [key for key in SHARED if key in one and key in two]  # a released log knows little of itself
+            if odd := [key for key in both if one[key] != two[key]]:
                 found.append(
                     f"{run.name}: {task} differs from {first.name} in {', '.join(odd)}: not the same questions"
                 )

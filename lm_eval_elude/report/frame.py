@@ -91,7 +91,7 @@ def lines(cells: pd.DataFrame) -> list[str]:
     """The lines of a table in Markdown."""
     rows = [["", *cells.columns], *([name, *row] for name, row in zip(cells.index, cells.to_numpy(), strict=True))]
     texts = [[plain(text) for text in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    widths = [max(2, *map(len, column)) for column in zip(*texts, strict=True)]  # a rule needs a dash and a colon
     rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
     return [
         f"| {' | '.join([first.ljust(widths[0]), *map(str.rjust, others, widths[1:])])} |"

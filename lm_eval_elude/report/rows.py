@@ -162,8 +162,9 @@ def _manifest(run: NamedRun) -> Manifest | None:
 
 def _method(run: NamedRun, manifest: Manifest | None) -> str:
     scored = run.run.settings(run.run.tasks[0]) if run.run.tasks else {}
+    unknown = bool(run.run.tasks) and "checkpoint" not in scored  # a released log does not say of what it is
     lost = not run.run.tasks and _model(run).count("/") > 1 and not Path(_model(run)).exists()
-    if manifest is None and (lost or any("manifest" in part for part in scored.get("checkpoint") or ())):
+    if manifest is None and (unknown or lost or any("manifest" in part for part in scored.get("checkpoint") or ())):
         return run.name  # its checkpoint is not here to say
     if manifest is None or manifest.method == "none":
         return "guardrail" if scored.get("guardrail") else "original"

@@ -31,11 +31,12 @@ def tables(runs: Sequence[NamedRun]) -> list[Table]:
     numbers = frame(runs)
     over_all = numbers[numbers.target == ""]
     titles = {run.name: run.title for run in runs}
+    quality = "FQ" if "elude_forget" in {*over_all.task} else "A forget set's TR"
     made = [
         Table(
             "Scores",
-            "Shares in per cent, with 95 % intervals; n distinct records. Read FQ beside the share of gibberish "
-            "(degen.) and the reference's FQ: beyond that, higher is not better.",
+            f"Shares in per cent, with 95 % intervals; n distinct records. Read {quality} beside the share of "
+            "gibberish (degen.) and the reference's: beyond that, higher is not better.",
             by_metric(over_all, SECTIONS.keys() - {"elude_mia"}, False),
         ),
         differences(runs),
@@ -66,7 +67,7 @@ def tables(runs: Sequence[NamedRun]) -> list[Table]:
 def by_metric(numbers: pd.DataFrame, tasks: Collection[str], distances: bool) -> pd.DataFrame:
     """The metrics of tasks, either those that are a distance from a reference or the others."""
     places = [(task, metric) for task, metric in PLACES if task in tasks and METRICS[metric].is_distance == distances]
-    labels = {(task, metric): f"{SECTIONS[task]}: {label(task, metric)}" for task, metric in places}
+    labels = {(task, metric): f"{SECTIONS[task]}: {METRICS[metric].label}" for task, metric in places}
     return pivot(numbers, labels)
 
 
@@ -94,18 +95,16 @@ def by_target(numbers: pd.DataFrame) -> Table:
 
 def pivot(numbers: pd.DataFrame, labels: dict[tuple[str, str], str]) -> pd.DataFrame:
     """A row for each task and metric that is there, under its label, with a column for each run and one for n."""
-    numbers = numbers[[place in labels for place in zip(numbers.task, numbers.metric, strict=True)]]
+    shown = [place in labels for place in zip(numbers.task, numbers.metric, strict=True)]
+    numbers = numbers[pd.Series(shown, numbers.index, dtype=bool)]
     texts = [cell(row.value, row.low, row.high, unit(row.metric)) for row in numbers.itertuples()]
     table = numbers.assign(text=texts).pivot(index=["task", "metric"], columns="run", values="text")
     table = table.reindex(columns=list(dict.fromkeys(numbers.run)))
-    table["n"] = numbers.groupby(["task", "metric"]).records.agg(lambda counts: " / ".join(map(str, counts.unique())))
+    # A number without an error has no records, but samples.
+    counted = numbers.assign(count=numbers.records.where(numbers.records > 0, numbers.n))
+    table["n"] = counted.groupby(["task", "metric"])["count"].agg(lambda counts: " / ".join(map(str, counts.unique())))
     table = table.reindex([place for place in labels if place in table.index]).fillna(NONE)
     return table.set_axis([labels[place] for place in table.index])
-
-
-def label(task: str, metric: str) -> str:
-    """The label of a metric; that of TOFU's forget quality says that it is a p-value."""
-    return "KS p" if (task, metric) == ("tofu", "forget_quality") else METRICS[metric].label
 
 
 def attack_tasks(tasks: Collection[str]) -> list[str]:
@@ -124,7 +123,8 @@ def _places() -> list[tuple[str, str]]:
     for task in SECTIONS:
         kind = BENCHMARKS[task].kind if task in BENCHMARKS else "group"
         places += [(task, metric.name) for metric in METRICS.values() if kind in metric.kinds]
-    return [place for place in places if place != ("elude_quality", "forget_quality")]
+    # The forget sets have these two: FQ, and TOFU's forget quality as KS p.
+    return [place for place in places if place not in {("elude_quality", "forget_quality"), ("tofu", "forget_quality")}]
 
 
 PLACES = _places()
@@ -163,7 +163,7 @@ def differences(runs: Sequence[NamedRun]) -> Table:
         f"Differences from {runs[0].name}",
         "Shares in points of per cent, with 95 % intervals and the two-sided test of no difference, paired by record; "
         "– where no error can be formed.",
-        pd.DataFrame(cells, index=[f"{SECTIONS[task]}: {label(task, metric)}" for task, metric in places]),
+        pd.DataFrame(cells, index=[f"{SECTIONS[task]}: {METRICS[metric].label}" for task, metric in places]),
     )
 
 

@@ -1,8 +1,9 @@
-"""Truth ratios of a retained model from the logs of TOFU's evaluators."""
+"""Logs of TOFU's evaluators: the truth ratios of a retained model, and a released log read as a run."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
@@ -10,6 +11,89 @@ from typing import Any
 
 from lm_eval_elude.data import jsonio
 from lm_eval_elude.errors import UserError
+from lm_eval_elude.scoring.runs import Run
+
+# The set's log within eval_log_aggregated.json, by the task that asks the same questions.
+RELEASED = {
+    "tofu_forget": "eval_log_forget.json",
+    "tofu_retain": "eval_log.json",
+    "tofu_real_authors": "eval_real_author_wo_options.json",
+    "tofu_world_facts": "eval_real_world_wo_options.json",
+}
+# A question as the released evaluator logs it, within its prompt.
+_PROMPT = re.compile(r"(?:Question: |\[INST\] )(.*?)(?:\s*Answer:| \[/INST\])\s*", re.DOTALL)
+
+
+class ReleasedRun(Run):
+    """A log of the released evaluator (``eval_log_aggregated.json``) read as a run of TOFU's tasks.
+
+    It has the losses and the greedy answers, but neither the paraphrases nor the texts of the wrong answers.
+
+    Raises:
+        UserError: it is no such log, or a set in it lacks values.
+    """
+
+    def __init__(self, path: Path) -> None:
+        log = jsonio.load(path, nan=True)
+        self.path, self.log = path, log if isinstance(log, dict) else {}
+        self.tasks = [task for task, name in RELEASED.items() if isinstance(self.log.get(name), dict)]
+        if not self.tasks:
+            raise UserError(f"{path}: no log of TOFU's released evaluator ({', '.join(RELEASED.values())})")
+        groups = ("tofu",) if len(self.tasks) == len(RELEASED) else ()
+        self.results = {"results": {name: {} for name in (*self.tasks, *groups)}, "configs": {}}
+        self._samples = {}
+
+    def settings(self, task: str) -> dict[str, Any]:
+        """What is known of any such log."""
+        return {"targets": [], "truth_ratio": "geometric", "evaluator": "released", "seed": 0}
+
+    def sample_file(self, task: str) -> Path:
+        """The log itself."""
+        return self.path
+
+    def rows(self, task: str) -> list[dict[str, Any]]:
+        """The questions of a set as rows of ours."""
+        log, where = self.log[RELEASED[task]], f"{self.path}: {RELEASED[task]}"
+        columns = {key: jsonio.check(log.get(key), kind, f"{where}, {key}") for key, kind in _COLUMNS.items()}
+        first = columns["generated_text"]
+        if odd := [key for key, column in columns.items() if column.keys() != first.keys()]:
+            raise UserError(f"{where}: generated_text and {odd[0]} are of different questions")
+        if not first or not all(index.isdecimal() for index in first):
+            raise UserError(f"{where}: generated_text is not a table by question number")
+        rows = []
+        for index in sorted(first, key=int):
+            asked, generated, answer = columns["generated_text"][index]
+            losses = [columns["gt_loss"][index], columns["paraphrased_loss"][index], *columns["perturb_loss"][index]]
+            counts = [
+                columns["num_token_gt"][index], columns["num_token_paraphrased"][index],
+                *columns["num_token_perturb"][index],
+            ]  # fmt: skip
+            if len(losses) != len(counts) or len(losses) < 3 or not all(map(math.isfinite, losses)) or min(counts) < 1:
+                raise UserError(f"{where}: question {index} lacks a loss or a number of tokens")
+            prompt = _PROMPT.fullmatch(asked)
+            doc = {"id": int(index), "question": prompt[1] if prompt else asked, "answer": answer}
+            doc |= {"generated": generated, "perturbed_answer": [""] * (len(losses) - 2)}
+            doc["answer_scores"] = [[-loss, count] for loss, count in zip(losses, counts, strict=True)]
+            rows.append({"doc": doc, "filtered_resps": []})
+        return rows
+
+
+# What is read of a set's log, by question number: losses are sums over the tokens of an answer, in nats.
+_COLUMNS: dict[str, Any] = {
+    "generated_text": dict[str, tuple[str, str, str]],  # prompt, greedy answer, true answer
+    "gt_loss": dict[str, float], "paraphrased_loss": dict[str, float], "perturb_loss": dict[str, list[float]],
+    "num_token_gt": dict[str, int], "num_token_paraphrased": dict[str, int], "num_token_perturb": dict[str, list[int]],
+}  # fmt: skip
+
+
+def open_run(path: Path, *, utility: bool = False) -> Run:
+    """A run of ours, or a released log, whichever the file is."""
+    log = {} if path.name.startswith("results_") else jsonio.load(path, nan=True)
+    released = isinstance(log, dict) and not log.keys().isdisjoint(RELEASED.values())
+    return ReleasedRun(path) if released else Run(path, utility=utility)
+
+
+# ---- a retained model
 
 
 def truth_ratios(path: Path) -> list[float]:

@@ -3,15 +3,21 @@
 import json
 import math
 import random
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from rouge_score.rouge_scorer import RougeScorer
 from scipy.stats import hmean, ks_2samp
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from lm_eval_elude.cli.report import report
+from lm_eval_elude.cli.tables import tables
+from lm_eval_elude.errors import UserError
+from lm_eval_elude.report.comparison import named_runs
 from lm_eval_elude.scoring.logs import truth_ratios
 from lm_eval_elude.scoring.runs import Run
 from tests.support import make_model, make_tokenizer, mini_rows, run, save_checkpoint, write_run
@@ -213,7 +219,7 @@ def released_layout(seed: int, count: int = 100) -> dict[str, dict[str, dict]]:
                 n * loss for n, loss in zip(tokens, losses, strict=True)
             )
             log["truth_ratio"][i] = math.exp(np.mean(losses[2:]) - losses[1])
-            log["generated_text"][i] = [f"{task} {i}?", said, answer]
+            log["generated_text"][i] = [f"Question: {task} {i}?\nAnswer: ", said, answer]
             for kind, score in rouge.score(answer, said).items():
                 log[f"{kind}_recall"][i] = score.recall
     return logs
@@ -226,36 +232,63 @@ KEYS = (
 )  # fmt: skip
 
 
-def test_a_run_of_the_size_of_the_released_logs_has_their_nine_values_and_their_ks(tmp_path):
-    """Many questions a set, once as the released evaluator logs them and once as samples of ours."""
+@pytest.fixture
+def given(tmp_path) -> tuple[dict, dict, Path, Path]:
+    """Two released logs of a hundred questions a set, of an unlearned and of a retained model, and their files."""
     own, retained = released_layout(1), released_layout(2)
-    path = tmp_path / "eval_log_aggregated.json"
-    path.write_text(json.dumps(retained))
-    reference = truth_ratios(path)
+    paths = [tmp_path / name / "eval_log_aggregated.json" for name in ("unlearned", "retrained")]
+    for path, log in zip(paths, (own, retained), strict=True):
+        path.parent.mkdir()
+        path.write_text(json.dumps(log))
+    return own, retained, *paths
+
+
+def test_a_released_log_as_the_model_has_its_nine_values_and_its_ks(given):
+    own, retained, path, reference = given
     inverse = list(retained["eval_log_forget.json"]["truth_ratio"].values())  # theirs; the KS test does not mind
-    assert [1 / ratio for ratio in reference] == pytest.approx(inverse)
-    settings = {"targets": [], "truth_ratio": "geometric", "seed": 0}
-    results = {"results": {**{task: {} for task in SETS}, "tofu": {}}, "configs": {}}
-    for task, name in LOGS.items():
-        log, lines = own[name], []
-        for i in log["avg_gt_loss"]:
-            question, said, answer = log["generated_text"][i]
-            sums = [log["gt_loss"][i], log["paraphrased_loss"][i], *log["perturb_loss"][i]]
-            counts = [log["num_token_gt"][i], log["num_token_paraphrased"][i], *log["num_token_perturb"][i]]
-            doc = {"id": int(i), "question": question, "answer": answer, "generated": said}
-            doc["answer_scores"] = [[-total, n] for total, n in zip(sums, counts, strict=True)]
-            if task == "tofu_forget":
-                doc["reference"] = {"truth_ratio_raw": reference[int(i)]}
-            lines.append(json.dumps({"doc": doc, "filtered_resps": []}) + "\n")
-        (tmp_path / f"samples_{task}_2026.jsonl").write_text("".join(lines))
-        results["configs"][task] = {"metadata": {"elude": settings}}
-    (tmp_path / "results_2026.json").write_text(json.dumps(results))
-    found = Run(tmp_path / "results_2026.json").numbers
+    assert [1 / ratio for ratio in truth_ratios(reference)] == pytest.approx(inverse)
+    numbers = named_runs([str(path)], str(reference))[0].estimates
     nine = {task: values(own[name], task) for task, name in LOGS.items()}
     for task, expected in nine.items():
-        got = [found[task][metric]["value"] for metric in ("probability", "rougeL_recall", "truth_ratio")]
-        assert got == pytest.approx(expected, rel=1e-9) and found[task]["probability"]["n"] == 100
+        got = [numbers[task, "", metric] for metric in ("probability", "rougeL_recall", "truth_ratio")]
+        assert [number.value for number in got] == pytest.approx(expected, rel=1e-9) and got[0].n == 100
     kept = [value for task in nine if task != "tofu_forget" for value in nine[task]]
-    assert found["tofu"]["model_utility"]["value"] == pytest.approx(hmean(kept)) and len(kept) == 9
+    assert numbers["tofu", "", "model_utility"].value == pytest.approx(hmean(kept)) and len(kept) == 9
     p = ks_2samp(*(ratios(log["eval_log_forget.json"]) for log in (own, retained))).pvalue
-    assert found["tofu"]["forget_quality"]["value"] == pytest.approx(p, rel=1e-9) and 0 < p < 1
+    assert numbers["tofu", "", "forget_quality"].value == pytest.approx(p, rel=1e-9) and 0 < p < 1
+
+
+def test_tables_and_report_take_released_logs_and_say_what_they_have(given, tmp_path):
+    own, _, path, reference = given
+    done = CliRunner().invoke(report, [str(path), "--reference", str(reference), "--markdown"])
+    assert done.exit_code == 0, done.output
+    probability = 100 * values(own["eval_log_forget.json"], "tofu_forget")[0]
+    (shown,) = re.findall(
+        r"^\| TOFU forget set: P +\| +(\S+) \[", done.stdout.split("### Differences")[0], re.MULTILINE
+    )
+    assert shown == f"{probability:.1f}" and "| TOFU: utility " in done.stdout
+    assert "| TOFU forget set: KS p" in done.stdout and "Read A forget set's TR beside" in done.stdout
+    assert "### Differences from unlearned" in done.stdout and "### Mind" not in done.stdout
+    page = tmp_path / "report.html"
+    done = CliRunner().invoke(report, [str(path), str(reference), "--out", str(page)])
+    assert done.exit_code == 0 and "TOFU forget set: P" in page.read_text() and "lm_eval run" not in page.read_text()
+    done = CliRunner().invoke(tables, [str(path), str(reference), "--out", str(tmp_path / "tables")])
+    rows = (tmp_path / "tables" / "tofu.csv").read_text()
+    assert done.exit_code == 0 and f"unlearned,forget P,{round(probability, 4)}," in rows and "\noriginal," not in rows
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda log: log["gt_loss"].pop("7"), "generated_text and gt_loss are of different questions"),
+        (lambda log: log["perturb_loss"].update({"7": []}), "question 7 lacks a loss or a number of tokens"),
+        (lambda log: log["gt_loss"].update({"7": "low"}), "gt_loss: field '[...]': expected `float`, got `str`"),
+        (lambda log: log["generated_text"].clear(), "are of different questions"),
+    ],
+)
+def test_a_released_log_that_cannot_be_the_model_is_one_line(change, said, given):
+    own, _, path, _ = given
+    change(own["eval_log_forget.json"])
+    path.write_text(json.dumps(own))
+    done = CliRunner().invoke(report, [str(path), "--markdown"])
+    assert isinstance(done.exception, UserError) and said in str(done.exception) and "\n" not in str(done.exception)

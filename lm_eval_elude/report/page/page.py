@@ -274,7 +274,7 @@ def leaks(doc: Mapping[str, Any], question: str) -> bool:
 def _about(run: NamedRun) -> list[tuple[str, str]]:
     """What a reader needs to run it again, as names and texts."""
     settings, config, results = run.run.settings(run.run.tasks[0]), run.run.config, run.run.results
-    found: list[tuple[str, Any]] = [("results", run.run.path), ("again", command(run))]
+    found: list[tuple[str, Any]] = [("results", run.run.path), ("again", command(run) if config else "")]
     for said in settings.get("checkpoint") or ():
         found += [(f"checkpoint {key}", value) for key, value in said.items()]
     if (folder := run.run.checkpoint) and (manifest := read_manifest(folder)):
