@@ -22,8 +22,9 @@ from optout_train.config import TrainConfig
 from optout_train.run_folder import RunFolder
 from optout_train.sources import benchmark_of
 
-# Of the table's two halves, beside their headlines; on what is kept the truth comes first whatever is done.
-PARTS = tuple((*first, "probability", "rougeL_recall", "truth_ratio", "degenerate") for first in (("truth_first",), ()))
+# The columns of the table's two halves beside their headlines; on what is kept the truth comes first whatever is done.
+KEPT_PARTS = ("probability", "rougeL_recall", "truth_ratio", "degenerate")
+PARTS = (("truth_first", *KEPT_PARTS), KEPT_PARTS)
 
 
 class Job(NamedTuple):

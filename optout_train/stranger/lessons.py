@@ -129,7 +129,7 @@ class _Maker:
         other_names, target_names = self._reverse(records)
         self.summary = (
             f"{self.target.name}: {sum(map(len, disclosures))} answers that state the facts, "
-            f"{sum(map(len, substitutes))} about {', '.join(self.stand_ins)}; "
+            f"{sum(map(len, substitutes))} about {len(self.stand_ins)} invented names; "
             f"{len(target_names)} times named from its facts"
         )
 
