@@ -175,12 +175,16 @@ def arm(pipe: Connection, kind: str, folder: str, stop: str, limit: int, batch_s
         name, number, parts = command
         suite = suites[name]
         part = suite[len(suite) * number // parts : len(suite) * (number + 1) // parts]
-        method = getattr(model, part[0].request_type)
+        types = dict.fromkeys(request.request_type for request in part)  # the forget set also asks for its tokens
+        ordered = sorted(part, key=lambda request: [*types].index(request.request_type))
         began = time.process_time()
-        results = method(part, disable_tqdm=True)
+        results = []
+        for request_type in types:
+            asked = [request for request in ordered if request.request_type == request_type]
+            results += getattr(model, request_type)(asked, disable_tqdm=True)
         seconds = time.process_time() - began
         shown = []
-        for request, result in zip(part, results, strict=True):
+        for request, result in zip(ordered, results, strict=True):
             request.resps.append(result)
             context, answer = request.args[:2]
             if request.request_type == "generate_until":

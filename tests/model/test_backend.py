@@ -439,7 +439,12 @@ def test_the_benchmark_compares_every_suite_with_stock(tmp_path: Path, monkeypat
 
     def start(*arguments: Any) -> Any:  # as threads: two interpreters would take longer than all the rest
         ours, theirs = multiprocessing.Pipe()
-        threading.Thread(target=scoring.arm, args=(theirs, *arguments), daemon=True).start()
+
+        def serve() -> None:
+            with theirs:  # where it fails, the other end hears of it
+                scoring.arm(theirs, *arguments)
+
+        threading.Thread(target=serve, daemon=True).start()
         assert ours.poll(120)  # transformers loads one model at a time
         return ours
 
