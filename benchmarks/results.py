@@ -13,6 +13,7 @@ of ``--references FOLDER``. ``--gradients`` measures what lambda weighs, by defa
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import shutil
@@ -28,12 +29,14 @@ from tables import DOCS, markdown, put
 from lm_eval_elude.attacks.builders import ATTACKS
 from lm_eval_elude.cli.tables import tables
 from lm_eval_elude.data.files import file_hashes
+from lm_eval_elude.data.manifest import read_manifest
 from lm_eval_elude.report import kept, paper
 from lm_eval_elude.report.rows import COST, Key
 from lm_eval_elude.scoring.metrics import METRICS
 from optout_train.config import BUNDLED_MODEL, BUNDLED_REFERENCE
 
-PAGE, DATA = DOCS / "results.md", DOCS / "results.json"
+PAGE, DATA, NORMS = DOCS / "results.md", DOCS / "results.json", DOCS / "gradients.json"
+GRADIENTS = ("forget term", "retain terms", "λ term", "distance")
 RONALDO = "cristiano_ronaldo"
 TARGETS = (RONALDO, "lionel_messi", "taylor_swift", "stephen_hawking", "michael_jordan")
 MAIN = ("ga", "dpo", "npo", "idk", "ga+rt", "dpo+rt", "npo+rt", "idk+rt", "opt-out")
@@ -157,6 +160,8 @@ def measure(run: Run, work: Path, references: Path | None) -> None:
             key: value for key, value in values.items() if not (key[1] in METRICS and METRICS[key[1]].is_distance)
         }
     values |= {COST["training"]: seconds} if seconds else {}
+    if seconds and (manifest := read_manifest(folder)) and manifest.processor_seconds is not None:
+        values[COST["processor"]] = manifest.processor_seconds
     data = [(run.row, run.target, run.seed, *key, value) for key, value in values.items()]
     kept.write(result, kept.Kept(base(), {run.row: [*run.arguments]}, list(kept.COLUMNS), data))
     shown = {name: round(100 * values[key], 1) for name, key, *_ in paper.NEVER_KNEW if key in values}
@@ -175,7 +180,7 @@ def write(work: Path) -> None:
 
 
 def gradients() -> None:
-    """What lambda weighs: norms of the gradients of Eq. 8's terms after one epoch of each recipe; written into docs."""
+    """What lambda weighs: norms of the gradients of Eq. 8's terms after one epoch of each recipe; kept and shown."""
     import torch
     from accelerate import Accelerator
 
@@ -186,7 +191,7 @@ def gradients() -> None:
     from optout_train.weights import quiet
 
     quiet()
-    rows = []
+    measured: dict[str, list[float]] = {}
     for recipe in ("paper", "released"):
         config = build_config({"target": (RONALDO,), "recipe": recipe, "validate": False})
         run = train.prepare(config, source_of(config), Accelerator(cpu=True), lambda line: None)
@@ -203,11 +208,22 @@ def gradients() -> None:
             train.backward(run, side)
             norms.append(norm())
         distance = float(run.transport.add_gradient(config.transport_weight, len(run.plan[0]) + 1))
-        norms.append(norm())
-        cells = [f"{value:.3g}" for value in (*norms, distance)]
-        rows.append([f"`--recipe {recipe}`", *cells])
-    head = ["after one epoch", "forget term", "retain terms", f"λ term at λ = {config.transport_weight:g}", "distance"]
-    put(PAGE, "gradients", ["", *markdown(head, rows), ""])
+        measured[recipe] = [*norms, norm(), distance]
+    weight = config.transport_weight
+    text = json.dumps({"base": base(), "lambda": weight, "columns": GRADIENTS, "recipes": measured}, indent=1)
+    NORMS.write_text(f"{text}\n", encoding="utf-8")
+    put(PAGE, "gradients", gradient_table())
+
+
+def gradient_table() -> list[str]:
+    """The lines of the table of the kept gradients."""
+    kept_norms = json.loads(NORMS.read_text(encoding="utf-8"))
+    head = [f"{name} at λ = {kept_norms['lambda']:g}" if "λ" in name else name for name in kept_norms["columns"]]
+    rows = [
+        [f"`--recipe {recipe}`", *(f"{value:.3g}" for value in values)]
+        for recipe, values in kept_norms["recipes"].items()
+    ]
+    return ["", *markdown(["after one epoch", *head], rows), ""]
 
 
 def main() -> None:

@@ -67,6 +67,14 @@ def test_the_tables_of_results_are_those_of_the_runs_on_the_models_of_today() ->
     assert runs.arguments == planned | {row: [] for row in results.BASELINES} and runs.arguments.keys() <= shown
 
 
+def test_the_table_of_gradients_is_that_of_the_kept_norms_on_the_model_of_today() -> None:
+    results = importlib.import_module("results")
+    assert json.loads(results.NORMS.read_text())["base"] == results.base()
+    assert (
+        "\n".join(["<!-- gradients -->", *results.gradient_table(), "<!-- /gradients -->"]) in results.PAGE.read_text()
+    )
+
+
 # Sentences of the results with the numbers that they quote: ROW, or ROW of TARGET, TABLE, COLUMN. In a pair it is the
 # mean over seeds of the first less the second.
 QUOTED = (

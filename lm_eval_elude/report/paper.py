@@ -85,7 +85,8 @@ TOFU: tuple[Column, ...] = (
 _COST: tuple[Column, ...] = (
     *((f"{what} {of}", ("", ""), "cost", 2 * i + j) for i, what in enumerate(("training", "inference"))
       for j, of in enumerate(("time", "memory"))),
-    *((f"{name}, s" if name in ("training", "scoring") else name, key, "cost", -1) for name, key in COST.items()),
+    *((f"{name}, s" if name in ("training", "processor", "scoring") else name, key, "cost", -1)
+      for name, key in COST.items()),
 )  # fmt: skip
 
 

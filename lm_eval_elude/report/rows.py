@@ -22,7 +22,7 @@ from lm_eval_elude.scoring.estimates import Estimate, average, exact
 Key = tuple[str, str]  # task or group, metric
 FQ, RQ = ("elude_quality", "forget_quality"), ("elude_quality", "retain_quality")
 # What a run took: numbers of the manifest and the results file, not of the samples.
-COST = {name: ("cost", name) for name in ("parameters", "epochs", "training", "scoring")}
+COST = {name: ("cost", name) for name in ("parameters", "epochs", "training", "processor", "scoring")}
 # Settings that say what or where, not how: runs that differ in these alone are one row.
 SAME = {
     "target", "seed", "model", "revision", "dataset", "strict", "micro_batch_size", "shard", "compile",
@@ -179,7 +179,9 @@ def _cost(run: NamedRun, manifest: Manifest | None) -> dict[Key, Estimate]:
     size = run.run.config.get("model_num_parameters")
     seconds = str(run.run.results.get("total_evaluation_time_seconds"))
     epochs = [e["epoch"] for e in manifest.epochs if isinstance(e.get("epoch"), int)] if manifest else []
-    cost = {COST["epochs"]: max(epochs)} if epochs else {}
+    cost: dict[Key, float] = {COST["epochs"]: max(epochs)} if epochs else {}
+    if manifest and manifest.processor_seconds is not None:
+        cost[COST["processor"]] = manifest.processor_seconds
     cost |= {COST["parameters"]: size} if isinstance(size, int) else {}
     cost |= {COST["scoring"]: float(seconds)} if re.fullmatch(r"\d+\.?\d*", seconds) else {}
     return {key: exact(value) for key, value in cost.items()}
