@@ -226,7 +226,8 @@ class Benchmark:
 
     def _answered(self, doc: Mapping[str, Any], mean: Any) -> Answered:
         reference = doc.get("reference") or {}
-        scores, named = [AnswerScore(*pair) for pair in doc["answer_scores"]], 2 + len(doc["perturbed_answer"])
+        scores = [AnswerScore(*pair) for pair in doc["answer_scores"]]
+        named = len(scores) - len(doc.get("named_answers", ()))  # the last ones name the target and others
         return Answered(
             self.spec,
             mean,
