@@ -24,26 +24,35 @@ from lm_eval_elude.data.files import file_hashes, sha256, write_text
 from lm_eval_elude.data.manifest import FILE_NAME, read_manifest
 from lm_eval_elude.errors import UserError, reason
 from lm_eval_elude.report.page import render
-from lm_eval_elude.scoring.benchmarks import BENCHMARKS
+from lm_eval_elude.scoring.benchmark import Tasks
 from lm_eval_elude.scoring.benchmarks.elude import ATTACK, CONTROL
+from lm_eval_elude.scoring.estimates import Estimate, difference
+from lm_eval_elude.scoring.metrics import METRICS
 from lm_eval_elude.scoring.runs import Run
+from lm_eval_elude.scoring.samples import Sample, of_reference
 from lm_eval_elude.text.chat import Renderer, load_tokenizer
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "urn:lm-eval-elude:unlearning-record:v1"
 JSON, PAGE = "record.json", "record.html"
-RESULTS = ("PASSED", "WARNED", "FAILED")
+RESULTS = PASSED, WARNED, NOT_ENOUGH, FAILED = "PASSED", "WARNED", "NOT ENOUGH RECORDS", "FAILED"
+Z95_ONE_SIDED = 1.6448536269514722
 TESTED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))  # tests, and their limits
 
 
-def record(checkpoint: Path, run: Run, key: bytes = b"", *, records: int = 50) -> dict[str, Any]:
-    """The Statement about a checkpoint that was scored with all tests; with ``key`` targets stand as keyed hashes.
+def record(
+    checkpoint: Path, run: Run, reference: Run | None = None, *, records: int = 50, key: bytes = b""
+) -> dict[str, Any]:
+    """The Statement about a checkpoint that was scored with all tests.
 
     Args:
+        reference: the run of the model that never knew; without it the results that the run names as its reference.
         records: how many documents the checkpoint is asked again, 0 for all.
+        key: where it is given, targets stand as hashes with this key.
 
     Raises:
-        UserError: the checkpoint has no manifest, the run is not of it, or is not what ``elude verify`` accepts.
+        UserError: the checkpoint has no manifest, the run is not of it, has no reference, or is not what
+            ``elude verify`` accepts.
     """
     manifest = read_manifest(checkpoint)
     if manifest is None:
@@ -56,9 +65,15 @@ def record(checkpoint: Path, run: Run, key: bytes = b"", *, records: int = 50) -
     scored = run.settings("elude_forget")
     if (digest, manifest.weights) not in [(c.get("manifest"), c.get("weights")) for c in scored["checkpoint"] or ()]:
         raise UserError(f"{run.path} is not a run of {checkpoint}")
-    verdict = _verified(run, checkpoint, records)
-    attacks = [task for task in run.tasks if task.startswith(ATTACK) and task != CONTROL]
-    tests = [_test(row, run, attacks) for row in TESTED["tests"]]
+    reference = _reference(run, scored.get("reference"), reference)
+    known = reference.settings("elude_forget")["checkpoint"] or []
+    for each in known:
+        for model in ({"weights": manifest.weights}, manifest.base_model):
+            if any(each.get(field) and each.get(field) == model.get(field) for field in ("name", "weights")):
+                raise UserError(f"{reference.path} is of {each['name']}, which is no model that never knew the targets")
+    _verified(reference)
+    verdict = _verified(run, reference, checkpoint, records)
+    tests = tested(verdict.samples, scored)
     predicate = {
         "result": max((test["result"] for test in tests), key=RESULTS.index),
         "checked": verdict.level,
@@ -73,12 +88,13 @@ def record(checkpoint: Path, run: Run, key: bytes = b"", *, records: int = 50) -
         "resultsFile": {"name": run.path.name, "digest": {"sha256": sha256(run.path)}},
         "samples": {t: {"sha256": sha256(run.sample_file(t))} for t in run.tasks},
         "versions": {"training": manifest.versions, "scoring": scored["versions"]},
+        "reference": {"checkpoint": known, "resultsFile": {"digest": {"sha256": sha256(reference.path)}}},
         "scoredAt": run.results.get("date"),
         "limits": TESTED["limits"],
     }
     if key:
         places = [scored["dataset"], scored["attack_file"], scored["reference"], manifest.dataset]
-        places += [manifest.base_model.get("name"), *(identity["name"] for identity in scored["checkpoint"])]
+        places += [manifest.base_model.get("name"), *(each["name"] for each in [*scored["checkpoint"], *known])]
         hashes = {name: f"target-{hmac.digest(key, name.encode(), 'sha256').hex()[:12]}" for name in scored["targets"]}
         hidden = dict.fromkeys(filter(None, places), "withheld") | hashes
         predicate = _replaced({**predicate, "settings": "withheld"}, hidden)
@@ -93,8 +109,23 @@ def record(checkpoint: Path, run: Run, key: bytes = b"", *, records: int = 50) -
     }
 
 
-def _verified(run: Run, checkpoint: Path, records: int) -> Verdict:
-    """What ``elude verify --rescore`` says of a run, which must have no finding.
+def _reference(run: Run, name: str | None, given: Run | None) -> Run:
+    """The run of the model that never knew: the one given, otherwise the results that a run names."""
+    if not name:
+        raise UserError(
+            f'{run.path} has no reference: score it with --metadata \'{{"reference": "RESULTS"}}\', where RESULTS are '
+            "those of a model that never knew the targets"
+        )
+    if given:
+        return given
+    path = Path(name).expanduser()
+    if not path.exists() or (path / "config.json").exists():
+        raise UserError(f"the reference {name} is a model, or not there: name the results of that model by --reference")
+    return packed.finished(path)
+
+
+def _verified(run: Run, reference: Run | None = None, checkpoint: Path | None = None, records: int = 0) -> Verdict:
+    """What ``elude verify`` says of a run, which must have no finding; a checkpoint is asked again.
 
     Raises:
         UserError: there is a finding.
@@ -104,8 +135,9 @@ def _verified(run: Run, checkpoint: Path, records: int) -> Verdict:
         about = {"model": "checkpoint", "base_model": "base", "method": "method", "submitter": secrets.token_hex(16)}
         folder, data = Path(place), str(run.settings(run.tasks[0])["dataset"])
         packed.pack(run, folder, role="original", **about)
-        verdict = verify(folder, data=data, renderer=Renderer(load_tokenizer(str(checkpoint))))
-        if not verdict.findings:
+        renderer = Renderer(load_tokenizer(str(checkpoint))) if checkpoint else None
+        verdict = verify(folder, data=data, renderer=renderer, reference=reference)
+        if checkpoint and not verdict.findings:
             rescore(folder, verdict, str(checkpoint), records=records, data=data)
     if verdict.findings:
         first, *more = verdict.findings
@@ -144,21 +176,52 @@ def sign(folder: Path, signature: Path, key: Path) -> None:
         raise UserError(f"--sign {key}: {reason(error)}") from None
 
 
-def _test(row: Mapping[str, Any], run: Run, attacks: Sequence[str]) -> dict[str, Any]:
-    """One of the tests with what was measured; what is not known fails."""
-    task, metric = row["task"], row["metric"]
-    estimates = {
-        name: BENCHMARKS[name].numbers(run.samples(name), run.settings(name))[metric]
-        for name in (attacks if task == "worst" else [task])
-    }
-    task = max(estimates, key=lambda name: math.inf if math.isnan(estimates[name].value) else estimates[name].value)
-    measured = estimates[task]
-    value, high = measured.value, measured.interval[1]
+def tested(samples: Tasks, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Every test with what was measured of this model and of its reference, from samples that hold both."""
+    attacks = [task for task in samples if task.startswith(ATTACK) and task != CONTROL]
+    return [
+        max(
+            (
+                _test(row, task, samples[task], settings)
+                for task in (attacks if row["task"] == "worst" else [row["task"]])
+            ),
+            key=lambda test: math.inf if math.isnan(test["upperLimit95"]) else test["upperLimit95"],
+        )
+        for row in TESTED["tests"]
+    ]
+
+
+def _test(row: Mapping[str, Any], task: str, samples: Sequence[Sample], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """One test on one task; what is not known fails."""
+    of_set = METRICS[row["metric"]].of_set
+    value, baseline = of_set(samples, settings), of_set(of_reference(samples), settings)
+    excess = difference(value, baseline)
+    high = _upper_limit(value, baseline)
+    if high <= row["passes"]:
+        result = PASSED
+    elif excess.value <= row["passes"]:
+        result = NOT_ENOUGH
+    else:
+        result = WARNED if high <= row["warns"] else FAILED
+    if value.records < TESTED["records"] and result != FAILED:
+        result = NOT_ENOUGH
     return {
-        "name": row["name"], "result": RESULTS[0 if high <= row["passes"] else 1 if high <= row["warns"] else 2],
-        "task": task, "metric": metric, "value": value, "upperLimit95": high, "n": measured.n,
-        "records": measured.records, "passesUpTo": row["passes"], "warnsUpTo": row["warns"],
+        "name": row["name"], "result": result, "task": task, "metric": row["metric"], "value": value.value,
+        "reference": baseline.value, "excess": excess.value, "upperLimit95": high, "n": value.n,
+        "records": value.records, "passesUpTo": row["passes"], "warnsUpTo": row["warns"],
     }  # fmt: skip
+
+
+def _upper_limit(value: Estimate, baseline: Estimate) -> float:
+    """The one-sided 95 % limit of the excess over the reference, paired by record.
+
+    Two shares of yes and no have that of Newcombe (1998) from their Wilson intervals, which is above 0 at 0 of n.
+    """
+    if value.binary and baseline.binary:
+        half = math.hypot(value.interval[1] - value.value, baseline.value - baseline.interval[0])
+    else:
+        half = Z95_ONE_SIDED * difference(value, baseline).stderr
+    return value.value - baseline.value + half
 
 
 def _replaced(value: Any, texts: Mapping[Any, str]) -> Any:

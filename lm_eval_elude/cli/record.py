@@ -14,6 +14,10 @@ from lm_eval_elude.cli.options import quiet, say
 @click.argument("results", type=click.Path(exists=True, path_type=Path))
 @click.option("--out", default="record", show_default=True, type=click.Path(path_type=Path), help="A new folder.")
 @click.option(
+    "--reference", "known", type=click.Path(exists=True, path_type=Path),
+    help="Results of the model that never knew, where those of RESULTS name the model.",
+)  # fmt: skip
+@click.option(
     "--records", default=50, show_default=True, type=click.IntRange(0), help="To ask CHECKPOINT again; 0 for all."
 )
 @click.option("--hash-targets", is_flag=True, help="Targets as keyed hashes; the key is written to OUT.key.")
@@ -22,16 +26,20 @@ from lm_eval_elude.cli.options import quiet, say
     help="A private elliptic-curve key (PEM); the signature is written to OUT.sig. Needs the extra [sign].",
 )  # fmt: skip
 @quiet()
-def record(checkpoint: Path, results: Path, out: Path, records: int, hash_targets: bool, key: Path | None) -> None:
+def record(
+    checkpoint: Path, results: Path, out: Path, known: Path | None, records: int, hash_targets: bool, key: Path | None
+) -> None:
     """Write a record of how CHECKPOINT was tested: an in-toto Statement and a page to print.
 
-    RESULTS is of `lm_eval --tasks elude --log_samples` on that checkpoint. It is first checked as by `elude verify`.
+    RESULTS is of `lm_eval --tasks elude --log_samples` on that checkpoint, with a reference in its --metadata. It is
+    first checked as by `elude verify`.
     """
     import os
     import secrets
     import shutil
 
     from lm_eval_elude.board import record as board
+    from lm_eval_elude.board.submission import finished
     from lm_eval_elude.data.files import new_folder
     from lm_eval_elude.errors import UserError
     from lm_eval_elude.scoring.runs import Run
@@ -42,7 +50,8 @@ def record(checkpoint: Path, results: Path, out: Path, records: int, hash_target
             raise UserError(f"--out {out}: {file} exists already; name another folder")
     secret = secrets.token_hex(32) if hash_targets else ""
     with new_folder(out) as staged:
-        statement = board.record(checkpoint, Run(results), secret.encode(), records=records)
+        reference = finished(known) if known else None
+        statement = board.record(checkpoint, Run(results), reference, records=records, key=secret.encode())
         board.write(statement, staged)
     try:
         if key:
@@ -54,7 +63,8 @@ def record(checkpoint: Path, results: Path, out: Path, records: int, hash_target
         shutil.rmtree(out)
         raise
     for test in statement["predicate"]["tests"]:
-        say(f"{test['result'].lower():7} {test['name']}: {test['value']:.3f}, up to {test['upperLimit95']:.3f}")
+        numbers = "{value:.3f}, reference {reference:.3f}, excess up to {upperLimit95:.3f}".format(**test)
+        say(f"{test['result'].lower():18} {test['name']}: {numbers}")
     if key:
         say(f"{signature}: signs every file of {out}")
     say(f"{out}: {statement['predicate']['result'].lower()}")

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,37 +11,64 @@ from lm_eval_elude.board import record as board
 from lm_eval_elude.data.files import file_hashes
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.scoring.runs import Run
+from lm_eval_elude.scoring.samples import Sample
 from lm_eval_elude.scoring.settings import provenance
 from tests.board import runs
 from tests.board.runs import changed
 
 
 @pytest.fixture(scope="module")
-def statement(original):
-    return board.record(runs.TINY, original, records=5)
+def statement(never_knew):
+    return board.record(runs.WITHOUT, never_knew, records=5)
 
 
-def test_a_statement_is_about_the_files_and_says_what_was_tested(statement, original):
+def test_a_statement_is_about_the_files_and_says_what_was_tested(statement, never_knew, original):
     assert statement["_type"] == "https://in-toto.io/Statement/v1"
     digests = {s["name"]: s["digest"]["sha256"] for s in statement["subject"]}
-    assert digests == file_hashes(runs.TINY, "*") and "chat_template.jinja" in digests and "config.json" in digests
+    assert digests == file_hashes(runs.WITHOUT, "*") and "chat_template.jinja" in digests and "config.json" in digests
     assert statement["predicate"]["checked"] == "rescored"
     predicate = statement["predicate"]
-    assert predicate["result"] == "FAILED"  # the bundled model before unlearning
-    forget = original.reported("elude_forget")
+    assert predicate["result"] == "NOT ENOUGH RECORDS"  # the data has eight
+    assert predicate["reference"]["resultsFile"]["digest"]["sha256"] == board.sha256(original.path)
     tests = {test["name"]: test for test in predicate["tests"]}
     assert list(tests) == [row["name"] for row in board.TESTED["tests"]]
     for test, row in zip(tests.values(), board.TESTED["tests"], strict=True):
-        limit = test["upperLimit95"]
-        assert (test["passesUpTo"], test["warnsUpTo"]) == (row["passes"], row["warns"]) and limit >= test["value"]
-        assert test["result"] == ["PASSED", "WARNED", "FAILED"][(limit > row["passes"]) + (limit > row["warns"])]
-        if test["metric"] == "degenerate":  # Wilson's limit is above 0 where no answer was gibberish
-            assert test["value"] == 0 and limit == pytest.approx(1.96**2 / (test["records"] + 1.96**2), abs=1e-4)
-        if test["task"] == "elude_forget":
-            assert test["value"] == pytest.approx(forget[row["metric"]])
-    attacks = [task for task in original.tasks if task.startswith("elude_attack_") and "none" not in task]
-    worst = max(original.reported(task)["probability"] for task in attacks)
-    assert tests["Probability of the true answers under the worst of the attacks"]["value"] == pytest.approx(worst)
+        assert (test["passesUpTo"], test["warnsUpTo"]) == (row["passes"], row["warns"])
+        assert test["value"] == pytest.approx(never_knew.reported(test["task"])[row["metric"]])
+        assert test["reference"] == pytest.approx(original.reported(test["task"])[row["metric"]])
+        assert test["excess"] == pytest.approx(test["value"] - test["reference"])
+        assert test["upperLimit95"] >= test["excess"]
+    gibberish = list(tests.values())[-1]  # Wilson's limit is above 0 where no answer was gibberish
+    assert gibberish["value"] == gibberish["reference"] == 0
+    assert gibberish["upperLimit95"] == pytest.approx(1.96**2 / (gibberish["records"] + 1.96**2), abs=1e-4)
+
+
+def samples_of(run: Run, copies: int, values: Callable[[dict], dict]) -> dict[str, list[Sample]]:
+    """A run's samples with other values, each as that of several records."""
+    return {
+        task: [
+            sample._replace(record=f"{sample.record} {number}", values=values(dict(sample.values)))
+            for number in range(copies)
+            for sample in run.samples(task)
+        ]
+        for task in run.tasks
+        if task not in ("elude_retain", "elude_world")
+    }
+
+
+@pytest.mark.parametrize(
+    "copies, values, expected",
+    [
+        (30, lambda values: values | {"reference": values}, {"PASSED"}),  # the model that never knew
+        (1, lambda values: values | {"reference": values}, {"NOT ENOUGH RECORDS"}),  # the same of few records
+        (30, lambda values: values["reference"] | {"reference": values}, {"FAILED", "PASSED"}),  # the original
+    ],
+)
+def test_a_test_is_the_excess_over_the_model_that_never_knew(copies, values, expected, never_knew):
+    tests = board.tested(samples_of(never_knew, copies, values), never_knew.settings("elude_forget"))
+    assert {test["result"] for test in tests} == expected
+    if "FAILED" in expected:
+        assert [test["result"] for test in tests][:4] == ["FAILED"] * 4 and tests[-1]["result"] == "PASSED"
 
 
 def test_the_page_and_the_statement_promise_nothing(statement, tmp_path):
@@ -52,23 +80,27 @@ def test_the_page_and_the_statement_promise_nothing(statement, tmp_path):
     assert json.loads((tmp_path / "record.json").read_text())["predicate"]["limits"] == board.TESTED["limits"]
 
 
-def test_targets_can_stand_as_hashes_and_nothing_of_others_is_replaced(original, tmp_path, data, capsys):
+def test_targets_can_stand_as_hashes_and_nothing_of_others_is_replaced(never_knew, tmp_path, data, capsys):
     out, key = tmp_path / "record", tmp_path / "record.key"
-    command = ("record", runs.TINY, original.path, "--out", out, "--hash-targets", "--records", 1)
+    command = ("record", runs.WITHOUT, never_knew.path, "--out", out, "--hash-targets", "--records", 1)
     key.write_text("mine")
     code, _, err = runs.elude(capsys, *command)
     assert code == 2 and f"{key} exists already" in err and [*tmp_path.iterdir()] == [key] and key.read_text() == "mine"
     key.unlink()
     code, printed, _ = runs.elude(capsys, *command)
-    assert code == 0 and printed.splitlines()[-1] == f"{out}: failed" and len(key.read_text()) == 64
+    assert code == 0 and printed.splitlines()[-1] == f"{out}: not enough records" and len(key.read_text()) == 64
     assert key.stat().st_mode & 0o777 == 0o600
     text = "".join(path.read_text() for path in out.iterdir())
     assert "Ronaldo" not in text and str(data) not in text and "target-" in text
 
 
-def test_another_checkpoint_or_part_of_the_tests_is_refused(original, tmp_path):
+def test_another_checkpoint_or_no_reference_is_refused(original, never_knew, tmp_path):
     with pytest.raises(UserError, match="is not a run of"):
         board.record(runs.WITHOUT, original)
+    with pytest.raises(UserError, match=r"has no reference: .*--metadata"):
+        board.record(runs.TINY, original, never_knew)
+    with pytest.raises(UserError, match="no model that never knew"):
+        board.record(runs.WITHOUT, never_knew, never_knew)
     with pytest.raises(UserError, match=r"no optout\.json"):
         board.record(tmp_path, original)
     folder = Path(shutil.copytree(runs.TINY, tmp_path / "tiny"))
@@ -93,34 +125,34 @@ def edit_answer(folder: Path) -> None:
     path.write_text("\n".join([json.dumps(row), *lines[1:]]) + "\n")
 
 
-def claim_the_original(folder: Path) -> None:
-    """The log of a model that never knew says that it is of the one that was never unlearned."""
-    path = next(folder.glob("results_*.json"))
-    identities = [provenance({"pretrained": str(model)})["checkpoint"][0] for model in (runs.WITHOUT, runs.TINY)]
-    text = path.read_text()
-    for before, after in zip(*((c["name"], c["manifest"], *c["weights"].values()) for c in identities), strict=True):
-        assert before in text
-        text = text.replace(before, after)
-    path.write_text(text)
-
-
-@pytest.mark.parametrize(
-    "alter, line",
-    [
-        (set_limit, "--limit 3"),
-        (edit_answer, "row 1: rougeL_recall"),
-        (claim_the_original, "rescored: .* documents differ"),
-    ],
-)
-def test_results_that_the_checkpoint_does_not_give_are_refused(alter, line, original, never_knew, tmp_path):
-    source = never_knew if alter is claim_the_original else original
-    folder = Path(shutil.copytree(source.path.parent, tmp_path / "run"))
+@pytest.mark.parametrize("alter, line", [(set_limit, "--limit 3"), (edit_answer, "row 1: rougeL_recall")])
+def test_edited_results_are_refused(alter, line, never_knew, tmp_path):
+    folder = Path(shutil.copytree(never_knew.path.parent, tmp_path / "run"))
     alter(folder)
     with pytest.raises(UserError, match=line):
-        board.record(runs.TINY, Run(folder), records=5)
+        board.record(runs.WITHOUT, Run(folder), records=5)
 
 
-def test_a_record_is_signed_and_verified_without_a_network(original, tmp_path, capsys):
+def claimed(run: Run, before: Path, after: Path, folder: Path) -> Run:
+    """The log of one model as that of another."""
+    shutil.copytree(run.path.parent, folder)
+    text = run.path.read_text()
+    identities = [provenance({"pretrained": str(model)})["checkpoint"][0] for model in (before, after)]
+    for old, new in zip(*((c["name"], c["manifest"], *c["weights"].values()) for c in identities), strict=True):
+        assert f'"{old}"' in text
+        text = text.replace(f'"{old}"', f'"{new}"')
+    (folder / run.path.name).write_text(text)
+    return Run(folder)
+
+
+def test_the_model_that_never_unlearned_has_no_record_by_the_answers_of_another(original, never_knew, tmp_path):
+    run = claimed(never_knew, runs.WITHOUT, runs.TINY, tmp_path / "run")
+    reference = claimed(original, runs.TINY, runs.WITHOUT, tmp_path / "reference")
+    with pytest.raises(UserError, match=r"rescored: .* documents differ"):
+        board.record(runs.TINY, run, reference, records=5)
+
+
+def test_a_record_is_signed_and_verified_without_a_network(never_knew, tmp_path, capsys):
     verifying = pytest.importorskip("model_signing.verifying", reason="the extra [sign] is not installed")
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -134,7 +166,7 @@ def test_a_record_is_signed_and_verified_without_a_network(original, tmp_path, c
         private.public_key().public_bytes(form, serialization.PublicFormat.SubjectPublicKeyInfo)
     )
     folder, signature = tmp_path / "record", tmp_path / "record.sig"
-    command = ("record", runs.TINY, original.path, "--out", folder, "--records", 1, "--sign")
+    command = ("record", runs.WITHOUT, never_knew.path, "--out", folder, "--records", 1, "--sign")
     signature.write_text("mine")
     code, _, err = runs.elude(capsys, *command, tmp_path / "key.pem")
     assert code == 2 and f"{signature} exists already" in err and not folder.exists()
@@ -149,6 +181,6 @@ def test_a_record_is_signed_and_verified_without_a_network(original, tmp_path, c
         config.verify(folder, signature)
 
     check()
-    (folder / "record.json").write_text((folder / "record.json").read_text().replace("FAILED", "PASSED"))
+    (folder / "record.json").write_text((folder / "record.json").read_text().replace("NOT ENOUGH RECORDS", "PASSED"))
     with pytest.raises(ValueError):
         check()
