@@ -126,7 +126,8 @@ class Run:
                 samples.append(BENCHMARKS[task].measure(row, settings))
             except (KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError) as error:
                 where = f"{self.sample_file(task).name}, row {number}"
-                raise UserError(f"{where}: cannot be measured ({error!r})") from None
+                problem = f"{error} is missing" if isinstance(error, KeyError) else repr(error)
+                raise UserError(f"{where}: cannot be measured ({problem})") from None
         return samples
 
     @cached_property
@@ -151,7 +152,7 @@ class Run:
 _SETTINGS = {"targets": list[str], "truth_ratio": TruthRatioMean, "seed": int}
 _DOC = {
     "id": int, "entity": str, "question": str, "plain_question": str, "answer": str, "paraphrased_answer": str,
-    "generated": str, "answer_scores": list[list[float]],
+    "generated": str, "answer_scores": list[list[float]], "perturbed_answer": list[str],
 }  # fmt: skip
 
 

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from lm_eval_elude.report import frame, tables
 from lm_eval_elude.report.comparison import change, named_runs, warnings
 from lm_eval_elude.scoring.estimates import Observation, mean_over_targets
 from tests.report.made import made_run
+from tests.support import write_jsonl
 
 GIBBERISH = "the the the the the the the the"
 
@@ -50,6 +52,35 @@ def test_what_is_no_run_is_one_line(tmp_path, monkeypatch, given, says):
     with pytest.raises(UserError, match=says):
         named_runs([given])
     assert CliRunner().invoke(report, [given]).exit_code != 0 and not (tmp_path / "report.html").exists()
+
+
+def test_several_runs_in_one_folder_each_count_and_cannot_be_one_reference(folder, tmp_path):
+    both = tmp_path / "both"
+    shutil.copytree(folder / "before", both)
+    for file in (folder / "after").iterdir():
+        shutil.copy(file, both / file.name.replace("2026", "2027"))
+    named = named_runs([str(both)])
+    alone = named_runs([str(folder / "before"), str(folder / "after")])
+    assert [run.name for run in named] == ["both", "both 2"]
+    numbers = [frame.csv_text(frame.frame(runs).drop(columns="run")) for runs in (named, alone)]
+    assert numbers[0] == numbers[1]
+    with pytest.raises(UserError, match=r"^--reference .*both: has 2 results files; name one of them$"):
+        named_runs([str(folder / "before")], str(both))
+
+
+@pytest.mark.parametrize(("value", "says"), [
+    (None, "'perturbed_answer' is missing"), ("wrong", "field 'perturbed_answer': expected `array`, got `str`"),
+])  # fmt: skip
+def test_a_doc_without_wrong_answers_is_one_line(value, says, tmp_path):
+    samples = made_run(tmp_path, known=0.5, tasks=("elude_forget",)).parent / "samples_elude_forget_2026.jsonl"
+    rows = [json.loads(line) for line in samples.read_text().splitlines()]
+    rows[3]["doc"] |= {"perturbed_answer": value}
+    if value is None:
+        del rows[3]["doc"]["perturbed_answer"]
+    write_jsonl(samples, rows)
+    with pytest.raises(UserError) as error:
+        tables.report_text(named_runs([str(tmp_path)]))
+    assert says in str(error.value) and "row 4" in str(error.value) and "\n" not in str(error.value)
 
 
 def test_a_difference_is_the_paired_test():
