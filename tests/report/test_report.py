@@ -16,6 +16,7 @@ from lm_eval_elude.cli.report import report
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.report import frame, tables
 from lm_eval_elude.report.comparison import change, named_runs, warnings
+from lm_eval_elude.report.page.page import write_report
 from lm_eval_elude.scoring.estimates import Observation, mean_over_targets
 from tests.report.made import made_run
 from tests.support import write_jsonl
@@ -69,7 +70,7 @@ def test_several_runs_in_one_folder_each_count_and_cannot_be_one_reference(folde
 
 
 @pytest.mark.parametrize(("value", "says"), [
-    (None, "'perturbed_answer' is missing"), ("wrong", "field 'perturbed_answer': expected `array`, got `str`"),
+    (None, "the doc with id 3 has no perturbed_answer"), ("wrong", "field 'perturbed_answer': expected `array`, got `str`"),
 ])  # fmt: skip
 def test_a_doc_without_wrong_answers_is_one_line(value, says, tmp_path):
     samples = made_run(tmp_path, known=0.5, tasks=("elude_forget",)).parent / "samples_elude_forget_2026.jsonl"
@@ -79,8 +80,8 @@ def test_a_doc_without_wrong_answers_is_one_line(value, says, tmp_path):
         del rows[3]["doc"]["perturbed_answer"]
     write_jsonl(samples, rows)
     with pytest.raises(UserError) as error:
-        tables.report_text(named_runs([str(tmp_path)]))
-    assert says in str(error.value) and "row 4" in str(error.value) and "\n" not in str(error.value)
+        write_report(named_runs([str(tmp_path)]), tmp_path / "report.html")
+    assert says in str(error.value) and str(samples) in str(error.value) and "\n" not in str(error.value)
 
 
 def test_a_difference_is_the_paired_test():

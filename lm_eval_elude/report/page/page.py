@@ -20,6 +20,7 @@ from lm_eval_elude.data import jsonio
 from lm_eval_elude.data.files import write_text
 from lm_eval_elude.data.manifest import read_manifest
 from lm_eval_elude.data.records import QARecord, entity_name
+from lm_eval_elude.errors import UserError
 from lm_eval_elude.report import plots, tables
 from lm_eval_elude.report.comparison import NamedRun, warnings
 from lm_eval_elude.report.page import render
@@ -238,7 +239,10 @@ def _answers(runs: Sequence[NamedRun]) -> dict[str, Any]:
                     plain = sample.record if sample.record != doc["question"] else ""
                     place = [sets.index(name), targets.index(sample.target)]
                     rows[key] = [*place, *map(place_of, (doc["question"], plain, doc["answer"])), [None] * len(runs)]
-                answer = _answer(doc, sample, task.startswith((ATTACK, "elude_forget")))
+                forgotten = task.startswith((ATTACK, "elude_forget"))
+                if forgotten and not doc.get("perturbed_answer"):
+                    raise UserError(f"{run.run.sample_file(task)}: the doc with id {doc['id']} has no perturbed_answer")
+                answer = _answer(doc, sample, forgotten)
                 rows[key][-1][number] = [place_of(doc["generated"]), *answer]
     return {
         "runs": [run.name for run in runs],
