@@ -70,7 +70,8 @@ def test_several_runs_in_one_folder_each_count_and_cannot_be_one_reference(folde
 
 
 @pytest.mark.parametrize(("value", "says"), [
-    (None, "the doc with id 3 has no perturbed_answer"), ("wrong", "field 'perturbed_answer': expected `array`, got `str`"),
+    (None, "the doc with id 3 has no perturbed_answer"),
+    ("wrong", "field 'perturbed_answer': expected `array`, got `str`"),
 ])  # fmt: skip
 def test_a_doc_without_wrong_answers_is_one_line(value, says, tmp_path):
     samples = made_run(tmp_path, known=0.5, tasks=("elude_forget",)).parent / "samples_elude_forget_2026.jsonl"
