@@ -82,7 +82,7 @@ def test_a_doc_without_wrong_answers_is_one_line(value, says, tmp_path):
     write_jsonl(samples, rows)
     with pytest.raises(UserError) as error:
         write_report(named_runs([str(tmp_path)]), tmp_path / "report.html")
-    assert says in str(error.value) and str(samples) in str(error.value) and "\n" not in str(error.value)
+    assert says in str(error.value) and samples.name in str(error.value) and "\n" not in str(error.value)
 
 
 def test_a_difference_is_the_paired_test():
