@@ -60,7 +60,10 @@ def test_the_readme_shows_what_the_demo_prints(demo):
     assert [*shown] == [*printed] and len(shown) == 4, "python benchmarks/readme.py"
     for name, values in printed.items():
         bundled = name in ("original", "retrained without")
-        assert shown[name] == pytest.approx(values, abs=0.11 if bundled else 5.0), name
+        for column, (read, value) in enumerate(zip(shown[name], values, strict=True)):
+            # The second column counts yes and no of 46 records, whose 95 % interval is 14 points to either side.
+            tolerance = 0.11 if bundled else 14.0 if column == 1 else 5.0
+            assert read == pytest.approx(value, abs=tolerance), (name, column)
     assert "no --model given: unlearning in the bundled tiny model" in demo[1].stderr
 
 
