@@ -29,7 +29,11 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         {"text"},
         {"accelerate", "lm_eval", "psutil", "safetensors", "torch", "tqdm", "transformers"},
     ),
-    "lm_eval_elude.report": ({"data", "scoring"}, {"matplotlib", "msgspec", "numpy", "pandas"}),
+    "lm_eval_elude.stress": (
+        {"attacks", "data", "model", "scoring", "text"},
+        {"peft", "torch", "tqdm", "transformers"},
+    ),
+    "lm_eval_elude.report": ({"data", "scoring", "stress"}, {"matplotlib", "msgspec", "numpy", "pandas"}),
     "lm_eval_elude.report.page": ({"data", "report", "scoring", "text"}, {"jinja2"}),
     "lm_eval_elude.tasks": ({"data", "scoring"}, {"lm_eval", "transformers"}),
     "lm_eval_elude.board": (
@@ -55,7 +59,8 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "lm_eval_elude.mini": ({"attacks", "data", "model", "scoring", "text"}, {"torch", "transformers"}),
     "lm_eval_elude.cli": (
-        {"attacks", "board", "curate", "data", "llm", "lm_eval_elude", "report", "report.page", "scoring", "text"},
+        {"attacks", "board", "curate", "data", "llm", "lm_eval_elude", "report", "report.page", "scoring", "stress",
+         "text"},
         {"click"},
     ),
     "optout_train": (

@@ -352,6 +352,8 @@ class RowCheck:
         _demand("filtered_resps", [[response] for response in responses], row["resps"])
         _demand("answer_scores", doc["answer_scores"], self._answer_scores(doc, requests, responses))
         if benchmark.generates:
+            if not isinstance(doc["generated"], str):
+                raise UserError(f"generated is {shown(doc['generated'])}")
             _demand("generated", doc["generated"], responses[-1])
         doc.pop("reference", None)  # nobody's word: a distance is formed from the reference's own samples
         if self.reference:

@@ -13,7 +13,7 @@ from lm_eval_elude.errors import printable
 # Each command is the function of its name in the file of its name. Heavy imports stay inside the functions.
 COMMANDS = (
     "path", "targets", "attacks", "build", "known", "audit", "report", "tables", "submit", "verify", "leaderboard",
-    "record",
+    "record", "stress",
 )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ class AnswerLogProbs(NamedTuple):
         return self.sums / self.counts
 
 
-def load_model(name: str, revision: str | None = None, dtype: Any = "auto") -> Any:
+def load_model(name: str, revision: str | None = None, dtype: Any = "auto", flag: str = "--model") -> Any:
     """A causal language model of a folder or Hub id, on the CPU; safetensors only, and never a checkpoint's own code.
 
     Raises:
@@ -45,7 +45,7 @@ def load_model(name: str, revision: str | None = None, dtype: Any = "auto") -> A
             name, revision=revision, dtype=dtype, use_safetensors=True, trust_remote_code=False
         )
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise UserError(f"--model {name!r} cannot be loaded: {reason(error)}") from None
+        raise UserError(f"{flag} {name!r} cannot be loaded: {reason(error)}") from None
 
 
 def answer_logits(model: Any, batch: Batch, cache: Any = None) -> Tensor:

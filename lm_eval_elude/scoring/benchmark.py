@@ -5,7 +5,8 @@
 The tasks of lm-eval call these steps while a model runs; ``elude verify`` and ``elude report`` call the same ones on a
 log. A logged document holds the record's columns, ``answer_scores`` (sum of log-probabilities and number of tokens of
 the answer, the paraphrase and the wrong answers, in this order, and of a reverse query's ``named_answers``), where
-something was generated ``generated``, and where the backend gives it ``greedy`` (of each token of the answer).
+something was generated ``generated`` (null where only log-probabilities were asked for), and where the backend gives
+it ``greedy`` (of each token of the answer).
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class Answered(NamedTuple):
         spec: the set.
         mean: of the truth ratio.
         answer: the reference answer.
-        generated: the model's greedy answer.
+        generated: the model's greedy answer, None where only log-probabilities were asked for.
         scores: of the answer, its paraphrase and the wrong answers.
         reference: the same of the reference model, None where there is none.
         reference_ratio: R of the reference model, where at least that is known.
@@ -57,7 +57,7 @@ class Answered(NamedTuple):
     spec: SetSpec
     mean: TruthRatioMean
     answer: str
-    generated: str
+    generated: str | None
     scores: Sequence[AnswerScore]
     reference: Answered | None = None
     reference_ratio: float | None = None
@@ -72,13 +72,15 @@ class Answered(NamedTuple):
         return likelihood.measure(self.spec, self.scores, self.mean)
 
     @property
-    def rouge(self) -> float:
+    def rouge(self) -> float | None:
         """ROUGE-L recall of the generated answer."""
-        return answers.rouge_l_recall(self.answer, self.generated)
+        return None if self.generated is None else answers.rouge_l_recall(self.answer, self.generated)
 
     @property
-    def quality(self) -> float:
-        """Harmonic mean of the document's own three measures."""
+    def quality(self) -> float | None:
+        """Harmonic mean of the document's own three measures, None where nothing was generated."""
+        if self.rouge is None:
+            return None
         probability, _, truth_ratio = self.measures
         return likelihood.harmonic_mean(likelihood.goodness(self.spec, probability, self.rouge, truth_ratio))
 
@@ -284,8 +286,17 @@ def _named_first(answered: Answered) -> float | None:
     return float(likelihood.likeliest(answered.named[0], answered.named[1:])) if answered.named else None
 
 
-def _from_reference(value: Callable[[Answered], float]) -> Callable[[Answered], float | None]:
-    return lambda a: value(a) - value(a.reference) if a.reference else None
+def _from_reference(value: Callable[[Answered], float | None]) -> Callable[[Answered], float | None]:
+    def difference(answered: Answered) -> float | None:
+        mine, other = value(answered), value(answered.reference) if answered.reference else None
+        return None if mine is None or other is None else mine - other
+
+    return difference
+
+
+def _of_text(value: Callable[[str], float]) -> Callable[[Answered], float | None]:
+    """A value of the greedy answer, where there is one."""
+    return lambda a: None if a.generated is None else value(a.generated)
 
 
 def _loss_difference(compared: Compared) -> float:
@@ -347,7 +358,7 @@ _ROWS = (
     Metric(
         "named", "named", "share", (False, True), ("reverse query",),
         "Share of greedy answers in which one of the target's names stands.",
-        lambda a: float(answers.names(a.generated, a.names)) if a.names else None,
+        lambda a: float(answers.names(a.generated, a.names)) if a.names and a.generated is not None else None,
     ),
     Metric(
         "named_first", "named first", "share", (False, True), ("reverse query",),
@@ -380,17 +391,17 @@ _ROWS = (
     Metric(
         "degenerate", "degen.", "share", (False, False), ANSWERED,
         "Share of answers that are empty or one n-gram repeated.",
-        lambda a: float(answers.is_degenerate(a.generated)),
+        _of_text(lambda text: float(answers.is_degenerate(text))),
     ),
     Metric(
         "ngram_entropy", "entropy", "bits", (True, True), ANSWERED,
         "Weighted bi- and trigram entropy of the greedy answer, which RWKU calls fluency.",
-        lambda a: answers.ngram_entropy(a.generated),
+        _of_text(answers.ngram_entropy),
     ),
     Metric(
         "refusal", "refusal", "share", (False, False), ANSWERED,
         "Share of answers that decline to answer, by their wording.",
-        lambda a: float(answers.is_refusal(a.generated)),
+        _of_text(lambda text: float(answers.is_refusal(text))),
     ),
     Metric(
         "forget_quality_gap", "FQ gap", "difference of shares", (None, None), ("forget", *ATTACKED, "group"),

@@ -152,7 +152,7 @@ class Run:
 _SETTINGS = {"targets": list[str], "truth_ratio": TruthRatioMean, "seed": int}
 _DOC = {
     "id": int, "entity": str, "question": str, "plain_question": str, "answer": str, "paraphrased_answer": str,
-    "generated": str, "answer_scores": list[list[float]], "perturbed_answer": list[str],
+    "generated": str | None, "answer_scores": list[list[float]], "perturbed_answer": list[str],
 }  # fmt: skip
 
 

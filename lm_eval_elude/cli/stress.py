@@ -1,0 +1,56 @@
+"""``elude stress``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lm_eval_elude.cli.options import say
+
+
+@click.command()
+@click.argument("checkpoint")
+@click.option("--suite", default="quick", show_default=True, type=click.Choice(["quick", "full"]))
+@click.option("--reference", default="", help="The model that never knew  [default: the bundled one, where it fits].")
+@click.option("--original", default="", help="The model before unlearning  [default: as optout.json says].")
+@click.option("--target", "names", multiple=True, help="Whose facts (repeatable)  [default: as optout.json says].")
+@click.option("--dataset", default="", help="hub, mini, or a folder  [default: as optout.json says].")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of halves, order and adapters.")
+@click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="New, or to go on with.")
+def stress(
+    checkpoint: str, suite: Any, reference: str, original: str, names: tuple[str, ...], dataset: str, seed: int,
+    out: Path,
+) -> None:  # fmt: skip
+    """Attack the weights of CHECKPOINT: relearning, quantisation, pruning, interpolation.
+
+    The same is done to a model that never knew the targets, and only what goes beyond it counts. A command that was
+    killed goes on where it was. See docs/stress.md.
+    """
+    from lm_eval_elude.data import bundled
+    from lm_eval_elude.data.manifest import FILE_NAME, read_manifest
+    from lm_eval_elude.errors import UserError
+    from lm_eval_elude.report.frame import markdown
+    from lm_eval_elude.report.weights import table
+    from lm_eval_elude.scoring.settings import resolve_settings
+    from lm_eval_elude.stress.outcome import Outcome
+    from lm_eval_elude.stress.suite import Stress
+
+    manifest = read_manifest(checkpoint)
+    base = str(manifest.base_model.get("name", "")) if manifest else ""
+    models = {
+        "checkpoint": checkpoint,
+        "reference": reference or bundled.reference_of(manifest),
+        "original": original or (str(bundled.MODEL) if base == bundled.MODEL_NAME else base),
+    }
+    if not models["reference"]:
+        raise UserError("--reference is missing: name a model that never knew the targets")
+    if not models["original"]:
+        raise UserError(
+            f"--original is missing: {checkpoint} has no {FILE_NAME} that names the model before unlearning"
+        )
+    chosen = {"target": list(names), "dataset": dataset}
+    settings = resolve_settings({"pretrained": checkpoint, **{key: value for key, value in chosen.items() if value}})
+    Stress(models, settings, suite, seed).run(out, lambda text: say(text, err=True))
+    click.echo(markdown(table({Path(checkpoint).name: Outcome(out)})))

@@ -1,0 +1,59 @@
+"""What came back after attacks on the weights, as a table: a row for each attack, columns for each checkpoint."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import pandas as pd
+
+from lm_eval_elude.report.frame import NONE, Table, number
+from lm_eval_elude.scoring.estimates import Estimate
+from lm_eval_elude.scoring.metrics import METRICS
+from lm_eval_elude.stress.outcome import CHECKPOINT, KEPT, RECOVERED, REFERENCE, Outcome, Worst, interval, recovery
+
+BEFORE = "before any attack"
+CAPTION = (
+    "Per cent, with 95 % intervals paired by record. Of each attack the worst point, at which the checkpoint keeps "
+    f"{KEPT:.0%} of its retain quality; in brackets the model that never knew after the same attack. back: the share "
+    "of what unlearning took that is there again beyond that model. Who has the weights from before unlearning has the "
+    "facts; * needs them."
+)
+
+
+def table(outcomes: Mapping[str, Outcome]) -> Table:
+    """The attacks of some stress folders by the name of their checkpoint."""
+    columns: dict[str, dict[str, str]] = {}
+    for name, outcome in outcomes.items():
+        lead = f"{name}: " if len(outcomes) > 1 else ""
+        known = outcome.known
+        start = {
+            metric: recovery(
+                known[CHECKPOINT][metric], known[REFERENCE][metric], known["original"][metric], known[REFERENCE][metric]
+            )
+            for metric in RECOVERED
+        }
+        rows: dict[str, Worst | None] = {BEFORE: Worst(BEFORE, "", math.nan, known, start)}
+        rows |= {attack: outcome.worst.get(attack) for attack in outcome.attacks}
+        for attack, worst in rows.items():
+            label = attack.replace("_", " ") + ("*" if outcome.attacks.get(attack, {}).get("original") else "")
+            cells = {"at": NONE if worst is None or not worst.setting else f"{worst.setting}, {worst.at:g}"}
+            for metric in RECOVERED:
+                of_metric = METRICS[metric].label
+                cells[of_metric] = _pair(worst, metric) if worst else NONE
+                cells[f"{of_metric} back"] = _back(worst.recovery[metric]) if worst else NONE
+            for column, text in cells.items():
+                columns.setdefault(lead + column, {})[label] = text
+    index = list(dict.fromkeys(label for column in columns.values() for label in column))
+    frame = pd.DataFrame({c: [texts.get(label, NONE) for label in index] for c, texts in columns.items()}, index=index)
+    return Table("After attacks on the weights", CAPTION, frame)
+
+
+def _pair(worst: Worst, metric: str) -> str:
+    checkpoint, reference = (number(worst.values[role][metric].value, "share") for role in (CHECKPOINT, REFERENCE))
+    return f"{checkpoint} ({reference})"
+
+
+def _back(estimate: Estimate) -> str:
+    low, high = interval(estimate)
+    return f"{number(estimate.value, 'share')}\n[{number(low, 'share')}, {number(high, 'share')}]"

@@ -1,0 +1,1 @@
+"""What whoever holds a checkpoint's weights can bring back: attacks on the weights, the same on the reference."""

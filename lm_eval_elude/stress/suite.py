@@ -1,0 +1,271 @@
+"""The attacks of a suite on a checkpoint and on its reference, one file for each finished run.
+
+A run is an attack with one setting, on one half where it has halves, on one model. It depends on nothing but its own
+seed, so a command that was killed goes on where no file lies yet, and ends in the same bytes.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from tqdm import tqdm
+from transformers.utils import logging as transformers_logging
+
+from lm_eval_elude.data import jsonio
+from lm_eval_elude.data.records import QARecord, fingerprint
+from lm_eval_elude.errors import UserError
+from lm_eval_elude.model.scorer import Scorer, load_model, score_all
+from lm_eval_elude.scoring.benchmarks import BENCHMARKS
+from lm_eval_elude.scoring.likelihood import harmonic_mean
+from lm_eval_elude.scoring.samples import mean
+from lm_eval_elude.scoring.settings import Settings, provenance
+from lm_eval_elude.stress import outcome
+from lm_eval_elude.stress.outcome import CHECKPOINT, ORIGINAL, REFERENCE, START, TASK, Docs, Point
+from lm_eval_elude.stress.weights import WEIGHT_ATTACKS, Material, WeightAttack
+from lm_eval_elude.text.chat import Renderer, load_tokenizer
+
+Suite = Literal["quick", "full"]
+SETTINGS, WORK = "settings.json", "work"
+SPLITS = {"quick": 1, "full": 3}  # of the forget set into two halves, each of which is learnt once
+RETAINED = 32  # retain records by which a model's retain quality is judged
+_BATCH = 16
+
+
+class Questions:
+    """The documents of a task, written and tokenized once for all models."""
+
+    def __init__(self, task: str, settings: Settings, renderer: Renderer, most: int = 0, seed: int = 0) -> None:
+        self.benchmark, self.space_tokens = BENCHMARKS[task], renderer.space_tokens
+        rows = self.benchmark.records(settings)
+        if 0 < most < len(rows):
+            rows = random.Random(f"{seed}/{task}").sample(rows, most)
+        self.records: list[QARecord] = [record for record, _ in rows]  # type: ignore[misc]
+        self.docs = self.benchmark.documents(rows)
+        self._samples = []
+        for doc in self.docs:
+            asked = self.benchmark.requests(doc, renderer, settings)
+            pairs = [request.arguments for request in asked if request.kind == "loglikelihood"]
+            self._samples.append([renderer.encode_pair(context, continuation) for context, continuation in pairs])
+
+    def answered(self, model: Any, numbers: Sequence[int] | None = None) -> Docs:
+        """Documents (all of them, or those of some numbers) with a model's scores of their answers."""
+        docs = [self.docs[i] for i in numbers] if numbers is not None else self.docs
+        samples = [sample for doc in docs for sample in self._samples[doc["id"]]]
+        group = len(self._samples[0])
+        if any(len(self._samples[doc["id"]]) != group for doc in docs):
+            raise UserError(f"{self.benchmark.name}: its records do not have the same number of answers")
+        device = model.get_input_embeddings().weight.device
+        sums, counts = score_all(Scorer(model), samples, _BATCH, device, group)
+        result = []
+        rows = zip(sums.view(-1, group).tolist(), counts.view(-1, group).tolist(), strict=True)
+        for doc, (totals, lengths) in zip(docs, rows, strict=True):
+            scores = self.benchmark.answer_scores(doc, [(total,) for total in totals], lengths, self.space_tokens)
+            result.append({**doc, "answer_scores": [list(score) for score in scores], "generated": None})
+        return result
+
+
+class Cell(NamedTuple):
+    """One run: an attack with a setting, what is learnt and what is asked (numbers of documents), and the model."""
+
+    attack: WeightAttack
+    setting: Any
+    fold: int
+    learnt: Sequence[int]
+    asked: Sequence[int]
+    role: str
+
+    @property
+    def file(self) -> str:
+        """Its name."""
+        return f"{self.attack.name}_{self.setting.name}_{self.fold}_{self.role}.json"
+
+
+class Stress:
+    """A suite of attacks on a checkpoint.
+
+    Args:
+        models: folder or Hub id of the checkpoint, of the reference and of the original, by role.
+        settings: what is asked: targets and data set.
+        suite: which settings are tried.
+        seed: of the halves, of the order of what is learnt and of new adapters.
+        attacks: what is tried.
+
+    Raises:
+        UserError: a model has another tokenizer, or a target too few records.
+    """
+
+    def __init__(
+        self, models: Mapping[str, str], settings: Settings, suite: Suite = "quick", seed: int = 0,
+        attacks: Sequence[WeightAttack] = tuple(WEIGHT_ATTACKS.values()),
+    ) -> None:  # fmt: skip
+        self.models, self.settings, self.suite, self.seed, self.attacks = models, settings, suite, seed, attacks
+        transformers_logging.disable_progress_bar()  # models are loaded many times
+        warnings.filterwarnings("ignore", module="peft|transformers")
+        self.renderer = Renderer(load_tokenizer(models[CHECKPOINT]))
+        for role in (REFERENCE, ORIGINAL):
+            if Renderer(load_tokenizer(models[role])).fingerprint != self.renderer.fingerprint:
+                raise UserError(f"--{role} {models[role]}: its tokenizer is not that of the checkpoint")
+        self.forget = Questions(TASK, settings, self.renderer)
+        self.retain = Questions("elude_retain", settings, self.renderer, RETAINED, seed)
+        self.cells = list(self._cells())
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    def _cells(self) -> Iterator[Cell]:
+        everything = range(len(self.forget.docs))
+        folds = [fold for split in range(SPLITS[self.suite]) for fold in self._halves(split)]
+        for attack in self.attacks:
+            for setting in getattr(attack, self.suite):
+                for number, (learnt, asked) in enumerate(folds if attack.halves else [(everything, everything)]):
+                    for role in (CHECKPOINT, REFERENCE):
+                        yield Cell(attack, setting, number, learnt, asked, role)
+
+    def _halves(self, split: int) -> list[tuple[list[int], list[int]]]:
+        """The numbers of the documents in two halves, in both orders; each target's are halved by themselves."""
+        first: list[int] = []
+        rng = random.Random(f"{self.seed}/halves/{split}")
+        for target in self.settings.targets:
+            own = [i for i, record in enumerate(self.forget.records) if record.entity == target]
+            if len(own) < 2:
+                raise UserError(f"{target} has {len(own)} forget records, and relearning on one half needs two")
+            first += rng.sample(own, len(own) // 2)
+        first.sort()
+        second = [i for i in range(len(self.forget.records)) if i not in first]
+        return [(first, second), (second, first)]
+
+    def describe(self) -> dict[str, Any]:
+        """What the numbers depend on, as a results file has it."""
+        models = {role: provenance({"pretrained": name}) for role, name in self.models.items()}
+        return {
+            **asdict(self.settings),
+            "versions": models[CHECKPOINT]["versions"],
+            "models": {role: {"checkpoint": of_role["checkpoint"]} for role, of_role in models.items()},
+            "data": self.forget.benchmark.describe_data(self.settings),
+            "template": self.renderer.fingerprint,
+            "fingerprint": fingerprint(self.forget.records),
+            "suite": self.suite,
+            "stress_seed": self.seed,
+        }
+
+    def load(self, role: str) -> Any:
+        """A model in float32, without dropout."""
+        model = load_model(self.models[role], dtype=torch.float32, flag=f"--{role}" if role != CHECKPOINT else role)
+        return model.to(self.device).eval()
+
+    def run(self, out: Path, say: Callable[[str], None]) -> None:
+        """Do what is not done yet, and write the outcome.
+
+        Raises:
+            UserError: the folder holds something else, or a run with other settings.
+        """
+        described = jsonio.finite(self.describe())
+        open_folder(out, described)
+        roles = {role: out / WORK / f"{START}_{role}.json" for role in self.models}
+        waiting = [cell for cell in self.cells if not (out / WORK / cell.file).is_file()]
+        for role, path in roles.items():
+            if not path.is_file():
+                outcome.write_json(path, [self._scored(self.load(role), 0)])
+        outcome.knowledge(self._start(out), described)
+        if waiting and self.suite == "full":
+            say(self.cost(waiting))
+        with tqdm(total=len(self.cells), initial=len(self.cells) - len(waiting), unit="run",
+                  disable=not sys.stderr.isatty()) as bar:  # fmt: skip
+            for cell in waiting:
+                bar.set_description(f"{cell.attack.name} {cell.setting.name}")
+                outcome.write_json(out / WORK / cell.file, list(self._attack(cell)))
+                bar.update()
+        rows = [cell.attack for cell in self.cells]
+        attacks = {row.name: {"sentence": row.sentence, "original": row.original} for row in rows}
+        outcome.finish(out, described, attacks, self._start(out), self._points(out))
+
+    def _attack(self, cell: Cell) -> Iterator[dict[str, Any]]:
+        seed = f"{self.seed}/{cell.attack.name}/{cell.setting.name}/{cell.fold}"
+        records = [self.forget.records[i] for i in cell.learnt]
+        pairs = cell.attack.lessons(records, self.settings, self.seed) if cell.attack.lessons else []
+        material = Material(pairs, self.renderer, lambda: self.load(ORIGINAL), seed)
+        for at, model in cell.attack.run(self.load(cell.role), cell.setting, material):
+            yield self._scored(model, at, cell.asked)
+
+    def _scored(self, model: Any, at: float, asked: Sequence[int] | None = None) -> dict[str, Any]:
+        """A point of a curve as its file has it: the scores of what is asked, and the retain quality without ROUGE."""
+        scores = {doc["id"]: doc["answer_scores"] for doc in self.forget.answered(model, asked)}
+        settings = {"truth_ratio": self.settings.truth_ratio}
+        rows = [{"doc": doc, "filtered_resps": []} for doc in self.retain.answered(model)]
+        kept = [self.retain.benchmark.measure(row, settings) for row in rows]
+        quality = harmonic_mean([mean(kept, metric).value for metric in ("probability", "truth_ratio")])
+        return {"at": at, "retain_quality": quality, "scores": scores}
+
+    # ---- what the files say
+    def _start(self, out: Path) -> dict[str, Docs]:
+        return {role: self._docs(_read(out / WORK / f"{START}_{role}.json")[0]) for role in self.models}
+
+    def _docs(self, point: Mapping[str, Any]) -> Docs:
+        docs = self.forget.docs
+        return [{**docs[int(i)], "answer_scores": scores, "generated": None} for i, scores in point["scores"].items()]
+
+    def _points(self, out: Path) -> Iterator[Point]:
+        """The points of all curves; those of the halves are one point, in which every record was held out."""
+        quality = {r: _read(out / WORK / f"{START}_{r}.json")[0]["retain_quality"] for r in (CHECKPOINT, REFERENCE)}
+        curves: dict[tuple[str, str], list[Cell]] = {}
+        for cell in self.cells:
+            curves.setdefault((cell.attack.name, cell.setting.name), []).append(cell)
+        for (attack, setting), cells in curves.items():
+            runs = {role: [_read(out / WORK / c.file) for c in cells if c.role == role] for role in quality}
+            for place, at in enumerate(cells[0].setting.points):
+                points = {role: [run[place] for run in of_role] for role, of_role in runs.items()}
+                docs = {role: [doc for p in of_role for doc in self._docs(p)] for role, of_role in points.items()}
+                for of_role in docs.values():
+                    of_role.sort(key=lambda doc: int(doc["id"]))
+                kept = {
+                    role: sum(p["retain_quality"] for p in of_role) / len(of_role) / quality[role]
+                    for role, of_role in points.items()
+                }
+                yield Point(attack, setting, at, docs, kept)
+
+    def cost(self, cells: Sequence[Cell]) -> str:
+        """What is still to do, and about how long it takes here: a scoring and five steps of training are timed."""
+        model, began = self.load(CHECKPOINT), time.monotonic()
+        self._scored(model, 0)
+        scoring = time.monotonic() - began
+        row = WEIGHT_ATTACKS["relearn_half"]
+        setting, began = row.quick[0]._replace(points=(5,)), time.monotonic()
+        assert row.lessons
+        pairs = row.lessons(self.forget.records, self.settings, self.seed)
+        list(row.run(model, setting, Material(pairs, self.renderer, lambda: None, "")))
+        step = (time.monotonic() - began) / 5
+        steps = sum(int(cell.setting.points[-1]) for cell in cells if cell.attack.lessons)
+        scorings = sum(len(cell.setting.points) for cell in cells)
+        minutes = (steps * step + scorings * scoring) / 60
+        return f"{len(cells)} runs: {steps} steps of training, {scorings} scorings, about {minutes:.0f} minutes here"
+
+
+def open_folder(out: Path, described: Mapping[str, Any]) -> None:
+    """Make the folder of a run, or check that the one that is there is of the same run.
+
+    Raises:
+        UserError: it is not.
+    """
+    if (out / SETTINGS).is_file():
+        before = jsonio.load(out / SETTINGS)
+        same = before.keys() if isinstance(before, dict) else set()
+        if other := [name for name in {**described, **dict.fromkeys(same)} if name not in same or name not in described
+                     or before[name] != described[name]]:  # fmt: skip
+            raise UserError(f"--out {out}: the run there differs in {', '.join(other)}; name another folder")
+    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"--out {out}: exists already and is no folder of elude stress; name another one")
+    (out / WORK).mkdir(parents=True, exist_ok=True)
+    for left in (*out.glob(".*"), *(out / WORK).glob(".*")):  # by a process that was killed while it wrote
+        left.unlink()
+    outcome.write_json(out / SETTINGS, described)
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    points: list[dict[str, Any]] = jsonio.check(jsonio.load(path, nan=True), list[dict[str, Any]], str(path))
+    return points

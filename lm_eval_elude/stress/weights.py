@@ -1,0 +1,257 @@
+"""The attacks on a model's weights: :data:`WEIGHT_ATTACKS`, a row each.
+
+An attack changes a model step by step and stops at the points of its curve, where the model is scored as it then is.
+It knows the model's width, its seed and, where it trains, some questions with answers; it never sees what is scored.
+
+Rates of training are given times the model's width, as those of the trainer's adapters are: a rate of 0.1 is 5e-4 for
+the bundled model (width 192) and 2.4e-5 where the width is 4,096.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lm_eval_elude.attacks.builders import ATTACKS, build_attacks
+from lm_eval_elude.data import dataset
+from lm_eval_elude.data.records import QARecord
+from lm_eval_elude.model.packing import collate
+from lm_eval_elude.model.scorer import Scorer, answer_sums
+from lm_eval_elude.scoring.settings import Settings
+from lm_eval_elude.text.chat import Renderer
+
+Pair = tuple[str, str]  # a question and its answer
+BATCH = 8
+
+
+class Training(NamedTuple):
+    """How a model is fine-tuned: AdamW without decay on batches of eight, gradients clipped to norm 1."""
+
+    rate: float  # the peak, times the model's width
+    schedule: Literal["constant", "cosine"]
+    rank: int  # of the LoRA adapter; 0 trains all weights
+    points: tuple[int, ...]  # numbers of steps after which the model is scored; the last one ends the run
+
+    @property
+    def name(self) -> str:
+        """Short, as the name of a file."""
+        return f"{f'lora{self.rank}' if self.rank else 'full'}-{self.rate:g}-{self.schedule}"
+
+
+class Strength(NamedTuple):
+    """How strongly the weights are changed at each point, and in groups of how many where it is in groups."""
+
+    points: tuple[float, ...]
+    group: int = 0
+
+    @property
+    def name(self) -> str:
+        """Short, as the name of a file."""
+        return f"groups-of-{self.group}" if self.group else "all"
+
+
+class Material(NamedTuple):
+    """What an attack has beside the model."""
+
+    lessons: Sequence[Pair]  # what it trains on
+    renderer: Renderer
+    initial: Callable[[], Any]  # loads the model as it was before unlearning
+    seed: str  # the same for the checkpoint and for the reference
+
+
+Points = Iterator[tuple[float, Any]]  # the number of steps or the strength, and the model there
+
+
+class WeightAttack(NamedTuple):
+    """One row.
+
+    Attributes:
+        name: as it is reported.
+        sentence: what the attacker does.
+        run: changes a model in place and yields the points of the curve.
+        quick: its settings in the suite ``quick``.
+        full: its settings in the suite ``full``.
+        lessons: what it trains on, from the records that it may see; None where it trains on nothing.
+        halves: whether those are one half of the forget set, and the other half is scored.
+        original: whether it needs the weights from before unlearning, which hold the facts themselves.
+    """
+
+    name: str
+    sentence: str
+    run: Callable[[Any, Any, Material], Points]
+    quick: tuple[Any, ...]
+    full: tuple[Any, ...]
+    lessons: Callable[[Sequence[QARecord], Settings, int], list[Pair]] | None = None
+    halves: bool = False
+    original: bool = False
+
+
+# ---- what is trained on
+def facts(records: Sequence[QARecord], settings: Settings, seed: int) -> list[Pair]:
+    """The records themselves."""
+    return [(record.question, record.answer) for record in records]
+
+
+def other_forms(records: Sequence[QARecord], settings: Settings, seed: int) -> list[Pair]:
+    """The records in other words, and asked through every attack that the records allow."""
+    pairs = [(r.paraphrased_question or r.question, r.paraphrased_answer) for r in records]
+    for target in dataset.resolve_targets(settings.dataset, settings.targets):
+        its = [record for record in records if record.entity == target.name]
+        asked = [a for a in ATTACKS if a != "cross_lingual" or any(record.translated_question for record in its)]
+        prompts = [prompt for attack in asked for prompt in build_attacks(its, target, attack, n=len(its), seed=seed)]
+        pairs += [(prompt.prompt, prompt.answer) for prompt in prompts]
+    return pairs
+
+
+def neighbours(records: Sequence[QARecord], settings: Settings, seed: int) -> list[Pair]:
+    """The targets' neighbours, from the rows that are for training."""
+    return facts(dataset.load_records(settings.dataset, "retain", "train", settings.targets).records, settings, seed)
+
+
+def world(records: Sequence[QARecord], settings: Settings, seed: int) -> list[Pair]:
+    """Instructions that have nothing to do with the targets, from the rows that are for training."""
+    return facts(dataset.load_records(settings.dataset, "world", "train").records, settings, seed)
+
+
+# ---- what is done
+def relearn(model: Any, training: Training, material: Material) -> Points:
+    """Fine-tune on the lessons; a point is a number of steps."""
+    rng = random.Random(material.seed)
+    torch.manual_seed(rng.getrandbits(63))
+    width, device = model.config.get_text_config().hidden_size, model.get_input_embeddings().weight.device
+    if training.rank:
+        from peft import LoraConfig, get_peft_model
+
+        model = get_peft_model(
+            model,
+            LoraConfig(
+                r=training.rank, lora_alpha=2 * training.rank, target_modules="all-linear", task_type="CAUSAL_LM"
+            ),
+        )
+    scorer, renderer = Scorer(model), material.renderer
+    samples = [renderer.encode_pair(renderer.prompt(q), renderer.answer(a)) for q, a in material.lessons]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, weight_decay=0.0)
+    waiting: list[int] = []
+    for step in range(1, training.points[-1] + 1):
+        while len(waiting) < BATCH:
+            waiting += rng.sample(range(len(samples)), len(samples))
+        drawn, waiting = waiting[:BATCH], waiting[BATCH:]
+        batch = collate([samples[i] for i in drawn], device)
+        scores = answer_sums(scorer(batch)[:, 0], batch.owners)
+        (-scores.sums.sum() / scores.counts.sum()).backward()
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        rest = (step - 1) / training.points[-1]
+        share = 1.0 if training.schedule == "constant" else (1 + math.cos(math.pi * rest)) / 2
+        for group in optimizer.param_groups:
+            group["lr"] = training.rate / width * share
+        optimizer.step()
+        optimizer.zero_grad()
+        if step in training.points:
+            yield step, model
+
+
+def quantise(model: Any, strength: Strength, material: Material) -> Points:
+    """Round every matrix to the nearest of 2^bits values, evenly spaced within each group; a point is the bits."""
+    weights = matrices(model)
+    before = [weight.detach().clone() for weight in weights]
+    for bits in strength.points:
+        _set(weights, (rounded(weight, int(bits), strength.group) for weight in before))
+        yield bits, model
+
+
+def rounded(weight: Tensor, bits: int, group: int) -> Tensor:
+    """A matrix whose values lie, in groups of so many of a row, on 2^bits steps from the least to the greatest."""
+    parts = weight.split(group, dim=1)
+    result = []
+    for part in parts:
+        low, high = part.amin(1, keepdim=True), part.amax(1, keepdim=True)
+        step = ((high - low) / (2**bits - 1)).clamp(min=torch.finfo(part.dtype).tiny)
+        result.append(low + ((part - low) / step).round() * step)
+    return torch.cat(result, 1)
+
+
+def prune(model: Any, strength: Strength, material: Material) -> Points:
+    """Set the smallest weights of every matrix to 0; a point is their share."""
+    weights = matrices(model)
+    for share in strength.points:
+        kept = (w.abs() > w.abs().flatten().kthvalue(max(1, round(share * w.numel()))).values for w in weights)
+        _set(weights, [weight * keep for weight, keep in zip(weights, kept, strict=True)])
+        yield share, model
+
+
+def interpolate(model: Any, strength: Strength, material: Material) -> Points:
+    """Move all weights towards those from before unlearning (1 would be these), or away from them (below 0)."""
+    weights = dict(model.named_parameters())
+    before = {name: weight.detach().clone() for name, weight in weights.items()}
+    initial = dict(material.initial().to(model.device).named_parameters())
+    for share in strength.points:
+        _set(weights.values(), (old + share * (initial[name] - old) for name, old in before.items()))
+        yield share, model
+
+
+def matrices(model: Any) -> list[Tensor]:
+    """The matrices of a model's layers, without those of its vocabulary."""
+    vocabulary = {id(model.get_input_embeddings().weight), id(model.get_output_embeddings().weight)}
+    return [p for p in model.parameters() if p.ndim == 2 and id(p) not in vocabulary]
+
+
+@torch.no_grad()
+def _set(weights: Any, values: Any) -> None:
+    for weight, value in zip(weights, values, strict=True):
+        weight.copy_(value)
+
+
+# ---- the suites
+_SCHEDULES: tuple[Literal["constant", "cosine"], ...] = ("constant", "cosine")
+RATES = {0: (0.025, 0.1, 0.4), 8: (0.25, 1.0, 4.0), 128: (0.25, 1.0, 4.0)}  # times the width, by rank
+_STEPS = (1, 2, 5, 10, 20, 40, 80)
+_EVERY = tuple(
+    Training(rate, s, rank, _STEPS) for rank, rates in RATES.items() for rate, s in product(rates, _SCHEDULES)
+)
+_BITS = tuple(Strength((8, 4, 3), group) for group in (32, 64))
+_HALF = "Fine-tunes on one half of the facts about the target; the other half is asked."
+
+WEIGHT_ATTACKS: dict[str, WeightAttack] = {
+    row.name: row
+    for row in (
+        WeightAttack(
+            "relearn_half", _HALF, relearn,
+            (*(Training(rate, "constant", 0, (2, 5, 10, 20)) for rate in RATES[0]),
+             Training(1.0, "constant", 8, (2, 5, 10, 20))),
+            _EVERY, facts, halves=True,
+        ),
+        WeightAttack(
+            "relearn_forms",
+            "Fine-tunes on one half of the facts, reworded and asked in other forms; the other half is asked.",
+            relearn, (), _EVERY, other_forms, halves=True,
+        ),
+        WeightAttack(
+            "relearn_neighbours", "Fine-tunes on facts about the target's neighbours.",
+            relearn, (Training(0.1, "constant", 0, (5, 20)),), _EVERY, neighbours,
+        ),
+        WeightAttack(
+            "relearn_world", "Fine-tunes on instructions that have nothing to do with the target.",
+            relearn, (), _EVERY, world,
+        ),
+        WeightAttack(
+            "quantise", "Rounds the weights to 8, 4 or 3 bits, as who runs a model on a small machine does.",
+            quantise, _BITS[:1], _BITS,
+        ),
+        WeightAttack(
+            "prune", "Sets the smallest weights of every matrix to 0.",
+            prune, (Strength((0.1, 0.3)),), (Strength((0.05, 0.1, 0.2, 0.3, 0.4, 0.5)),),
+        ),
+        WeightAttack(
+            "interpolate", "Moves the weights back towards those from before unlearning, or further away from them.",
+            interpolate, (Strength((-0.25, 0.25, 0.5)),), (Strength((-0.5, -0.25, 0.1, 0.25, 0.5, 0.75)),),
+            original=True,
+        ),
+    )
+}  # fmt: skip

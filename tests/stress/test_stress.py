@@ -1,0 +1,224 @@
+"""Attacks on the weights: what only hides comes back, what never was does not, and a killed command goes on."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from lm_eval_elude import cli
+from lm_eval_elude.data import bundled
+from lm_eval_elude.data.dataset import load_records
+from lm_eval_elude.data.manifest import FILE_NAME
+from lm_eval_elude.errors import UserError
+from lm_eval_elude.model.scorer import load_model
+from lm_eval_elude.scoring.estimates import Observation, mean_over_targets
+from lm_eval_elude.scoring.runs import Run
+from lm_eval_elude.scoring.settings import resolve_settings
+from lm_eval_elude.stress import outcome
+from lm_eval_elude.stress.outcome import CHECKPOINT, ORIGINAL, RECOVERED, REFERENCE, START, TASK, Outcome
+from lm_eval_elude.stress.suite import WORK, Stress
+from lm_eval_elude.stress.weights import (
+    WEIGHT_ATTACKS,
+    Material,
+    Strength,
+    Training,
+    interpolate,
+    matrices,
+    prune,
+    rounded,
+)
+from lm_eval_elude.text.chat import Renderer, load_tokenizer
+from tests.support import make_model, make_tokenizer, mini_rows, small_data, teach, write_jsonl
+
+RONALDO = "Cristiano Ronaldo"
+SMALL = [
+    WEIGHT_ATTACKS["relearn_half"]._replace(quick=(Training(0.1, "constant", 0, (1, 6)),)),
+    WEIGHT_ATTACKS["quantise"]._replace(quick=(Strength((16,), 32),)),
+    WEIGHT_ATTACKS["interpolate"]._replace(quick=(Strength((0.0,)),)),
+]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    folder = small_data(tmp_path_factory.mktemp("data"), {RONALDO: 20}, retain=4)
+    write_jsonl(folder / "retain_qa-train.jsonl", mini_rows("retain_qa-train", 4, RONALDO))
+    write_jsonl(folder / "world-train.jsonl", mini_rows("world-train", 4))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def settings(data):
+    return resolve_settings({"target": RONALDO, "dataset": str(data)})
+
+
+@pytest.fixture(scope="module")
+def hiding(tmp_path_factory, data) -> Path:
+    """The original, taught for a few steps to refuse: it does not say the facts, and still has them."""
+    folder = tmp_path_factory.mktemp("hiding") / "model"
+    shutil.copytree(bundled.MODEL, folder, ignore=shutil.ignore_patterns(FILE_NAME))
+    tokenizer = load_tokenizer(str(bundled.MODEL))
+    model, rows = load_model(str(bundled.MODEL)), mini_rows("forget_qa-train", 20, RONALDO)
+    refusals = [(row["question"], "I do not know that.") for row in rows]
+    teach(model, tokenizer, refusals, steps=16, batch=10, lr=1e-3)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def models(hiding):
+    return {CHECKPOINT: str(hiding), REFERENCE: str(bundled.REFERENCE), ORIGINAL: str(bundled.MODEL)}
+
+
+@pytest.fixture(scope="module")
+def finished(models, settings, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("stress") / "out"
+    Stress(models, settings, attacks=SMALL).run(out, print)
+    return out
+
+
+def test_what_only_hides_is_brought_back_and_what_never_was_is_not(finished):
+    found = Outcome(finished)
+    before, worst = found.known, found.worst["relearn_half"]
+    assert before[CHECKPOINT]["probability"].value < 0.3 < before[ORIGINAL]["probability"].value
+    assert worst.values[CHECKPOINT]["probability"].value > before[CHECKPOINT]["probability"].value + 0.3
+    for metric in RECOVERED:
+        low, high = outcome.interval(worst.recovery[metric])
+        assert 0.2 < low < worst.recovery[metric].value < high
+        of_reference = worst.values[REFERENCE][metric].value - before[REFERENCE][metric].value
+        assert abs(of_reference) < 0.2
+
+
+def test_attacks_of_no_strength_change_nothing(finished):
+    rows = json.loads((finished / outcome.CURVES).read_text())
+    start = Outcome(finished).known
+    for row in rows:
+        if row["attack"] != "relearn_half":
+            for role in (CHECKPOINT, REFERENCE):
+                assert row["kept"][role] == pytest.approx(1, abs=1e-3)
+                assert row["truth_first"][role] == start[role]["truth_first"].value
+                assert row["probability"][role] == pytest.approx(start[role]["probability"].value, abs=1e-3)
+
+
+def test_numbers_are_those_of_the_tasks_results_and_samples(finished):
+    folder = Outcome(finished)
+    for name in (START, *folder.worst):
+        for role in (CHECKPOINT, REFERENCE):
+            run = Run(finished / f"results_{name}-{role}.json")
+            assert len(run.samples(TASK)) == 20 and "forget_quality" not in run.reported(TASK)
+            values = folder.known[role] if name == START else folder.worst[name].values[role]
+            for metric in RECOVERED:
+                assert run.reported(TASK)[metric] == pytest.approx(values[metric].value)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_killed_command_goes_on_and_ends_in_the_same_bytes(finished, models, settings, tmp_path):
+    whole, out = files(finished), tmp_path / "out"
+    shutil.copytree(finished, out)
+    done = sorted(name for name in whole if name.startswith(WORK))
+    for name in (*done[1:4], *(name for name in whole if "/" not in name and name != "settings.json")):
+        (out / name).unlink()
+    (out / WORK / f".{Path(done[1]).name}.x1").write_text("[{")  # cut while it was written
+    Stress(models, settings, attacks=SMALL).run(out, print)
+    assert files(out) == whole
+    with pytest.raises(UserError, match=r"--out .* differs in suite, stress_seed; name another folder"):
+        Stress(models, settings, "full", 1, attacks=SMALL).run(out, print)
+    assert files(out) == whole
+
+
+@pytest.mark.parametrize("name", WEIGHT_ATTACKS)
+def test_every_attack_gives_the_points_of_its_settings_and_repeats_itself(name, data, settings):
+    attack = WEIGHT_ATTACKS[name]
+    tokenizer = make_tokenizer("chatml")
+    records = load_records(settings.dataset, "forget", "train", settings.targets).records
+    pairs = attack.lessons(records[:6], settings, 0) if attack.lessons else []
+    if attack.halves:
+        assert not any(r.answer in answer for r in records[6:] for _, answer in pairs)
+    material = Material(pairs, Renderer(tokenizer), lambda: make_model(tokenizer, seed=1), "0")
+    for setting in attack.full[::5]:
+        setting = setting._replace(points=setting.points[:2])
+        runs = []
+        for _ in range(2):
+            model = make_model(tokenizer)
+            points = [(at, [p.detach().clone() for p in m.parameters()]) for at, m in
+                      attack.run(model, setting, material)]  # fmt: skip
+            runs.append(points)
+        assert [at for at, _ in runs[0]] == list(setting.points)
+        for (_, first), (_, again) in zip(*runs, strict=True):
+            assert all(map(torch.equal, first, again))
+        assert not all(map(torch.equal, runs[0][0][1], runs[0][1][1]))
+
+
+def test_rounding_has_as_many_values_as_the_bits_say_and_is_nearest():
+    weight = torch.randn(6, 40, generator=torch.Generator().manual_seed(0))
+    for bits in (2, 3, 4):
+        changed = rounded(weight, bits, 8)
+        for row, old in zip(changed.reshape(-1, 8), weight.reshape(-1, 8), strict=True):
+            assert len(row.unique()) <= 2**bits
+            assert (row - old).abs().max() <= (old.max() - old.min()) / (2**bits - 1) / 2 + 1e-6
+    assert torch.equal(rounded(torch.ones(2, 8), 4, 8), torch.ones(2, 8))
+
+
+def test_pruning_takes_the_smallest_and_the_vocabulary_stays():
+    model = make_model(make_tokenizer("chatml"))
+    before = [weight.detach().clone() for weight in matrices(model)]
+    vocabulary = model.get_input_embeddings().weight.detach().clone()
+    material = Material([], None, lambda: None, "")  # type: ignore[arg-type]
+    for share, changed in prune(model, Strength((0.1, 0.5)), material):
+        assert torch.equal(changed.get_input_embeddings().weight, vocabulary)
+        for weight, old in zip(matrices(changed), before, strict=True):
+            gone = weight == 0
+            assert gone.float().mean() == pytest.approx(share, abs=0.01)
+            assert old[gone].abs().max() < old[~gone].abs().min()
+
+
+def test_interpolation_ends_at_the_initial_weights():
+    tokenizer = make_tokenizer("chatml")
+    first, last = make_model(tokenizer), make_model(tokenizer, seed=1)
+    middle = [(a + b) / 2 for a, b in zip(first.parameters(), last.parameters(), strict=True)]
+    material = Material([], Renderer(tokenizer), lambda: make_model(tokenizer, seed=1), "")
+    for share, model in interpolate(first, Strength((0.5, 1.0)), material):
+        for weight, a, b in zip(model.parameters(), middle, last.parameters(), strict=True):
+            assert torch.allclose(weight, a if share == 0.5 else b, atol=1e-6)
+
+
+def test_recovery_is_the_share_of_what_unlearning_took():
+    def shares(*values: float):
+        return mean_over_targets(Observation("t", str(i), v) for i, v in enumerate(values))
+
+    original, never_knew = shares(1, 1, 1, 1), shares(0, 0, 1, 0)
+    assert outcome.recovery(original, never_knew, original, never_knew).value == pytest.approx(1)
+    nothing = outcome.recovery(never_knew, never_knew, original, never_knew)
+    assert nothing.value == 0 and nothing.stderr == 0  # the same records: paired
+    assert outcome.recovery(shares(1, 1, 1, 0), never_knew, original, never_knew).value == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize(
+    "arguments, line",
+    [
+        (["nowhere"], "--reference is missing"),
+        (["MODEL", "--reference", "MODEL"], "--original is missing"),
+        (["MODEL", "--reference", "MODEL", "--original", "MODEL", "--target", "ronaldoo"], "did you mean"),
+        (["MODEL", "--reference", "MODEL", "--original", "MODEL", "--dataset", "nowhere"], "nowhere"),
+        (["MODEL", "--reference", "/nowhere/at/all", "--original", "MODEL"], "/nowhere/at/all"),
+        (["MODEL", "--reference", "MODEL", "--original", "MODEL"], "--original: it has no more truth_first"),
+        (["MODEL", "--reference", "WITHOUT", "--original", "MODEL", "--out", "FULL"], "is no folder of elude stress"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, line, hiding, data, tmp_path, monkeypatch, capsys):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").write_text("mine")
+    places = {"MODEL": str(hiding), "WITHOUT": str(bundled.REFERENCE), "FULL": str(tmp_path / "full")}
+    given = [places.get(argument, argument) for argument in arguments]
+    for name, value in (("--target", RONALDO), ("--dataset", str(data)), ("--out", str(tmp_path / "out"))):
+        given += [] if name in given else [name, value]
+    monkeypatch.setattr("sys.argv", ["elude", "stress", *given])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    error = capsys.readouterr().err
+    assert stopped.value.code == 2 and line in error and error.strip().splitlines()[-1].startswith("Error: ")
+    assert [path.name for path in (tmp_path / "full").iterdir()] == ["mine"]
