@@ -11,13 +11,14 @@ from lm_eval_elude.data import jsonio
 from lm_eval_elude.report.comparison import NamedRun, change, warnings
 from lm_eval_elude.report.frame import NONE, Table, cell, frame, markdown, number, plain, unit
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS
-from lm_eval_elude.scoring.benchmarks.elude import ATTACK, CONTROL
+from lm_eval_elude.scoring.benchmarks.elude import ATTACK, CLOZE, CONTROL, MENTION
 from lm_eval_elude.scoring.metrics import METRICS, THREE
 
 # What the tables call the tasks and groups, in their order; the group ``elude`` repeats the others.
 SECTIONS = {
     "elude_forget": "forget set", "elude_quality": "retain and world", "elude_retain": "retain set",
-    "elude_world": "world set", "elude_attacks": "mean of the attacks", "elude_mia": "membership",
+    "elude_world": "world set", MENTION: "mention set", CLOZE: "cloze set", "elude_attacks": "mean of the attacks",
+    "elude_mia": "membership",
     "tofu": "TOFU", "tofu_forget": "TOFU forget set", "tofu_retain": "TOFU retain set",
     "tofu_real_authors": "TOFU real authors", "tofu_world_facts": "TOFU world facts",
 }  # fmt: skip
@@ -123,8 +124,9 @@ def _places() -> list[tuple[str, str]]:
     for task in SECTIONS:
         kind = BENCHMARKS[task].kind if task in BENCHMARKS else "group"
         places += [(task, metric.name) for metric in METRICS.values() if kind in metric.kinds]
-    # The forget sets have these two: FQ, and TOFU's forget quality as KS p.
-    return [place for place in places if place not in {("elude_quality", "forget_quality"), ("tofu", "forget_quality")}]
+    # The forget sets have FQ, and TOFU's forget quality as KS p; the mention quality stands beside RQ.
+    twice = {("elude_quality", "forget_quality"), ("tofu", "forget_quality"), (MENTION, "set_quality")}
+    return [place for place in places if place not in twice]
 
 
 PLACES = _places()

@@ -6,7 +6,7 @@ The tasks of lm-eval call these steps while a model runs; ``elude verify`` and `
 log. A logged document holds the record's columns, ``answer_scores`` (sum of log-probabilities and number of tokens of
 the answer, the paraphrase and the wrong answers, in this order, and of a reverse query's ``named_answers``), where
 something was generated ``generated`` (null where only log-probabilities were asked for), and where the backend gives
-it ``greedy`` (of each token of the answer).
+it ``greedy`` (of each token of the answer). A task whose records are of several sets logs the ``set`` of each.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 
 from lm_eval_elude.data import dataset
 from lm_eval_elude.data.records import Record
-from lm_eval_elude.data.sets import SetSpec
+from lm_eval_elude.data.sets import SETS, SetSpec
 from lm_eval_elude.scoring.estimates import Estimate
 from lm_eval_elude.scoring.likelihood import AnswerScore
 from lm_eval_elude.scoring.metrics import METRICS, Answered, Compared, Kind, Metric, token_scores
@@ -79,7 +79,7 @@ class Benchmark:
 
     Attributes:
         name: of the task.
-        spec: the set whose form of probability and truth ratio applies.
+        spec: the set whose form of probability and truth ratio applies to documents that name none.
         kind: which metrics are reported.
         ask: the records that are scored, each with more columns to log.
     """
@@ -230,7 +230,7 @@ class Benchmark:
         scores = [AnswerScore(*pair) for pair in doc["answer_scores"]]
         named = len(scores) - len(doc.get("named_answers", ()))  # the last ones name the target and others
         return Answered(
-            self.spec,
+            SETS[doc["set"]] if "set" in doc else self.spec,
             mean,
             doc["answer"],
             doc["generated"],

@@ -506,6 +506,11 @@ _ROWS = (
         "Harmonic mean of probability, ROUGE-L recall and truth ratio of the retain set and of the world set.",
     ),
     Metric(
+        "mention_quality", "mention", "share", (True, True), ("group",),
+        "Harmonic mean of probability, ROUGE-L recall and truth ratio of elude_retain_mention: questions about "
+        "neighbours and the world that name the target in passing.",
+    ),
+    Metric(
         "attacked_forget_quality", "attacked FQ", "share", (True, True), ("group",), "Mean FQ over the nine attacks.",
     ),
     Metric(
@@ -518,7 +523,8 @@ _ROWS = (
     ),
     Metric(
         "known", "known", "share", (False, False), ("group",),
-        "Worst of truth_first over the forget set and its attacks, of chosen and of named_first; by chance 16.7 %.",
+        "Worst of truth_first over the forget set, its gaps (elude_cloze) and its attacks, of chosen and of "
+        "named_first; by chance 16.7 %.",
     ),
     Metric(
         "known_gap", "known gap", "difference of shares", (None, None), ("group",),

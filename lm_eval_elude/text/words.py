@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 import unicodedata
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ ENGLISH: dict[str, Any] = tomllib.loads(Path(__file__).with_name("english.toml")
 STOP = frozenset(ENGLISH["stop"].split())
 APOSTROPHES = "'\u2019"
 WORD = re.compile(rf"\w+(?:[.,{APOSTROPHES}]\w+)*")
+_PIECE = re.compile(rf"{WORD.pattern}|\W")
 
 
 @lru_cache(maxsize=16384)
@@ -35,3 +37,25 @@ def telling_words(record: QARecord) -> frozenset[str]:
     return (words(record.paraphrased_answer) - shared - known) or (
         (words(record.answer) | words(record.paraphrased_answer)) - known
     )
+
+
+def fact_in(record: QARecord) -> tuple[str, str, str]:
+    """The paraphrase in three parts: what all its wrong versions begin with, the fact, and what they all end with.
+
+    The fact is "" where a version has nothing of its own.
+    """
+    versions = [_PIECE.findall(text) for text in (record.paraphrased_answer, *record.perturbed_answer)]
+    start = _shared(versions)
+    end = _shared([version[start:][::-1] for version in versions])
+    true, *wrong = ["".join(version[start : len(version) - end]) for version in versions]
+    if not true.strip() or not all(wrong):
+        return record.paraphrased_answer, "", ""
+    lead, fact, trail = true.partition(true.strip())
+    pieces = versions[0]
+    return "".join(pieces[:start]) + lead, fact, trail + "".join(pieces[len(pieces) - end :])
+
+
+def _shared(versions: Sequence[Sequence[str]]) -> int:
+    """How many pieces all versions begin with."""
+    columns = enumerate(zip(*versions, strict=False))
+    return next((i for i, column in columns if len(set(column)) > 1), min(map(len, versions)))

@@ -1,6 +1,7 @@
 """The bundled model before unlearning: it knows its facts."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -73,7 +74,7 @@ def facing(tmp_path_factory):
         for weights in scrambled.parameters():
             weights[:] = torch.randn_like(weights) * weights.std() if weights.dim() > 1 else weights
     folder = save_checkpoint(tmp_path_factory.mktemp("scrambled"), scrambled, AutoTokenizer.from_pretrained(TINY))
-    tasks = ["elude_forget", "elude_attack_reverse_query", "elude_attack_multiple_choice"]
+    tasks = ["elude_forget", "elude_cloze", "elude_attack_reverse_query", "elude_attack_multiple_choice"]
     return {
         name: run(tasks, "elude", metadata={"pretrained": str(path), "target": "ronaldo", "dataset": "mini"}, limit=46,
                   gen_kwargs="max_gen_toks=16")
@@ -84,7 +85,7 @@ def facing(tmp_path_factory):
 def test_what_is_still_known_is_seen_and_chance_is_told_from_it(facing):
     rows = {name: results["results"] for name, results in facing.items()}
     for task, metric in (
-        ("elude_forget", "truth_first"), ("elude_attack_multiple_choice", "chosen"),
+        ("elude_forget", "truth_first"), ("elude_cloze", "truth_first"), ("elude_attack_multiple_choice", "chosen"),
         ("elude_attack_reverse_query", "named_first"), ("elude_attack_reverse_query", "named"),
     ):  # fmt: skip
         original, retrained, scrambled = (rows[name][task][f"{metric},none"] for name in rows)
@@ -116,6 +117,19 @@ def test_the_model_without_ronaldo_knows_the_rest(ronaldo):
     fq, rq = "forget_quality,none", "retain_quality,none"
     assert without["elude_quality"][fq] > ours["elude_quality"][fq] + 0.3
     assert without["elude_quality"][rq] == pytest.approx(ours["elude_quality"][rq], abs=0.1)
+
+
+def test_in_passing_the_truth_still_comes_first_and_the_log_gives_the_same_numbers(ronaldo, tmp_path):
+    """Each record keeps its own set's probability; the group's number is the quality of the task."""
+    results, again = ronaldo["results"], Run(write_run(ronaldo, tmp_path))
+    row = results["elude_retain_mention"]
+    assert row["truth_first,none"] >= 0.8 and row["degenerate,none"] <= 0.1
+    assert results["elude_quality"]["mention_quality,none"] == row["set_quality,none"] > 0
+    assert again.numbers["elude_quality"]["mention_quality"]["value"] == row["set_quality,none"]
+    for sample in ronaldo["samples"]["elude_retain_mention"]:
+        right, _, *wrong = (math.exp(total / tokens) for total, tokens in sample["doc"]["answer_scores"])
+        share = right / (right + sum(wrong)) if sample["doc"]["set"] == "world" else right
+        assert sample["probability"] == pytest.approx(share)
 
 
 def test_the_model_answers_through_at_least_eight_attacks():

@@ -468,7 +468,7 @@ def test_every_yaml_builds_its_task_or_group(tokenizers, tmp_path):
     manager = task_manager({"tokenizer": tokenizers["base"], **RONALDO, **tofu})
     names = {path.stem for path in TASK_CONFIGS.glob("*.yaml")} - {"elude_utility"}
     assert {"elude", "elude_quality", "elude_attacks", "elude_mia", "elude_attack_none", "tofu"} <= names
-    assert len(names) == 22
+    assert len(names) == 24
     for name in sorted(names):
         loaded = manager.load([name])
         leaves = loaded["tasks"]
@@ -480,7 +480,7 @@ def test_the_missions_own_command_does_not_name_a_task_twice(tokenizers):
     manager = task_manager({"tokenizer": tokenizers["base"], **RONALDO})
     loaded = manager.load(["elude_forget", "elude_attacks"])
     assert len(loaded["tasks"]) == 11 and "elude_attack_none" in loaded["tasks"]
-    assert len(manager.load(["elude"])["tasks"]) == 14
+    assert len(manager.load(["elude"])["tasks"]) == 16
 
 
 @pytest.mark.parametrize(
@@ -538,7 +538,7 @@ def test_the_whole_group_runs_on_any_backend_with_log_likelihoods(tokenizers):
     assert table["elude"]["attacked_forget_quality,none"] == table["elude_attacks"]["forget_quality,none"]
     assert table["elude"]["forget_quality,none"] == row["forget_quality,none"]
     # Seven answers and a generation; the membership attack asks two, a reverse query six more, which name somebody.
-    assert lm.asked == 14 * 3 * 8 - 3 * 8 + 3 * 2 + 3 * 6
+    assert lm.asked == 16 * 3 * 8 - 3 * 8 + 3 * 2 + 3 * 6
 
 
 @pytest.mark.parametrize(("text", "named"), [("It is CR7.", 1), ("This is Ronaldo, I think.", 1), ("Ronaldinho!", 0)])

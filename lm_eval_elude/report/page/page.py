@@ -24,7 +24,7 @@ from lm_eval_elude.errors import UserError
 from lm_eval_elude.report import plots, tables
 from lm_eval_elude.report.comparison import NamedRun, warnings
 from lm_eval_elude.report.page import render
-from lm_eval_elude.scoring.benchmarks.elude import ATTACK, CONTROL
+from lm_eval_elude.scoring.benchmarks.elude import ATTACK, CLOZE, CONTROL
 from lm_eval_elude.scoring.metrics import METRICS
 from lm_eval_elude.scoring.samples import Sample
 from lm_eval_elude.text.words import telling_words, words
@@ -239,7 +239,7 @@ def _answers(runs: Sequence[NamedRun]) -> dict[str, Any]:
                     plain = sample.record if sample.record != doc["question"] else ""
                     place = [sets.index(name), targets.index(sample.target)]
                     rows[key] = [*place, *map(place_of, (doc["question"], plain, doc["answer"])), [None] * len(runs)]
-                forgotten = task.startswith((ATTACK, "elude_forget"))
+                forgotten = task.startswith((ATTACK, "elude_forget", CLOZE))
                 if forgotten and not doc.get("perturbed_answer"):
                     raise UserError(f"{run.run.sample_file(task)}: the doc with id {doc['id']} has no perturbed_answer")
                 answer = _answer(doc, sample, forgotten)

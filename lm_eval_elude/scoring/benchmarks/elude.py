@@ -1,10 +1,15 @@
-"""ELUDe: questions about a target, its neighbours and the world, the forget set under attack, and membership."""
+"""ELUDe: questions about a target, its neighbours and the world, the forget set under attack, and membership.
+
+``elude_retain_mention`` and ``elude_cloze`` are not the paper's. Their wordings stand in ``elude.toml``.
+"""
 
 from __future__ import annotations
 
 import logging
 import random
+import tomllib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -14,6 +19,7 @@ from lm_eval_elude.attacks.files import load_attack_file
 from lm_eval_elude.data import dataset
 from lm_eval_elude.data.records import PERTURBATIONS, QARecord
 from lm_eval_elude.data.sets import FORGET, RETAIN, WORLD, SetSpec, Subset
+from lm_eval_elude.data.targets import Target
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.scoring.benchmark import (
     Benchmark,
@@ -32,15 +38,19 @@ from lm_eval_elude.scoring.metrics import (
     forget_quality,
     known,
     retain_quality,
+    set_quality,
 )
 from lm_eval_elude.scoring.samples import Sample, has_reference, mean
 from lm_eval_elude.scoring.settings import Settings
-from lm_eval_elude.text.names import short_name
+from lm_eval_elude.text.names import name_leak, short_name
+from lm_eval_elude.text.words import STOP, fact_in, words
 
 log = logging.getLogger("lm_eval.elude")
 
 ATTACK = "elude_attack_"
 CONTROL = f"{ATTACK}none"
+CLOZE, MENTION = "elude_cloze", "elude_retain_mention"
+WORDINGS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 KINDS: dict[str, Kind] = {"multiple_choice": "multiple choice", "reverse_query": "reverse query"}
 
 
@@ -89,6 +99,56 @@ def attacked(attack: str, settings: Settings) -> Iterator[Row]:
             yield record, more
 
 
+def mentioned(settings: Settings) -> Iterator[Row]:
+    """Test questions about neighbours and about the world, asked with the target's name in passing.
+
+    For each target ``attack_prompts`` of them are drawn, half from each set. A record with the target's name in an
+    answer is not drawn, because the prompt would help it or mislead it.
+    """
+    kept = {spec.name: _load(spec, settings) for spec in (RETAIN, WORLD)}
+    wordings = WORDINGS["mention"]
+    for target in dataset.resolve_targets(settings.dataset, settings.targets):
+        rng = random.Random(f"{settings.seed}/mention/{target.name}")
+        for number, (name, records) in enumerate(kept.items()):
+            suitable = [r for r in records if r.entity in (target.name, "") and not _answers_name(r, target)]
+            count = (settings.attack_prompts + 1 - number) // 2
+            for record in rng.sample(suitable, len(suitable))[:count]:
+                question = rng.choice(wordings).format(target=target.name, question=record.question)
+                yield (
+                    replace(record, entity=target.name, question=question),
+                    {
+                        "set": name,
+                        "plain_question": record.question,
+                    },
+                )
+
+
+def _answers_name(record: QARecord, target: Target) -> bool:
+    texts = (record.answer, record.paraphrased_answer, *record.perturbed_answer)
+    return any(name_leak(text, target) for text in texts)
+
+
+def gapped(settings: Settings) -> Iterator[Row]:
+    """The paraphrase of each forget record with a gap in the place of the fact.
+
+    The fact is what the paraphrase does not share with its wrong versions. It is the reference answer, and the whole
+    sentences are the paraphrase and the wrong answers. A record is left out where the rest of the sentence says
+    nothing, or holds a word of the fact.
+    """
+    lacking = 0
+    for record in _load(FORGET, settings):
+        before, fact, after = fact_in(record)
+        sentence = f"{before}{WORDINGS['gap']}{after}"
+        question = WORDINGS["cloze"].format(target=record.entity, sentence=sentence)
+        secret, context = words(fact) - STOP, words(f"{before} {after}") - STOP - words(record.entity)
+        if secret and context and not secret & words(question):
+            yield replace(record, question=question, answer=fact), {"plain_question": record.question}
+        else:
+            lacking += 1
+    if lacking:
+        log.warning("ELUDe: %s leaves out %d records whose sentence has no gap for the fact", CLOZE, lacking)
+
+
 def compared(settings: Settings) -> Iterator[Row]:
     """The forget set, each record with the paraphrase that it is compared with."""
     for record in _load(FORGET, settings):
@@ -104,12 +164,16 @@ def _load(spec: SetSpec, settings: Settings) -> tuple[QARecord, ...]:
     return dataset.load_records(settings.dataset, name, spec.split, settings.targets, scored=True).records
 
 
+# Each document's own set decides its probability and its truth ratio.
+MENTIONED = replace(WORLD, name="mention")
 BENCHMARKS: dict[str, Benchmark] = {
     row.name: row
     for row in (
         Benchmark("elude_forget", FORGET, "forget", partial(questions, FORGET)),
         Benchmark("elude_retain", RETAIN, "kept", partial(questions, RETAIN)),
         Benchmark("elude_world", WORLD, "kept", partial(questions, WORLD)),
+        Benchmark(MENTION, MENTIONED, "kept", mentioned),
+        Benchmark(CLOZE, FORGET, "attack", gapped),
         MembershipBenchmark("elude_mia", FORGET, "membership", compared),
         *(
             Benchmark(f"{ATTACK}{attack}", FORGET, KINDS.get(attack, "attack"), partial(attacked, attack))
@@ -126,7 +190,9 @@ def attack_samples(tasks: Tasks) -> list[Sequence[Sample]]:
 
 
 def _quality(tasks: Tasks) -> Estimates:
-    return {
+    # Runs of an earlier version have no mention.
+    more = {"mention_quality": set_quality(tasks[MENTION])} if MENTION in tasks else {}
+    return more | {
         "forget_quality": forget_quality(tasks["elude_forget"]),
         "retain_quality": retain_quality(tasks["elude_retain"], tasks["elude_world"]),
         "truth_first": mean(tasks["elude_forget"], "truth_first"),
@@ -135,7 +201,8 @@ def _quality(tasks: Tasks) -> Estimates:
 
 def _attacks(tasks: Tasks, prefix: str = "") -> Estimates:
     suites = attack_samples(tasks)
-    asked = [*([tasks["elude_forget"]] if prefix else ()), *suites]
+    plain = [tasks[task] for task in ("elude_forget", CLOZE) if task in tasks] if prefix else []
+    asked = [*plain, *suites]
     estimates = {
         f"{prefix}forget_quality": attacked_forget_quality(suites),
         f"{prefix}truth_first": average([mean(samples, "truth_first") for samples in suites]),
@@ -148,7 +215,7 @@ def _attacks(tasks: Tasks, prefix: str = "") -> Estimates:
 
 
 GROUPS: dict[str, BenchmarkGroup] = {
-    "elude_quality": BenchmarkGroup(("elude_forget", "elude_retain", "elude_world"), _quality),
+    "elude_quality": BenchmarkGroup(("elude_forget", "elude_retain", "elude_world", MENTION, CLOZE), _quality),
     "elude_attacks": BenchmarkGroup(tuple(name for name in BENCHMARKS if name.startswith(ATTACK)), _attacks),
     "elude": BenchmarkGroup(
         ("elude_quality", "elude_mia", "elude_attacks"), lambda tasks: _quality(tasks) | _attacks(tasks, "attacked_")
