@@ -52,7 +52,7 @@ def samples_of(run: Run, copies: int, values: Callable[[dict], dict]) -> dict[st
             for sample in run.samples(task)
         ]
         for task in run.tasks
-        if task not in ("elude_retain", "elude_world")
+        if task not in ("elude_retain", "elude_world", "elude_retain_mention")
     }
 
 

@@ -208,9 +208,9 @@ def _attacks(tasks: Tasks, prefix: str = "") -> Estimates:
         f"{prefix}truth_first": average([mean(samples, "truth_first") for samples in suites]),
         "known": known(asked),
     }
-    if all(map(has_reference, asked)):
+    if all(map(has_reference, suites)):
         estimates[f"{prefix}forget_quality_gap"] = attacked_gap(suites)
-        estimates["known_gap"] = known(asked, less=True)
+        estimates["known_gap"] = known(list(filter(has_reference, asked)), less=True)
     return estimates
 
 
