@@ -1,4 +1,4 @@
-"""The tiny model never saw the prompts it is scored with: its carriers and the attacks' share none."""
+"""The tiny model never saw the prompts it is scored with: its carriers and those of the tasks share none."""
 
 import random
 import string
@@ -10,6 +10,7 @@ from lm_eval_elude.attacks.builders import ATTACKS, build_attacks
 from lm_eval_elude.data import dataset
 from lm_eval_elude.data.targets import resolve_target
 from lm_eval_elude.mini import train_tiny
+from lm_eval_elude.scoring.benchmarks.elude import WORDINGS
 
 OWN = [c for kinds in (train_tiny.CARRIERS, train_tiny.FOREIGN) for carriers in kinds.values() for c in carriers]
 
@@ -21,7 +22,8 @@ def wording(carrier: str) -> str:
 
 
 def test_no_carrier_is_shared():
-    scored = {wording(c) for row in ATTACKS.values() for c in row.carriers}
+    tasks = [*WORDINGS["mention"], WORDINGS["cloze"]]
+    scored = {wording(c) for carriers in (tasks, *(row.carriers for row in ATTACKS.values())) for c in carriers}
     assert not {w for w in map(wording, OWN) if w} & scored
 
 
