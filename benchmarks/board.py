@@ -1,6 +1,6 @@
 """How long a leaderboard of a thousand submissions takes: the first build, and with one more.
 
-    python benchmarks/board.py runs/board/submissions/* [--count 1000]
+    python benchmarks/board.py runs/board [--count 1000]
 
 Copies of real submissions under other names. The membership attack that a process remembers of one is forgotten before
 the next, as a thousand different ones would have it.
@@ -12,12 +12,13 @@ import argparse
 import json
 import os
 import resource
+import shutil
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from lm_eval_elude.board import site
+from lm_eval_elude.board import keeper, site
 from lm_eval_elude.board import submission as packed
 from lm_eval_elude.scoring import membership
 
@@ -43,7 +44,7 @@ def timed(board: Path, out: Path) -> tuple[site.Built, str]:
 def main() -> None:
     """Make the copies, build twice, print both times."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("submissions", nargs="+", type=Path)
+    parser.add_argument("board", type=Path)
     parser.add_argument("--count", type=int, default=1000)
     asked = parser.parse_args()
     verify = site.verify
@@ -53,12 +54,20 @@ def main() -> None:
         return verify(*arguments, **named)
 
     site.verify = forgetful  # type: ignore[attr-defined]
-    with tempfile.TemporaryDirectory(dir=asked.submissions[0].parent) as folder:
+    # References stand once; all others are copied.
+    known = {p: json.loads((p / packed.FILE_NAME).read_text()) for p in sorted((asked.board / "submissions").iterdir())}
+    references = [path for path, table in known.items() if table["role"] != "submission"]
+    submissions = [path for path in known if path not in references]
+    with tempfile.TemporaryDirectory(dir=asked.board) as folder:
         board, out = Path(folder, "board"), Path(folder, "site")
+        board.mkdir()
+        shutil.copyfile(asked.board / keeper.FILE, board / keeper.FILE)
+        for path in references:
+            shutil.copytree(path, board / path.name)
         for i in range(asked.count):
-            copy(asked.submissions[i % len(asked.submissions)], board / f"{i:05}", f"model {i}")
+            copy(submissions[i % len(submissions)], board / f"{i:05}", f"model {i}")
         print(f"first build of {asked.count}:", *timed(board, out))
-        copy(asked.submissions[0], board / "new", "new")
+        copy(submissions[0], board / "new", "new")
         print("with one more:", *timed(board, out))
         size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
         print(f"site: {size / 1e6:.0f} MB; peak {resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e3:.0f} MB")

@@ -1,12 +1,16 @@
 """A leaderboard of six bundled-model checkpoints of different methods, the original and the retrained model.
 
+The keeper's file is written, each submission is scored again, and one is withdrawn: a verdict on it by another model.
+
 Run with ``make leaderboard``; a checkpoint, run or submission that is there already is not made again.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +29,23 @@ def call(*command: str | Path) -> None:
     done = subprocess.run([Path(sys.executable).with_name(tool), *arguments], env=os.environ)
     if done.returncode:
         sys.exit(done.returncode)
+
+
+def output(*arguments: str | Path) -> bytes:
+    """What `elude` prints, whether it finds something wrong or not."""
+    command = [str(Path(sys.executable).with_name("elude")), *map(str, arguments)]
+    return subprocess.run(command, env=os.environ, stdout=subprocess.PIPE).stdout
+
+
+def forge(folder: Path, original: Path) -> None:
+    """The original's submission as one that forgot, which no model is behind."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(original, folder)
+    file = folder / "submission.json"
+    table = json.loads(file.read_text(encoding="utf-8")) | {"role": "submission", "model": "forged"}
+    table["files"].pop("optout.json")
+    (folder / "optout.json").unlink()
+    file.write_text(json.dumps(table), encoding="utf-8")
 
 
 def main() -> None:
@@ -55,6 +76,15 @@ def main() -> None:
         role = name if name in ("original", "retrained") else "submission"
         about = ("--submitter", "make leaderboard", "--model", name, "--base-model", "tiny", "--role", role)
         call("elude", "submit", out / "runs" / name, "--out", submission, *about, "--method", name)
+    (out / "board.toml").unlink(missing_ok=True)
+    references = [part for role in ("retrained", "original") for part in (f"--{role}", out / "submissions" / role)]
+    call("elude", "leaderboard", "table", out, "--name", "ELUDe-mini", "--tokenizer", MINI / "tiny", *references)
+    forge(out / "submissions" / "forged", out / "submissions" / "original")
+    (out / "verdicts").mkdir(exist_ok=True)
+    for name, folder in {**models, "forged": models["retrained"]}.items():
+        if name not in ("original", "retrained") and not (verdict := out / "verdicts" / f"{name}.json").exists():
+            how = ("--tokenizer", MINI / "tiny", "--seed", "0", "--json")
+            verdict.write_bytes(output("verify", out / "submissions" / name, "--rescore", folder, *how))
     call("elude", "leaderboard", out, "--out", out / "site")
 
 

@@ -38,7 +38,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "lm_eval_elude.tasks": ({"data", "scoring"}, {"lm_eval", "transformers"}),
     "lm_eval_elude.board": (
         {"data", "lm_eval_elude", "report", "report.page", "scoring", "text"},
-        {"huggingface_hub", "lm_eval", "model_signing", "msgspec", "numpy"},
+        {"huggingface_hub", "lm_eval", "model_signing", "msgspec", "torch"},
     ),
     "lm_eval_elude.curate": (
         {"attacks", "data", "fetch", "llm", "lm_eval_elude", "model", "scoring", "text"},

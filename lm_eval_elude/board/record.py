@@ -131,14 +131,14 @@ def _verified(run: Run, reference: Run | None = None, checkpoint: Path | None = 
         UserError: there is a finding.
     """
     with tempfile.TemporaryDirectory() as place:
-        # The documents to ask again are drawn from the folder's hash: with a secret in it nobody knows them before.
-        about = {"model": "checkpoint", "base_model": "base", "method": "method", "submitter": secrets.token_hex(16)}
+        about = {"model": "checkpoint", "base_model": "base", "method": "method", "submitter": "nobody"}
         folder, data = Path(place), str(run.settings(run.tasks[0])["dataset"])
         packed.pack(run, folder, role="original", **about)
         renderer = Renderer(load_tokenizer(str(checkpoint))) if checkpoint else None
         verdict = verify(folder, data=data, renderer=renderer, reference=reference)
         if checkpoint and not verdict.findings:
-            rescore(folder, verdict, str(checkpoint), records=records, data=data)
+            asked = str(checkpoint)
+            rescore(folder, verdict, asked, asked, seed=secrets.randbits(48), records=records, data=data)
     if verdict.findings:
         first, *more = verdict.findings
         raise UserError(f"{run.path}: {first}{f' (and {len(more)} more findings)' if more else ''}")

@@ -1,7 +1,4 @@
-"""A random part of a submission scored again: whether a model gives these log-probabilities and texts.
-
-Which documents are asked again is drawn from the hash of the submission, so that nobody chooses them after the fact.
-"""
+"""A drawn part of a submission scored again: whether a model gives these log-probabilities and texts."""
 
 from __future__ import annotations
 
@@ -9,86 +6,141 @@ import contextlib
 import io
 import random
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lm_eval_elude import task_folder
 from lm_eval_elude.board.submission import ATTACKS, Packed
 from lm_eval_elude.board.verify import LEVELS, Verdict
+from lm_eval_elude.data.files import file_hashes
+from lm_eval_elude.errors import UserError
 
-SAME_TEXTS = 0.9  # share of generated texts that must be the same to the letter; batches and devices flip near ties
+NEAR_TIE = 0.25  # nats below the likeliest token: batches and devices round logits of 16 bits by about that much
 
 
 class Rescored(NamedTuple):
     """What came of asking again."""
 
+    seed: int  # that the documents were drawn with
     records: int  # documents asked again
     total: int  # documents of the run
     gap: float  # largest difference of an answer's mean log-probability (nats a token)
-    same_texts: float  # share of generated texts that are the same, 1 where none was generated
+    texts: int  # texts generated again
+    ties: dict[str, int]  # by task, texts that differ and are as greedy as the model's own but for near-ties
+    weights: dict[str, str]  # SHA-256 of each weight file that was asked
 
 
 def rescore(
-    folder: Path, verdict: Verdict, model: str, *, backend: str = "elude", records: int = 50, tolerance: float = 0.02,
-    data: str = "",
+    folder: Path, verdict: Verdict, model: str, tokenizer: str, *, seed: int, backend: str = "elude", records: int = 50,
+    tolerance: float = 0.02, data: str = "",
 ) -> Rescored:  # fmt: skip
-    """Score a part of a verified submission again: raise the level of its verdict, or add a finding.
+    """Score a part of a verified submission again: raise the level of its verdict, or add findings.
 
     Args:
-        verdict: of :func:`~lm_eval_elude.board.verify.verify`, without findings.
-        model: folder or Hub id, as ``pretrained``; nothing is loaded that the submission names.
+        verdict: of :func:`~lm_eval_elude.board.verify.verify` with that tokenizer, without findings.
+        model: folder with the model; nothing is loaded that the submission names.
+        tokenizer: of the base model, folder or Hub id; what the model's folder has for one is not read.
+        seed: of the draw; who submits must not know it before.
         backend: lm-eval's name of the model class.
-        records: how many documents, 0 for all.
+        records: about how many documents, as many of each task, 0 for all.
         tolerance: of an answer's mean log-probability (nats a token).
         data: the data set, where the submission's is a path elsewhere.
+
+    Raises:
+        UserError: there is no model in the folder.
     """
     from lm_eval import simple_evaluate
+    from lm_eval.api.registry import get_model
     from lm_eval.tasks import TaskManager
 
     assert verdict.submission
+    weights = file_hashes(Path(model))
+    if not weights:
+        raise UserError(
+            f"--rescore {model}: no folder with *.safetensors; `hf download ID --revision COMMIT --local-dir DIR`"
+        )
+    if verdict.submission.weights is None:
+        verdict.remarks.append("the submission names no weights; the verdict names those that were asked")
+    elif verdict.submission.weights != weights:
+        verdict.findings.append("rescored: the weights in the folder are not those of the submission")
     run, scored = Packed(folder), verdict.submission.scored
-    documents = [(task, sample.doc_id) for task, samples in verdict.samples.items() for sample in samples]
-    drawn = documents if not 0 < records < len(documents) else random.Random(verdict.digest).sample(documents, records)
-    by_task = {task: sorted(number for name, number in drawn if name == task) for task, _ in sorted(drawn)}
+    rng, each = random.Random(seed), -(-records // len(verdict.samples))
+    drawn = {
+        task: sorted(s.doc_id for s in (rng.sample(samples, min(each, len(samples))) if records else samples))
+        for task, samples in verdict.samples.items()
+    }
     metadata = {
-        "pretrained": model, "target": scored["targets"], "dataset": data or scored["dataset"],
+        "pretrained": model, "tokenizer": tokenizer, "target": scored["targets"], "dataset": data or scored["dataset"],
         "truth_ratio": scored["truth_ratio"], "guardrail": scored["guardrail"], "attack_seed": scored["seed"],
         "attack_prompts": scored["attack_prompts"],
         "attack_file": str(folder / ATTACKS) if scored["attack_file"] else "",
     }  # fmt: skip
     with contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO()):
+        lm: Any = get_model(backend)(pretrained=model, tokenizer=tokenizer)
         results = simple_evaluate(
-            model=backend, model_args={"pretrained": model}, tasks=list(by_task), samples=by_task, metadata=metadata,
+            model=lm, tasks=list(drawn), samples=drawn, metadata=metadata, log_samples=True, bootstrap_iters=0,
             task_manager=TaskManager(include_path=task_folder(), include_defaults=False, metadata=metadata),
-            log_samples=True, bootstrap_iters=0,
         )  # fmt: skip
     assert results is not None
     gaps: dict[str, float] = {}
-    same = texts = 0
+    texts, ties, forged = 0, dict.fromkeys(drawn, 0), []
     for task, rows in results["samples"].items():
         submitted = {row["doc"]["id"]: row["doc"] for row in run.rows(task)}
         for row in rows:
             doc, before = row["doc"], submitted[row["doc"]["id"]]
+            place = f"{task}, row {doc['id'] + 1}"
             pairs = zip(doc["answer_scores"], before["answer_scores"], strict=True)
-            gaps[f"{task}, row {doc['id'] + 1}"] = max(abs(a[0] / a[1] - b[0] / b[1]) for a, b in pairs)
+            gaps[place] = max(abs(a[0] / a[1] - b[0] / b[1]) for a, b in pairs)
             if "generated" in doc:
                 texts += 1
-                same += doc["generated"] == before["generated"]
-    rescored = Rescored(len(gaps), len(documents), max(gaps.values()), same / texts if texts else 1.0)
-    if len(gaps) != len(drawn):
-        verdict.findings.append(f"rescored: {len(gaps)} of {len(drawn)} documents came back")
-    if far := [(gap, where) for where, gap in gaps.items() if not gap <= tolerance]:
-        gap, where = max(far)
+                if doc["generated"] != before["generated"]:
+                    context, wanted = row["arguments"][-1]
+                    below = least_greedy(lm, context, wanted, before["generated"])
+                    if below <= NEAR_TIE:
+                        ties[task] += 1
+                    else:
+                        forged.append((below, place))
+    asked, total = sum(map(len, drawn.values())), sum(map(len, verdict.samples.values()))
+    if len(gaps) != asked:
+        verdict.findings.append(f"rescored: {len(gaps)} of {asked} documents came back")
+    if far := [(gap, place) for place, gap in gaps.items() if not gap <= tolerance]:
+        gap, place = max(far)
         verdict.findings.append(
             f"rescored: {len(far)} of {len(gaps)} documents differ by more than {tolerance} nats a token, "
-            f"most {where} ({gap:.3g})"
+            f"most {place} ({gap:.3g})"
         )
-    if rescored.same_texts < SAME_TEXTS:
+    if forged:
+        below, place = max(forged)
         verdict.findings.append(
-            f"rescored: {same} of {texts} generated texts are the same, {SAME_TEXTS:.0%} are needed"
+            f"rescored: {len(forged)} of {texts} texts are not the model's, and no near-tie of its logits says so, "
+            f"most {place} ({below:.3g} nats below the likeliest token)"
         )
-    if verdict.findings:
-        verdict.level = ""
-    elif verdict.level == LEVELS[0]:
-        verdict.level = "reproduced" if len(drawn) == len(documents) else "rescored"
-    return rescored
+    verdict.level = "" if verdict.findings else LEVELS[2 if asked == total else 1]
+    most = max(gaps.values(), default=0.0)
+    return Rescored(seed, len(gaps), total, most, texts, {task: n for task, n in ties.items() if n}, weights)
+
+
+def least_greedy(lm: Any, context: str, wanted: Mapping[str, Any], text: str) -> float:
+    """How far below the likeliest token the least likely token of a text lies, the end of the text included (nats).
+
+    Args:
+        lm: of lm-eval's class ``hf``.
+        context: that the text goes on from.
+        wanted: settings of the generation.
+        text: that is said to be the greedy one.
+    """
+    import torch
+
+    start = len(lm.tok_encode(context))
+
+    def below(whole: Sequence[int]) -> float:
+        logits = lm._model_call(torch.tensor([whole], device=lm.device))[0, start - 1 : -1].float()
+        chosen = logits.gather(1, torch.tensor(whole[start:], device=lm.device)[:, None])[:, 0]
+        return float((logits.max(-1).values - chosen).max())
+
+    bare = lm.tok_encode(context + text)
+    if len(bare) - start >= wanted["max_gen_toks"]:
+        return below(bare)
+    ends = [*wanted["until"], lm.tok_decode([lm.eot_token_id], skip_special_tokens=False)]
+    return min(below(lm.tok_encode(context + text + end)) for end in ends)

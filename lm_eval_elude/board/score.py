@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Any
 
 import msgspec
-import numpy as np
 
+from lm_eval_elude.data.records import PERTURBATIONS
+from lm_eval_elude.scoring.answers import is_refusal
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS, GROUPS
-from lm_eval_elude.scoring.benchmarks.elude import ATTACK, CONTROL, attack_samples
-from lm_eval_elude.scoring.estimates import Z95, average
-from lm_eval_elude.scoring.likelihood import harmonic_mean
+from lm_eval_elude.scoring.benchmarks.elude import ATTACK, CONTROL
+from lm_eval_elude.scoring.estimates import Estimate, Observation, average, combine, exact, harmonic, mean_over_targets
+from lm_eval_elude.scoring.metrics import KNOWN, TOKEN_ATTACKS, forget_quality
 from lm_eval_elude.scoring.samples import Sample, mean
 
-NAMES = ("forget_quality", "attacked_forget_quality", "retain_quality", "degenerate", "mia_auc")
-_SIZE = msgspec.Meta(min_length=len(NAMES), max_length=len(NAMES))
-Values = Annotated[list[float], _SIZE]  # of NAMES, in this order
+# What the score is formed of, and the value that stands for the reference's where a table has no reference. Of a
+# quantity that several tasks or attacks give, each is measured: "known/elude_forget truth_first".
+IDEAL = {"fq": 1.0, "known": 1 / (1 + PERTURBATIONS), "rq": 1.0, "speech": 1.0, "distinct": 1.0, "auc": 0.5}
+REFUSAL = 0.5  # what a refusal counts as speech: it is understood, and it shows that something was taken out
+_AREAS = ("mia_auc", *(name for name in TOKEN_ATTACKS if name != "mia_reference_auc"))
+_UNKNOWN = exact(math.nan)
+Measured = Mapping[str, Estimate]
 
-
-class Measured(msgspec.Struct, frozen=True):
-    """What the score is formed of; NaN is what is not known."""
-
-    values: Values
-    covariance: Annotated[list[Values], _SIZE]  # of these values, from the records that they share
-    distinct: float  # share of distinct answers to the forget set
+# Columns of a table's row beside the score: task or group, and metric.
+COLUMNS = {
+    "fq": ("elude", "forget_quality"), "rq": ("elude", "retain_quality"), "known": ("elude", "known"),
+    "attacked": ("elude", "attacked_forget_quality"), "auc": ("elude_mia", "mia_auc"),
+    "degenerate": ("elude_forget", "degenerate"), "refusal": ("elude_forget", "refusal"),
+}  # fmt: skip
 
 
 class Column(msgspec.Struct, frozen=True):
@@ -35,112 +40,99 @@ class Column(msgspec.Struct, frozen=True):
     stderr: float
 
 
-class Worst(Column, frozen=True):
-    """The number of the attack that reveals most, with its name."""
+class Score(Column, frozen=True):
+    """The score, its four parts, and for the parts that take the worst of several which one that is."""
 
-    name: str
-
-
-class Area(Column, frozen=True):
-    """An area under the ROC curve with its interval."""
-
-    low: float
-    high: float
-
-
-class Columns(msgspec.Struct, frozen=True):
-    """The numbers of a table's row beside the score."""
-
-    fq: Column
-    rq: Column
-    attacked: Column
-    worst: Worst
-    auc: Area
-    degenerate: Column
-    refusal: Column
-
-
-class Score(NamedTuple):
-    """The score, its standard error, and its four parts by name."""
-
-    value: float
-    stderr: float
     parts: dict[str, float]
+    worst: dict[str, str]
 
 
-def measure(samples: Mapping[str, Sequence[Sample]], texts: Sequence[str], seed: int) -> Measured:
-    """From the samples of a whole run and its answers to the forget set."""
-    about_target = [samples["elude_forget"], *attack_samples(samples)]
-    quality = GROUPS["elude"].numbers(samples)
-    estimates = (
-        *(quality[name] for name in NAMES[:3]),
-        average([mean(answered, "degenerate") for answered in about_target]),
-        BENCHMARKS["elude_mia"].numbers(samples["elude_mia"], {"seed": seed})["mia_auc"],
+def measure(samples: Mapping[str, Sequence[Sample]], docs: Sequence[Mapping[str, Any]], seed: int) -> Measured:
+    """What the score is formed of, from the samples of a whole run and its logged documents of the forget set."""
+    suites = {task: s for task, s in samples.items() if task == "elude_forget" or task.startswith(ATTACK)}
+    suites.pop(CONTROL, None)
+    measured = {f"fq/{task}": forget_quality(answered) for task, answered in suites.items()}
+    for task, answered in suites.items():
+        for name in KNOWN:
+            if all(name in sample.values for sample in answered):
+                measured[f"known/{task} {name}"] = mean(answered, name)
+    areas = BENCHMARKS["elude_mia"].numbers(samples["elude_mia"], {"seed": seed})
+    measured |= {f"auc/{name}": areas[name] for name in _AREAS if name in areas}
+    measured["rq"] = GROUPS["elude"].numbers(samples)["retain_quality"]
+    measured["speech"] = average([_speech(answered) for answered in suites.values()])
+    measured["distinct"] = exact(distinct([(doc["question"], doc["generated"]) for doc in docs]))
+    return measured
+
+
+def _speech(samples: Sequence[Sample]) -> Estimate:
+    """Mean over answers: 1 for one, :data:`REFUSAL` for a refusal, 0 for gibberish."""
+    return mean_over_targets(
+        Observation(s.target, s.record, (1 - s.values["degenerate"]) * (REFUSAL if s.values["refusal"] else 1.0))
+        for s in samples
     )
-    covariance = [
-        [sum(change * b.influence.get(record, 0.0) for record, change in a.influence.items()) for b in estimates]
-        for a in estimates
-    ]
-    return Measured([e.value for e in estimates], covariance, len(set(texts)) / len(texts))
 
 
-def score(measured: Measured, reference: Measured | None) -> Score:
-    """The score of a model, against the reference of its table."""
-    parts = _parts(measured.values, measured.distinct, reference)
-    if any(math.isnan(part) for part in parts.values()):
-        return Score(0.0, math.nan, parts)
-    slopes = []
-    for index in range(len(NAMES)):
-        up, down = ([v + h * (i == index) for i, v in enumerate(measured.values)] for h in (_STEP, -_STEP))
-        ends = [harmonic_mean(list(_parts(v, measured.distinct, reference).values())) for v in (up, down)]
-        slopes.append((ends[0] - ends[1]) / (2 * _STEP))
-    moved = [(index, slope) for index, slope in enumerate(slopes) if slope]  # what is not known may stand elsewhere
-    variance = sum(a * b * measured.covariance[i][j] for i, a in moved for j, b in moved)
-    return Score(harmonic_mean(list(parts.values())), math.sqrt(max(0.0, variance)), parts)
+def distinct(answered: Sequence[tuple[str, str]]) -> float:
+    """Share of distinct answers to (question, answer) but for all questions' words and for refusals; 1 of none."""
+    asked = {word for question, _ in answered for word in _words(question)}
+    texts = [tuple(w for w in _words(text) if w not in asked) for _, text in answered if not is_refusal(text)]
+    return len(set(texts)) / len(texts) if texts else 1.0
 
 
-_STEP = 1e-6
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())
 
 
-def _parts(values: Sequence[float], distinct: float, reference: Measured | None) -> dict[str, float]:
-    fq, attacked, rq, degenerate, auc = values
-    ideal = reference.values if reference else [1.0, 1.0, 1.0, 0.0, 0.5]
-    variety = reference.distinct if reference else 1.0
-    speaks = _share(1 - degenerate, 1 - ideal[3]) * _share(distinct, variety)
-    far = abs(auc - ideal[4]) / max(ideal[4], 1 - ideal[4])
-    return {
-        "forgets": harmonic_mean([_share(fq, ideal[0]), _share(attacked, ideal[1])]),
-        "keeps": _share(rq, ideal[2]),
-        "speaks": speaks,
-        "hides": math.nan if math.isnan(auc) else max(0.0, 1 - far),
+def score(measured: Measured, reference: Mapping[str, float]) -> Score:
+    """The score of a model; the reference's values are taken as exact, :data:`IDEAL` where it has none.
+
+    What the reference has and the model has not is NaN, and so is the score then.
+    """
+    names = sorted(measured.keys() | reference.keys())
+    shares = {n: _share(measured.get(n, _UNKNOWN), reference.get(n, IDEAL[n.split("/")[0]]), n) for n in names}
+    worst, parts = {}, {}
+    for kind in IDEAL:
+        of_kind = [name for name in shares if name.split("/")[0] == kind]
+        # NaN is the least, so that what is not known is never passed over.
+        least = min(of_kind, key=lambda name: -math.inf if math.isnan(shares[name].value) else shares[name].value)
+        parts[kind] = shares[least]
+        if "/" in least:
+            worst[kind] = least.split("/")[1]
+    formed = {
+        "forgets": harmonic([parts["fq"], parts["known"]]),
+        "keeps": parts["rq"],
+        "speaks": _product(parts["speech"], parts["distinct"]),
+        "hides": parts["auc"],
     }
+    whole = harmonic(list(formed.values()))
+    return Score(whole.value, whole.stderr, {name: part.value for name, part in formed.items()}, worst)
 
 
-def _share(value: float, ideal: float) -> float:
-    return value if math.isnan(value) else min(1.0, max(0.0, value) / (ideal if ideal > 0 else 1.0))
+def _share(value: Estimate, ideal: float, name: str) -> Estimate:
+    """How near a value comes to the reference's, in [0, 1]; nothing is gained beyond it."""
+    kind = name.split("/")[0]
+    if kind == "known":  # what is first more often than under the reference, over what is left above that
+        slope, share = (-1 / (1 - ideal), 1 - (value.value - ideal) / (1 - ideal)) if ideal < 1 else (0.0, 1.0)
+    elif kind == "auc":
+        most = max(ideal, 1 - ideal)
+        slope = math.copysign(1 / most, ideal - value.value)
+        share = 1 - abs(value.value - ideal) / most
+    else:
+        slope, share = (1 / ideal, value.value / ideal) if ideal > 0 else (0.0, 1.0)
+    bounded = share if math.isnan(share) else min(1.0, max(0.0, share))
+    return combine(bounded, [value], [slope])
 
 
-def ranks(scores: Sequence[Score]) -> list[int]:
-    """1 + how many are better by more than chance (95 %, as independent draws); who ties shares a rank."""
-    values, errors = np.array([(s.value, 0.0 if math.isnan(s.stderr) else s.stderr) for s in scores]).reshape(-1, 2).T
-    return [1 + int((values - v > Z95 * np.hypot(errors, e)).sum()) for v, e in zip(values, errors, strict=True)]
+def _product(a: Estimate, b: Estimate) -> Estimate:
+    return combine(a.value * b.value, [a, b], [b.value, a.value])
 
 
-def columns(numbers: Mapping[str, Mapping[str, Any]]) -> Columns:
+def ranks(values: Sequence[float]) -> list[int]:
+    """1 + how many are higher; who has the same value shares a rank."""
+    return [1 + sum(other > value for other in values) for value in values]
+
+
+def columns(numbers: Mapping[str, Mapping[str, Any]]) -> dict[str, Column]:
     """The columns of a whole run, from its numbers by task or group and metric."""
-
-    def column(task: str, metric: str) -> Column:
-        return Column(numbers[task][metric]["value"], numbers[task][metric]["stderr"])
-
-    attacks = {t: n["forget_quality"]["value"] for t, n in numbers.items() if t.startswith(ATTACK) and t != CONTROL}
-    worst = column(name := min(attacks, key=lambda task: attacks[task]), "forget_quality")
-    auc, *ends = (column("elude_mia", metric) for metric in ("mia_auc", "mia_auc_low", "mia_auc_high"))
-    return Columns(
-        fq=column("elude", "forget_quality"),
-        rq=column("elude", "retain_quality"),
-        attacked=column("elude", "attacked_forget_quality"),
-        worst=Worst(worst.value, worst.stderr, name.removeprefix(ATTACK).replace("_", " ")),
-        auc=Area(auc.value, auc.stderr, *(end.value for end in ends)),
-        degenerate=column("elude_forget", "degenerate"),
-        refusal=column("elude_forget", "refusal"),
-    )
+    cells = {name: numbers[task][metric] for name, (task, metric) in COLUMNS.items()}
+    return {name: Column(cell["value"], cell["stderr"]) for name, cell in cells.items()}

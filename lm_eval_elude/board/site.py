@@ -9,32 +9,31 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
+import math
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import lru_cache, partial
-from itertools import groupby
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from lm_eval_elude import __version__
+from lm_eval_elude.board import keeper
 from lm_eval_elude.board import score as scores
 from lm_eval_elude.board import submission as packed
+from lm_eval_elude.board.keeper import Table
 from lm_eval_elude.board.score import Score
 from lm_eval_elude.board.submission import Packed, Submission, shown
-from lm_eval_elude.board.verify import LEVELS, Level, Verdict, verify
+from lm_eval_elude.board.verify import LEVELS, Verdict, verify
 from lm_eval_elude.data import jsonio
 from lm_eval_elude.data.files import write_text
-from lm_eval_elude.errors import UserError
+from lm_eval_elude.errors import UserError, reason
 from lm_eval_elude.report.comparison import NamedRun
 from lm_eval_elude.report.page import render
 from lm_eval_elude.report.page.page import write_report
 from lm_eval_elude.scoring.metrics import METRICS
-from lm_eval_elude.text.chat import Renderer, load_tokenizer
 
 PAGE = Path(__file__).with_name("page")
 STARTER = Path(__file__).with_name("starter")
@@ -43,42 +42,36 @@ _NAMES = re.compile(r"index\.html|leaderboard\.json|data/[0-9a-f]{64}\.json|subm
 
 
 class Built(NamedTuple):
-    """What a build did: submissions in tables, formed anew, and refused with the reason of each."""
+    """What a build did: submissions in tables, formed anew, and files left out with the reason of each."""
 
     rows: int
     formed: int
     refused: dict[str, str]
 
 
-class Table(msgspec.Struct, frozen=True, order=True):
-    """What must be the same for rows to be compared."""
-
-    base_model: str
-    data: str
-    seed: int
-    targets: tuple[str, ...]
-    truth_ratio: str
-    version: str
-
-
 class Kept(msgspec.Struct, frozen=True):
-    """``data/DIGEST.json``: what was formed of a submission; ``stamp`` says with which software and settings."""
+    """``data/DIGEST.json``: what was formed of a submission; ``stamp`` says with which software and reference."""
 
     stamp: str
-    table: Table
     remarks: list[str]
-    columns: scores.Columns
-    measured: scores.Measured
+    answers: str  # SHA-256 of all texts and log-probabilities
+    columns: dict[str, scores.Column]
+    measured: dict[str, float]  # what the score is formed of
+    score: Score
 
 
 class Entry(NamedTuple):
-    """A submission that stands in a table."""
+    """A submission, and the table that it stands in."""
 
+    place: Path
     digest: str
-    folder: str
-    level: str
     submission: Submission
-    kept: Kept
+    table: Table
+    data: str  # the table's data set, from here
+
+    @property
+    def role(self) -> str:
+        return self.table.role(self.digest)
 
 
 class Shown(Packed):
@@ -95,53 +88,54 @@ class Shown(Packed):
         return [{"doc": doc} for doc in self._docs[task]]
 
 
-def build(folder: Path, site: Path, *, data: str = "", tokenizer: str = "") -> Built:
+def build(folder: Path, site: Path) -> Built:
     """Make or renew the site.
 
     Args:
-        folder: of submissions, one folder each (in it or in ``submissions/``), and verdicts in ``verdicts/``.
+        folder: with ``board.toml``, of submissions, one folder each (in it or in ``submissions/``), and ``verdicts/``.
         site: the folder of the site.
-        data: the data set of all, where it is a path.
-        tokenizer: of the models (folder or Hub id), for prompts and token counts.
 
     Raises:
-        UserError: there is no submission, or a file at ``site`` that no build wrote stands where one is needed.
+        UserError: there is no ``board.toml`` or no submission, a reference that it names is not there or does not
+            verify, or a file at ``site`` that no build wrote stands where one is needed.
     """
+    tables = keeper.read(folder)
     places = [place for place in (folder, folder / "submissions") if place.is_dir()]
     # What a command is still writing has a name that begins with a dot.
     folders = sorted(p.parent for place in places for p in place.glob(f"[!.]*/{packed.FILE_NAME}") if p.is_file())
     if not folders:
         raise UserError(f"{folder}: no submission in it (a folder with {packed.FILE_NAME})")
-    levels = _levels(folder / "verdicts")
-    digests = {place: packed.digest(place) for place in folders}
+    verdicts, refused = keeper.verdicts(folder)
+    entries = []
+    for place in folders:
+        try:
+            submission, digest = packed.read(place), packed.digest(place)
+            table = keeper.place(tables, submission, digest)
+            data = str(path) if (path := folder / table.dataset).exists() else table.dataset
+            entries.append(Entry(place, digest, submission, table, data))
+        except Exception as error:  # one submission never stops a build
+            refused[place.name] = reason(error).replace(f"{folder}/", "")
     names = {"index.html", "leaderboard.json"}
-    names |= {name for digest in digests.values() for name in (f"data/{digest}.json", f"submissions/{digest}.html")}
+    names |= {name for e in entries for name in (f"data/{e.digest}.json", f"submissions/{e.digest}.html")}
     written = _claim(site, names)
-    renderer = _renderer(tokenizer)
-    stamp = f"{__version__} {data} {renderer.fingerprint if renderer else ''}"
-    kept_files = {place: site / "data" / f"{digest}.json" for place, digest in digests.items()}
-    formed: dict[Path, Kept | str] = {
-        place: known for place, file in kept_files.items() if (known := _known(place, file, stamp))
-    }
-    todo = [place for place in folders if place not in formed]
-    form = partial(_form, site=site, stamp=stamp, data=data, tokenizer=tokenizer)
-    workers = min(os.cpu_count() or 1, len(todo))
-    if workers > 1 and len(todo) > 4:
-        # Rows are large and have no cycles: what looks for some takes a tenth of the time.
-        with ProcessPoolExecutor(workers, initializer=partial(gc.set_threshold, 1_000_000)) as pool:
-            formed |= dict(zip(todo, pool.map(form, todo, chunksize=4), strict=True))
-    else:
-        formed |= {place: form(place) for place in todo}
-    entries: dict[str, Entry] = {}
-    for place, kept in sorted(formed.items()):
-        if isinstance(kept, Kept):
-            digest = digests[place]
-            entries[digest] = Entry(digest, place.name, levels.get(digest, LEVELS[0]), packed.read(place), kept)
-    _write(site, _tables(entries.values()))
+    references = [entry for entry in entries if entry.role == "retrained"]
+    formed = _formed(references, site, {})
+    measured = {}
+    for entry in references:
+        if isinstance(kept := formed.kept[entry.place], str):
+            raise UserError(f"{folder / keeper.FILE}: {entry.table.name}: the reference {entry.place.name}: {kept}")
+        measured[entry.table.name] = kept.measured
+    if missing := [table.name for table in tables if table.retrained and table.name not in measured]:
+        raise UserError(f"{folder / keeper.FILE}: {missing[0]}: no submission has the digest of its retrained model")
+    others = _formed([entry for entry in entries if entry not in references], site, measured)
+    known = formed.kept | others.kept
+    refused |= {place.name: kept for place, kept in known.items() if isinstance(kept, str)}
+    rows = {e.digest: (e, kept) for e in entries if isinstance(kept := known[e.place], Kept)}
+    _write(site, _tables(tables, list(rows.values()), verdicts))
     for name in written - names:
         (site / name).unlink(missing_ok=True)
     write_text(site / FILES, json.dumps(sorted(names)))
-    return Built(len(entries), len(todo), {p.name: kept for p, kept in formed.items() if isinstance(kept, str)})
+    return Built(len(rows), formed.anew + others.anew, refused)
 
 
 def start(folder: Path) -> list[Path]:
@@ -157,111 +151,135 @@ def start(folder: Path) -> list[Path]:
             file.parent.mkdir(parents=True, exist_ok=True)
             write_text(file, source.read_text(encoding="utf-8").replace("VERSION", __version__))
             written.append(file)
-    for name in ("submissions", "verdicts"):
+    for name in ("submissions", keeper.VERDICTS):
         (folder / name).mkdir(parents=True, exist_ok=True)
         (folder / name / ".gitkeep").touch()
     return written
 
 
 # ---- one submission
-def _known(folder: Path, file: Path, stamp: str) -> Kept | None:
+class Formed(NamedTuple):
+    """What was formed of submissions by folder, a text where one was refused, and how many were formed now."""
+
+    kept: dict[Path, Kept | str]
+    anew: int
+
+
+def _formed(entries: Sequence[Entry], site: Path, references: dict[str, dict[str, float]]) -> Formed:
+    """Submissions against the references of their tables, kept ones as they are; a reference against itself."""
+    jobs = []
+    kept: dict[Path, Kept | str] = {}
+    for entry in entries:
+        reference = references.get(entry.table.name, {})
+        made_with = stamp(entry.table, reference)
+        if before := _known(entry, site, made_with):
+            kept[entry.place] = before
+        else:
+            jobs.append((entry, site, made_with, reference))
+    workers = min(os.cpu_count() or 1, len(jobs))
+    if workers > 1 and len(jobs) > 4:
+        # Rows are large and have no cycles: what looks for some takes a tenth of the time.
+        with ProcessPoolExecutor(workers, initializer=gc.set_threshold, initargs=(1_000_000,)) as pool:
+            done = list(pool.map(_form, jobs, chunksize=4))
+    else:
+        done = [_form(job) for job in jobs]
+    return Formed(kept | {job[0].place: new for job, new in zip(jobs, done, strict=True)}, len(jobs))
+
+
+def stamp(table: Table, reference: dict[str, float]) -> str:
+    """What the numbers of a row depend on besides the submission: software, table and reference."""
+    made_with = json.dumps([__version__, msgspec.to_builtins(table), sorted(reference.items())])
+    return hashlib.sha256(made_with.encode()).hexdigest()
+
+
+def _known(entry: Entry, site: Path, made_with: str) -> Kept | None:
     """What was formed of a submission before, if all its files are still the same."""
     try:
-        kept = packed.load(Kept, file, nan=True)
-        packed.check_files(folder, packed.read(folder).files)
+        kept = packed.load(Kept, site / "data" / f"{entry.digest}.json", nan=True)
+        packed.check_files(entry.place, entry.submission.files)
     except (UserError, OSError):  # not formed yet, or kept no longer as it was written
         return None
-    return kept if kept.stamp == stamp else None
+    return kept if kept.stamp == made_with and kept.columns.keys() == scores.COLUMNS.keys() else None
 
 
-def _form(folder: Path, site: Path, stamp: str, data: str, tokenizer: str) -> Kept | str:
+def _form(job: tuple[Entry, Path, str, dict[str, float]]) -> Kept | str:
     """Verify a submission, write its report, and keep what tables need; of one that fails, its first finding."""
-    verdict = verify(folder, data=data, renderer=_renderer(tokenizer))
-    if verdict.findings or verdict.submission is None:
+    entry, site, made_with, reference = job
+    verdict = verify(entry.place, data=entry.data)
+    if verdict.findings:
         return verdict.findings[0]
     try:
-        seed = int(verdict.submission.scored["seed"])
-        texts = [doc["generated"] for doc in verdict.docs["elude_forget"]]
-        measured = scores.measure(verdict.samples, texts, seed)
-        kept = Kept(stamp, _table(verdict.submission), verdict.remarks, scores.columns(verdict.numbers), measured)
-        run = NamedRun(verdict.submission.model, Shown(folder, verdict))
-        write_report([run], site / "submissions" / f"{verdict.digest}.html")
+        measured = scores.measure(verdict.samples, verdict.docs["elude_forget"], entry.table.seed)
+        values = {name: estimate.value for name, estimate in measured.items()}
+        score = scores.score(measured, values if entry.role == "retrained" else reference)
+        given = [[doc["answer_scores"], doc.get("generated")] for docs in verdict.docs.values() for doc in docs]
+        answers = hashlib.sha256(json.dumps(given).encode()).hexdigest()
+        kept = Kept(made_with, verdict.remarks, answers, scores.columns(verdict.numbers), values, score)
+        write_report(
+            [NamedRun(entry.submission.model, Shown(entry.place, verdict))],
+            site / "submissions" / f"{entry.digest}.html",
+        )
     except Exception as error:  # one submission never stops a build
         return f"cannot be shown ({type(error).__name__}: {shown(str(error))})"
-    write_text(site / "data" / f"{verdict.digest}.json", json.dumps(msgspec.to_builtins(kept), ensure_ascii=False))
+    write_text(site / "data" / f"{entry.digest}.json", json.dumps(msgspec.to_builtins(kept), ensure_ascii=False))
     return kept
 
 
-def _table(submission: Submission) -> Table:
-    scored, fingerprints = submission.scored, sorted(submission.fingerprints.items())
-    table = {name: scored[name] for name in ("seed", "truth_ratio")} | {
-        "base_model": submission.base_model,
-        "data": scored["data"].get("repository") or Path(str(scored["dataset"])).name,
-        "targets": sorted(scored["targets"]),
-        "version": hashlib.sha256(json.dumps(fingerprints).encode()).hexdigest()[:12],
-    }
-    checked: Table = jsonio.check(table, Table, packed.FILE_NAME)
-    return checked
-
-
-@lru_cache(maxsize=1)
-def _renderer(tokenizer: str) -> Renderer | None:
-    return Renderer(load_tokenizer(tokenizer)) if tokenizer else None
-
-
-class KeptVerdict(msgspec.Struct, frozen=True):
-    """``verdicts/NAME.json``, as ``elude verify --rescore --json`` prints it."""
-
-    digest: str
-    level: Level
-    findings: list[str]
-
-
-def _levels(folder: Path) -> dict[str, Level]:
-    """Levels of proof that the board's keepers found by scoring again, by digest."""
-    levels = {}
-    for file in sorted(folder.glob("*.json")):
-        verdict = packed.load(KeptVerdict, file)
-        if verdict.findings:
-            raise UserError(f"{file}: not a verdict of `elude verify --json` that found nothing wrong")
-        levels[verdict.digest] = verdict.level
-    return levels
-
-
 # ---- tables
-def _tables(entries: Iterable[Entry]) -> list[dict[str, Any]]:
-    """Rows by table, best first; reference rows below, not ranked."""
-    tables = []
-    for table, members in groupby(sorted(entries, key=attrgetter("kept.table")), attrgetter("kept.table")):
-        group = list(members)
-        retrained = [entry.kept.measured for entry in group if entry.submission.role == "retrained"]
-        reference = retrained[0] if retrained else None
-        scored = [(entry, scores.score(entry.kept.measured, reference)) for entry in group]
-        ranked = [pair for pair in scored if pair[0].submission.role == "submission"]
-        ranked.sort(key=lambda pair: (-pair[1].value, pair[0].digest))
-        others = [pair for pair in scored if pair not in ranked]
-        others.sort(key=lambda pair: (pair[0].submission.role, pair[0].digest))
-        ranks = scores.ranks([score for _, score in ranked])
-        rows = [_row(e, s, rank, ranks.count(rank) > 1) for (e, s), rank in zip(ranked, ranks, strict=True)]
-        rows += [_row(entry, score, None, False) for entry, score in others]
-        about = msgspec.to_builtins(table)
-        identity = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:12]
-        tables.append(about | {"reference": bool(retrained), "rows": rows, "id": identity})
-    return tables
+def _tables(
+    tables: Sequence[Table], known: Sequence[tuple[Entry, Kept]], verdicts: dict[str, keeper.Verdict]
+) -> list[dict[str, Any]]:
+    """Rows by table: ranked ones, best first, then those without a rank and why, then references."""
+    found = []
+    for table in tables:
+        members = [(entry, kept) for entry, kept in known if entry.table is table]
+        twins = _twins(members)
+        rows = [_row(e, kept, verdicts.get(e.digest), twins[e.digest]) for e, kept in members]
+        rows.sort(key=lambda row: (_ORDER.index(row["status"]), -row["score"]["value"], row["digest"]))
+        ranked = [row for row in rows if row["status"] == "ranked"]
+        values = scores.ranks([row["score"]["value"] for row in ranked])
+        for row, rank in zip(ranked, values, strict=True):
+            row |= {"rank": rank, "tied": values.count(rank) > 1}
+        identity = hashlib.sha256(table.name.encode()).hexdigest()[:12]
+        found.append({**msgspec.to_builtins(table), "id": identity, "rows": rows})
+    return found
 
 
-def _row(entry: Entry, score: Score, rank: int | None, tied: bool) -> dict[str, Any]:
+_ORDER = ("ranked", "unverified", "withdrawn", "retrained", "original")  # of rows in a table
+
+
+def _row(entry: Entry, kept: Kept, verdict: keeper.Verdict | None, twins: list[str]) -> dict[str, Any]:
     """A row of ``leaderboard.json`` and of the page."""
     about = msgspec.to_builtins(entry.submission)
-    scored = about["scored"]
-    names = ("model", "base_model", "method", "role", "submitter", "hardware", "trained_on", "cost", "revision")
+    names = ("model", "base_model", "method", "submitter", "hardware", "trained_on", "cost", "revision")
+    why, status = "", entry.role
+    if entry.role == "submission":
+        unknown = ", ".join(name for name, part in kept.score.parts.items() if math.isnan(part))
+        why = keeper.unranked(entry.table, verdict) or (unknown and f"unverified: its answers do not say {unknown}")
+        status = why.partition(":")[0] or "ranked"
     return {
-        "digest": entry.digest, "name": entry.folder, "level": entry.level,
-        "remarks": entry.kept.remarks, **{name: about[name] for name in names},
-        "method": entry.submission.method + " + guardrail" * bool(scored["guardrail"]),
-        "versions": scored["versions"], "weights": about["weights"] or {},
-        **msgspec.to_builtins(entry.kept.columns), "score": score._asdict(), "rank": rank, "tied": tied,
+        "digest": entry.digest, "name": entry.place.name, "level": verdict.level if verdict and not why else LEVELS[0],
+        "date": verdict.date if verdict else "", "status": status, "reason": why, "rank": None, "tied": False,
+        "remarks": [*twins, *kept.remarks], **{name: about[name] for name in names}, "role": entry.role,
+        "method": entry.submission.method + " + guardrail" * bool(about["scored"]["guardrail"]),
+        "versions": about["scored"]["versions"], "weights": about["weights"] or {},
+        **msgspec.to_builtins(kept.columns), "score": msgspec.to_builtins(kept.score),
     }  # fmt: skip
+
+
+def _twins(members: Sequence[tuple[Entry, Kept]]) -> dict[str, list[str]]:
+    """By digest, lines that name other submissions with the same weights or the same answers; three of each."""
+    lines: dict[str, list[str]] = {entry.digest: [] for entry, _ in members}
+    for what in ("weights", "answers"):
+        groups: dict[Any, list[Entry]] = {}
+        for entry, kept in members:
+            of = kept.answers if what == "answers" else frozenset((entry.submission.weights or {}).values())
+            groups.setdefault(of or entry.digest, []).append(entry)
+        for group in groups.values():
+            for entry in group:
+                others = [shown(other.place.name) for other in group if other is not entry]
+                lines[entry.digest] += [f"the same {what} as {name}" for name in others[:3]]
+    return lines
 
 
 # ---- files
@@ -289,7 +307,7 @@ def _write(site: Path, tables: list[dict[str, Any]]) -> None:
     write_text(site / "leaderboard.json", json.dumps(board, ensure_ascii=False) + "\n")
     page = render(
         PAGE / "board.html.j2", {"percent": _percent}, tables=board["tables"], levels=LEVELS, version=__version__,
-        about=about, metrics=METRICS,
+        about=about, metrics=METRICS, columns=scores.COLUMNS,
     )  # fmt: skip
     write_text(site / "index.html", page)
 

@@ -13,13 +13,14 @@ from lm_eval_elude.cli.options import quiet, say
 @click.command()
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--dataset", "data", default="", help="The data set, where the submission's is a path elsewhere.")
-@click.option("--tokenizer", default="", help="Of the model, a folder or Hub id: checks token counts and template.")
+@click.option("--tokenizer", default="", help="Of the base model, a folder or Hub id: for token counts and prompts.")
 @click.option(
     "--reference", "known", type=click.Path(exists=True, path_type=Path),
     help="Results, or submission, of the run's reference; without it distances to it are left out.",
 )  # fmt: skip
-@click.option("--rescore", "model", default="", help="Score a random part again with this model, a folder or Hub id.")
+@click.option("--rescore", "model", default="", help="Score a drawn part again with the model in this folder.")
 @click.option("--records", default=50, show_default=True, type=click.IntRange(0), help="To score again; 0 for all.")
+@click.option("--seed", type=click.IntRange(0), help="Of the draw; who submits must not know it [default: a new one].")
 @click.option("--backend", default="elude", show_default=True, type=click.Choice(["elude", "hf"]), help="That scores.")
 @click.option(
     "--tolerance", default=0.02, show_default=True, type=click.FloatRange(0),
@@ -28,33 +29,49 @@ from lm_eval_elude.cli.options import quiet, say
 @click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON.")
 @quiet()
 def verify(
-    folder: Path, data: str, tokenizer: str, known: Path | None, model: str, as_json: bool, **rescoring: Any
+    folder: Path, data: str, tokenizer: str, known: Path | None, model: str, seed: int | None, as_json: bool, **how: Any
 ) -> int:
     """Check a submission without trust: files, documents, prompts, responses, every number.
 
     Prints a line for each finding; exit code 0 where there is none, else 1.
     """
     import json
+    import secrets
+    from datetime import UTC, datetime
 
     from lm_eval_elude.board import verify as board
     from lm_eval_elude.board.rescore import rescore
     from lm_eval_elude.board.submission import finished
+    from lm_eval_elude.data import jsonio
+    from lm_eval_elude.errors import UserError
+    from lm_eval_elude.scoring.settings import provenance
     from lm_eval_elude.text.chat import Renderer, load_tokenizer
 
-    renderer = Renderer(load_tokenizer(tokenizer or model)) if tokenizer or model else None
+    if model and not tokenizer:
+        raise UserError("--rescore needs --tokenizer: the base model's; a template that a submitter wrote is not used")
+    renderer = Renderer(load_tokenizer(tokenizer)) if tokenizer else None
     reference = finished(known) if known else None
     verdict = board.verify(folder, data=data, renderer=renderer, reference=reference)
-    again = rescore(folder, verdict, model, data=data, **rescoring) if model and not verdict.findings else None
+    again = None
+    if model and not verdict.findings:
+        drawn_by = secrets.randbits(48) if seed is None else seed
+        again = rescore(folder, verdict, model, tokenizer, seed=drawn_by, data=data, **how)
     if as_json:
-        fields = {name: getattr(verdict, name) for name in ("digest", "level", "findings", "remarks")}
-        click.echo(json.dumps(fields | {"rescored": again._asdict() if again else None}, indent=2))
+        fields = {name: getattr(verdict, name) for name in ("digest", "level", "findings", "remarks")} | {
+            "model": verdict.submission.model if verdict.submission else "",
+            "tokenizer": renderer.fingerprint if renderer else "",
+            "versions": provenance({})["versions"],
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "rescored": again._asdict() if again else None,
+        }
+        click.echo(json.dumps(jsonio.finite(fields), indent=2))
         return int(bool(verdict.findings))
     for line in verdict.findings or verdict.remarks:
         say(line)
     if again:
         say(
-            f"{again.records} of {again.total} documents scored again: log-probabilities within {again.gap:.2g} "
-            f"nats a token, {again.same_texts:.0%} of the texts the same"
+            f"{again.records} of {again.total} documents scored again (seed {again.seed}): log-probabilities within "
+            f"{again.gap:.2g} nats a token, {sum(again.ties.values())} of {again.texts} texts differ at near-ties"
         )
     say(f"{folder}: {verdict.level or f'refused, {len(verdict.findings)} findings'}")
     return int(bool(verdict.findings))

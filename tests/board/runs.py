@@ -5,24 +5,30 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lm_eval_elude import cli
+from lm_eval_elude.board import keeper
 from lm_eval_elude.board import submission as packed
+from lm_eval_elude.data import bundled
 from lm_eval_elude.data.files import sha256
 from lm_eval_elude.scoring.runs import Run
-from tests.support import ROOT, mini_rows, run, small_data, write_jsonl, write_run
+from lm_eval_elude.text.chat import Renderer, load_tokenizer
+from tests.support import mini_rows, run, save_checkpoint, small_data, write_jsonl, write_run
 
 RONALDO = "Cristiano Ronaldo"
-TINY = ROOT / "lm_eval_elude" / "mini" / "tiny"
-WITHOUT = ROOT / "lm_eval_elude" / "mini" / "tiny-without-ronaldo"
+TINY, WITHOUT = bundled.MODEL, bundled.REFERENCE
 PROMPTS = 2  # of each attack, instead of 100
 
 
@@ -60,6 +66,54 @@ def submission(folder: Path, run: Run, **about: Any) -> Path:
     fields = {"model": "m", "base_model": "tiny", "method": "none", "submitter": "A. Nobody", "role": "original"}
     packed.pack(run, folder, **(fields | about))
     return folder
+
+
+def edited(folder: Path, change: Callable[[Any], Any]) -> Path:
+    """The bundled model with other weights."""
+    model = AutoModelForCausalLM.from_pretrained(TINY)
+    with torch.no_grad():
+        change(model)
+    save_checkpoint(folder, model, AutoTokenizer.from_pretrained(TINY))
+    return folder
+
+
+def mixed(folder: Path, share: float) -> Path:
+    """A model on the way from the bundled one (0) to the one that never knew (1)."""
+    other = AutoModelForCausalLM.from_pretrained(WITHOUT)
+
+    def change(model: Any) -> None:
+        for parameter, end in zip(model.parameters(), other.parameters(), strict=True):
+            parameter.lerp_(end, share)
+
+    return edited(folder, change)
+
+
+def noisy(folder: Path) -> Path:
+    torch.manual_seed(0)
+    return edited(folder, lambda model: [p.add_(p.std() * torch.randn_like(p)) for p in model.parameters()])
+
+
+# ---- boards
+@lru_cache(maxsize=1)
+def fingerprint() -> str:
+    """Of the bundled models' tokenizer."""
+    return Renderer(load_tokenizer(str(TINY))).fingerprint
+
+
+def board(folder: Path, data: Path, retrained: Path, *submissions: Path, original: Path | None = None) -> Path:
+    """A board of copies of submissions, with the table that its keeper makes of the references."""
+    for source in filter(None, (retrained, original, *submissions)):
+        shutil.copytree(source, folder / "submissions" / source.name)
+    keeper.add(folder, "Ronaldo", str(data), fingerprint(), retrained, original)
+    return folder
+
+
+def vouched(board: Path, name: str, **more: Any) -> None:
+    """A verdict of the board's keeper on a submission."""
+    digest = packed.digest(board / "submissions" / name)
+    verdict = {"digest": digest, "level": "rescored", "findings": [], "tokenizer": fingerprint(), "date": "2026-01-01"}
+    (board / keeper.VERDICTS).mkdir(exist_ok=True)
+    (board / keeper.VERDICTS / f"{name}.json").write_text(json.dumps(verdict | more))
 
 
 def elude(capsys: Any, *arguments: Any) -> tuple[int, str, str]:

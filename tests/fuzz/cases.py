@@ -27,7 +27,8 @@ import pyarrow.parquet as pq
 from lm_eval_elude import __version__, llm
 from lm_eval_elude.attacks.builders import ATTACKS
 from lm_eval_elude.attacks.files import load_attack_file
-from lm_eval_elude.board import site
+from lm_eval_elude.board import keeper, site
+from lm_eval_elude.board import score as scores
 from lm_eval_elude.board import submission as packed
 from lm_eval_elude.board.verify import verify
 from lm_eval_elude.curate import documents, pairs, readers
@@ -693,14 +694,14 @@ def untouched(others: dict[Path, bytes]) -> None:
 
 
 NUMBER = {"value": 0.5, "stderr": 0.1}
+TABLE = keeper.Table(
+    "t", "mini", ("b",), (SCORED["template"],), tuple(SCORED["targets"]), SCORED["seed"], SCORED["truth_ratio"],
+    {"elude_forget": "0"},
+)  # fmt: skip
 ROW = {
-    "table": {"base_model": "b", "data": "mini", "seed": 0, "targets": [RONALDO], "truth_ratio": "geometric",
-              "version": "0"},
-    "remarks": ["not looked at"], "measured": {"values": [0.5] * 5, "covariance": [[0.01] * 5] * 5, "distinct": 1.0},
-    "columns": {
-        **dict.fromkeys(("fq", "rq", "attacked", "degenerate", "refusal"), NUMBER),
-        "worst": {**NUMBER, "name": "role playing"}, "auc": {**NUMBER, "low": 0.4, "high": 0.6},
-    },
+    "stamp": site.stamp(TABLE, {}), "remarks": ["not looked at"], "answers": "0",
+    "columns": dict.fromkeys(scores.COLUMNS, NUMBER), "measured": {"rq": 0.5},
+    "score": {**NUMBER, "parts": {"keeps": 0.5}, "worst": {"fq": "elude_attack_none"}},
 }  # fmt: skip
 
 
@@ -713,7 +714,8 @@ def make_site(rng: random.Random, folder: Path) -> tuple[Path, dict[Path, bytes]
     names = [f"data/{digest}.json", f"data/{'0' * 64}.json", f"submissions/{digest}.html", "index.html",
              "leaderboard.json"]  # fmt: skip
     verdict = {"digest": digest, "level": "rescored", "findings": [], "remarks": []}
-    files = {out / site.FILES: names, out / f"data/{digest}.json": {"stamp": f"{__version__}  ", **ROW}}
+    files = {out / site.FILES: names, out / f"data/{digest}.json": ROW}
+    (folder / keeper.FILE).write_text(keeper.toml(TABLE))
     return make_own(rng, folder, {**files, folder / "verdicts/one.json": verdict})
 
 
@@ -724,9 +726,9 @@ def use_site(case: tuple[Path, dict[Path, bytes]]) -> None:
     finally:
         untouched(others)
     board = jsonio.load(out / "leaderboard.json")
-    assert sum(len(table["rows"]) for table in board["tables"]) == done.rows == 1 - done.formed
-    if done.refused:
-        raise UserError(done.refused["one"])
+    assert sum(len(table["rows"]) for table in board["tables"]) == done.rows == 1 - ("one" in done.refused)
+    if done.refused:  # a submission, or a verdict
+        raise UserError(next(iter(done.refused.values())))
     assert "<img" not in (out / "index.html").read_text("utf-8")
 
 

@@ -1,0 +1,174 @@
+"""What the keeper of a board says: the tables of ``board.toml``, and the verdicts on submissions scored again.
+
+A submission stands in the one table whose every field it has. Which models a table compares with is said here by the
+digest of their submissions, so that nobody else hands in a reference.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from lm_eval_elude.board import submission as packed
+from lm_eval_elude.board.submission import Submission, shown
+from lm_eval_elude.board.verify import LEVELS, Level
+from lm_eval_elude.data import jsonio
+from lm_eval_elude.data.files import write_text
+from lm_eval_elude.errors import UserError
+
+FILE, VERDICTS = "board.toml", "verdicts"
+
+
+class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A table of ``board.toml``: what must be the same for rows to be compared."""
+
+    name: jsonio.Text
+    dataset: jsonio.Text  # hub, mini, or a path from the board's folder
+    base_models: tuple[jsonio.Text, ...]
+    tokenizers: tuple[jsonio.Text, ...]  # fingerprints of tokenizer and template
+    targets: tuple[jsonio.Text, ...]
+    seed: int
+    truth_ratio: Literal["geometric", "arithmetic"]
+    fingerprints: dict[str, str]  # of the scored documents, by task: they say how many there are
+    retrained: str = ""  # digest of the submission of the model that never knew the targets
+    original: str = ""  # the same of the model before unlearning
+
+    def role(self, digest: str) -> str:
+        """What a submission is in this table."""
+        return {self.retrained: "retrained", self.original: "original"}.get(digest, "submission")
+
+    def differs(self, submission: Submission) -> list[str]:
+        """What keeps a submission out of this table, a line each."""
+        scored = submission.scored
+        stated = {
+            "base_models": (submission.base_model, self.base_models),
+            "tokenizers": (scored.get("template"), self.tokenizers),
+            "targets": (scored.get("targets"), [list(self.targets)]),
+            "seed": (scored.get("seed"), [self.seed]),
+            "truth_ratio": (scored.get("truth_ratio"), [self.truth_ratio]),
+            "fingerprints": (submission.fingerprints, [self.fingerprints]),
+        }
+        return [
+            f"{name}: {shown(value) if name != 'fingerprints' else 'other documents than the table has'}"
+            for name, (value, allowed) in stated.items()
+            if value not in allowed
+        ]
+
+
+def read(folder: Path) -> list[Table]:
+    """The tables of a board.
+
+    Raises:
+        UserError: there is no ``board.toml``, or it is not one.
+    """
+    file = folder / FILE
+    if not file.is_file():
+        raise UserError(f"{file} is missing: it says what each table compares; `elude leaderboard table` writes it")
+    try:
+        found = tomllib.loads(jsonio.read_text(file))
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{file}: not valid TOML ({error})") from None
+    tables: list[Table] = jsonio.check(found, dict[str, list[Table]], str(file)).get("tables", [])
+    if not tables:
+        raise UserError(f"{file}: no [[tables]] in it; `elude leaderboard table` writes one")
+    if len({table.name for table in tables}) < len(tables):
+        raise UserError(f"{file}: a table's name stands twice")
+    return tables
+
+
+def place(tables: list[Table], submission: Submission, digest: str) -> Table:
+    """The table that a submission stands in.
+
+    Raises:
+        UserError: it fits none, or calls itself a reference and the keeper does not.
+    """
+    differs = {table.name: table.differs(submission) for table in tables}
+    nearest = min(tables, key=lambda table: len(differs[table.name]))
+    if reasons := differs[nearest.name]:
+        raise UserError(f"in no table of {FILE}; the nearest, {shown(nearest.name)}, has other {'; '.join(reasons)}")
+    if submission.role != nearest.role(digest):
+        raise UserError(
+            f"role {submission.role}, but {FILE} has it as {nearest.role(digest)}: the keeper says what is a reference"
+        )
+    return nearest
+
+
+def add(folder: Path, name: str, dataset: str, fingerprint: str, retrained: Path, original: Path | None) -> Table:
+    """Write a table for what was submitted of its references at the end of ``board.toml``.
+
+    Args:
+        fingerprint: of the base model's tokenizer and template.
+
+    Raises:
+        UserError: the references do not belong in one table.
+    """
+    about, scored = (known := packed.read(retrained)), known.scored
+    table = Table(
+        name=name, dataset=dataset or str(scored["dataset"]),
+        base_models=(about.base_model,), tokenizers=(fingerprint,),
+        targets=tuple(scored["targets"]), seed=scored["seed"], truth_ratio=scored["truth_ratio"],
+        fingerprints=about.fingerprints, retrained=packed.digest(retrained),
+        original=packed.digest(original) if original else "",
+    )  # fmt: skip
+    for path in filter(None, (retrained, original)):
+        place([table], packed.read(path), packed.digest(path))
+    file = folder / FILE
+    before = jsonio.read_text(file) if file.is_file() else ""
+    if before and any(other.name == name for other in read(folder)):
+        raise UserError(f"{file} has a table {name!r} already; name it otherwise, or take that one out")
+    write_text(file, before + toml(table))
+    return table
+
+
+def toml(table: Table) -> str:
+    """A table as TOML: its texts, numbers and lists are written as JSON has them."""
+    fields = msgspec.to_builtins(table)
+    prints = [f"{task} = {json.dumps(value)}" for task, value in fields.pop("fingerprints").items()]
+    lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in fields.items()]
+    return "\n".join(["[[tables]]", *lines, "[tables.fingerprints]", *prints, "", ""])
+
+
+# ---- verdicts
+class Verdict(msgspec.Struct, frozen=True):
+    """``verdicts/NAME.json``, as ``elude verify --rescore --json`` prints it."""
+
+    digest: str  # of the submission
+    level: Level | Literal[""]
+    findings: list[str]
+    tokenizer: str = ""  # fingerprint of what wrote and counted the prompts
+    date: str = ""
+
+
+def verdicts(folder: Path) -> tuple[dict[str, Verdict], dict[str, str]]:
+    """Verdicts by the submission's digest (of several a failed or else the highest one), and files that are none."""
+    known: dict[str, Verdict] = {}
+    unreadable = {}
+    for file in sorted((folder / VERDICTS).glob("*.json")):
+        try:
+            verdict = packed.load(Verdict, file)
+        except UserError as error:
+            unreadable[f"{VERDICTS}/{file.name}"] = str(error).replace(f"{folder}/", "")
+            continue
+        other = known.get(verdict.digest)
+        if other is None or _grade(verdict) > _grade(other):
+            known[verdict.digest] = verdict
+    return known, unreadable
+
+
+def _grade(verdict: Verdict) -> int:
+    return LEVELS.index(verdict.level) if verdict.level and not verdict.findings else len(LEVELS)
+
+
+def unranked(table: Table, verdict: Verdict | None) -> str:
+    """Why a row has no rank, by the verdict on it; "" where that gives it one."""
+    if verdict and (verdict.findings or not verdict.level):
+        return f"withdrawn: {verdict.findings[0] if verdict.findings else 'its verdict has no level'}"
+    if verdict is None or verdict.level == LEVELS[0]:
+        return "unverified: the keeper has not scored it again"
+    if verdict.tokenizer not in table.tokenizers:
+        return "unverified: it was scored again with another tokenizer than the table's"
+    return ""

@@ -1,0 +1,114 @@
+"""Scored again: the model that is claimed agrees, another does not, and nothing of a submitter steers the draw."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from lm_eval_elude.board import rescore as board
+from lm_eval_elude.board import submission as packed
+from lm_eval_elude.board.verify import verify
+from lm_eval_elude.errors import UserError
+from lm_eval_elude.text.chat import Renderer, load_tokenizer
+from tests.board import runs
+
+BASE = str(runs.TINY)
+
+
+def again(folder, data, model=BASE, **how):
+    """A verdict by the base model's tokenizer, and what came of asking a model again."""
+    verdict = verify(folder, data=str(data), renderer=Renderer(load_tokenizer(BASE)))
+    assert not verdict.findings
+    return verdict, board.rescore(
+        folder, verdict, str(model), BASE, data=str(data), **({"seed": 0, "records": 14} | how)
+    )
+
+
+def test_the_model_agrees_also_with_a_template_of_the_submitters_and_another_model_does_not(submitted, data, tmp_path):
+    folder = Path(shutil.copytree(runs.TINY, tmp_path / "model"))
+    for name in ("chat_template.jinja", "tokenizer_config.json", "tokenizer.json"):
+        (folder / name).write_text("{{ raise_exception('read') }}")
+    verdict, found = again(submitted, data, folder)
+    assert verdict.level == "rescored" and not verdict.findings and found.gap < 1e-3 and not found.ties
+    assert found.records == 14 and found.texts == 13 and found.weights == verdict.submission.weights
+    wrong, _ = again(submitted, data, runs.WITHOUT)
+    assert not wrong.level and [line.partition(":")[0] for line in wrong.findings] == ["rescored"] * 3
+    for line, words in zip(wrong.findings, ("weights in the folder", "nats a token", "texts are not"), strict=True):
+        assert words in line
+    with pytest.raises(UserError, match=r"--rescore .*safetensors"):
+        again(submitted, data, tmp_path)
+
+
+def test_all_is_reproduced_and_the_draw_is_of_the_seed_and_of_every_task(submitted, data, monkeypatch):
+    verdict, found = again(submitted, data, records=0)
+    assert verdict.level == "reproduced" and found.records == found.total == 41
+    asked = []
+
+    class Stop(Exception):
+        pass
+
+    def evaluate(*_, samples, **__):
+        asked.append(samples)
+        raise Stop
+
+    monkeypatch.setattr("lm_eval.simple_evaluate", evaluate)
+    for seed in (1, 1, 2):
+        with pytest.raises(Stop):
+            again(submitted, data, seed=seed, records=20)
+    assert asked[0] == asked[1] != asked[2]
+    assert asked[0].keys() == verdict.samples.keys() and {len(rows) for rows in asked[0].values()} == {2}
+
+
+def forged_texts(doc):
+    doc["generated"] = "He is a singer of that name."
+
+
+def cut_texts(doc):
+    doc["generated"] = doc["generated"].rpartition(" ")[0]
+
+
+def better_scores(doc):
+    doc["answer_scores"][0][0] -= 2.0
+
+
+@pytest.mark.parametrize(
+    "forge, line",
+    [(forged_texts, "8 of 8 texts"), (cut_texts, "8 of 8 texts"), (better_scores, "8 of 8 documents differ")],
+)
+def test_a_forged_forget_set_is_found(forge, line, submitted, data, tmp_path, monkeypatch):
+    """A tenth of all texts could be forged once, which is more than the forget set has."""
+    verdict = verify(submitted, data=str(data))
+    verdict.samples = {"elude_forget": verdict.samples["elude_forget"]}
+    folder = Path(shutil.copytree(submitted, tmp_path / "copy"))
+    with runs.changed(folder / packed.SAMPLES / "elude_forget.jsonl.gz") as rows:
+        for row in rows:
+            forge(row["doc"])
+    board.rescore(folder, verdict, BASE, BASE, seed=0, records=0, data=str(data))
+    assert not verdict.level and line in verdict.findings[0], verdict.findings
+
+
+def test_only_a_text_that_is_greedy_to_its_end_but_for_near_ties_passes(submitted):
+    import lm_eval_elude.model.backend as backend
+
+    lm = backend.EludeLM(pretrained=BASE)
+    for _, row in packed.packed_rows(submitted / packed.SAMPLES / "elude_forget.jsonl.gz"):
+        *_, last = row["arguments"].values()
+        context, wanted, text = last["arg_0"], last["arg_1"], row["doc"]["generated"]
+        assert board.least_greedy(lm, context, wanted, text) <= 1e-4
+        for other in (text.rpartition(" ")[0], f"{text} Or not.", text.replace(" the ", " a ") + "!", ""):
+            assert board.least_greedy(lm, context, wanted, other) > board.NEAR_TIE
+    # A text as long as it may be has no end to look at.
+    tokens = len(lm.tok_encode(context + text)) - len(lm.tok_encode(context))
+    assert board.least_greedy(lm, context, wanted | {"max_gen_toks": tokens}, text) <= 1e-4
+
+
+def test_a_verdict_is_printed_as_the_board_reads_it(submitted, data, capsys):
+    command = ("verify", submitted, "--dataset", data, "--rescore", BASE)
+    code, _, err = runs.elude(capsys, *command)
+    assert code == 2 and "--rescore needs --tokenizer" in err and len(err.splitlines()) == 1
+    code, printed, _ = runs.elude(capsys, *command, "--tokenizer", BASE, "--records", 1, "--json")
+    verdict = json.loads(printed)
+    assert code == 0 and verdict["level"] == "rescored" and verdict["tokenizer"] == runs.fingerprint()
+    assert verdict["rescored"]["weights"] == packed.read(submitted).weights and verdict["rescored"]["seed"] > 0
+    assert verdict["date"].startswith("20") and verdict["versions"].keys() >= {"torch", "lm-eval"}
