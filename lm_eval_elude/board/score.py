@@ -12,7 +12,7 @@ import msgspec
 from lm_eval_elude.data.records import PERTURBATIONS
 from lm_eval_elude.scoring.answers import is_refusal
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS, GROUPS
-from lm_eval_elude.scoring.benchmarks.elude import ATTACK, CONTROL
+from lm_eval_elude.scoring.benchmarks.elude import ATTACK, CLOZE, CONTROL
 from lm_eval_elude.scoring.estimates import Estimate, Observation, average, combine, exact, harmonic, mean_over_targets
 from lm_eval_elude.scoring.metrics import KNOWN, TOKEN_ATTACKS, forget_quality
 from lm_eval_elude.scoring.samples import Sample, mean
@@ -27,7 +27,8 @@ Measured = Mapping[str, Estimate]
 
 # Columns of a table's row beside the score: task or group, and metric.
 COLUMNS = {
-    "fq": ("elude", "forget_quality"), "rq": ("elude", "retain_quality"), "known": ("elude", "known"),
+    "fq": ("elude", "forget_quality"), "rq": ("elude", "retain_quality"),
+    "mention": ("elude", "mention_quality"), "known": ("elude", "known"),
     "attacked": ("elude", "attacked_forget_quality"), "auc": ("elude_mia", "mia_auc"),
     "degenerate": ("elude_forget", "degenerate"), "refusal": ("elude_forget", "refusal"),
 }  # fmt: skip
@@ -49,8 +50,8 @@ class Score(Column, frozen=True):
 
 def measure(samples: Mapping[str, Sequence[Sample]], docs: Sequence[Mapping[str, Any]], seed: int) -> Measured:
     """What the score is formed of, from the samples of a whole run and its logged documents of the forget set."""
-    suites = {task: s for task, s in samples.items() if task == "elude_forget" or task.startswith(ATTACK)}
-    suites.pop(CONTROL, None)
+    asks = ("elude_forget", CLOZE)
+    suites = {t: s for t, s in samples.items() if t in asks or (t.startswith(ATTACK) and t != CONTROL)}
     measured = {f"fq/{task}": forget_quality(answered) for task, answered in suites.items()}
     for task, answered in suites.items():
         for name in KNOWN:
