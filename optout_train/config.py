@@ -15,6 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from lm_eval_elude.data import bundled
+from lm_eval_elude.data.manifest import Manifest, read_manifest
 from lm_eval_elude.data.tofu import RETAIN_OF, SOURCE
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.scoring.conventions import CONVENTIONS
@@ -51,6 +52,7 @@ class TrainConfig:
     revision: str = ""
     strict: bool = False
     dataset: str = "hub"
+    again: bool = True
     forget_split: str = ""
     tofu_evaluator: str = "released"
     learn: str = "all"
@@ -238,6 +240,18 @@ def unknown_method(name: str) -> str:
     return f"--method {name!r} is not known; the methods are {', '.join(METHODS)}"
 
 
+def earlier_request(model: str) -> Manifest | None:
+    """The manifest of a model that was made to forget targets before; None for any other model.
+
+    Raises:
+        UserError: the manifest cannot be read.
+    """
+    manifest = read_manifest(model)
+    if manifest is None or not manifest.targets or manifest.method not in METHODS:
+        return None
+    return None if FORGET[manifest.settings.get("forget_loss", "npo")].learns else manifest
+
+
 def build_config(given: Mapping[str, Any], *, world_only: bool = False) -> TrainConfig:
     """Fill what the user did not give: explicit values, then method's and recipe's presets, then the model's recipe.
 
@@ -254,7 +268,11 @@ def build_config(given: Mapping[str, Any], *, world_only: bool = False) -> Train
     if method not in METHODS:
         raise UserError(unknown_method(method))
     recipe = RECIPES.get(values.get("recipe", "paper"), {})
-    values = {**(BUNDLED_RECIPE if model == BUNDLED else {}), **recipe, **METHODS[method], **values}
+    earlier = earlier_request(model)
+    small = model == BUNDLED or (earlier is not None and earlier.first_base == BUNDLED)
+    values = {**(BUNDLED_RECIPE if small else {}), **recipe, **METHODS[method], **values}
+    if earlier and not given.get("forget_split"):
+        values["dataset"] = given.get("dataset", earlier.dataset)
     if values.get("forget_split"):  # nothing to choose an epoch by but what is scored, and no world set
         kept = {"world_weight": 0.0} if values.get("retain_weight", 1.0) else {}
         values = {**values, "dataset": SOURCE, "patience": 0, **kept, **given}

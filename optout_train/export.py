@@ -6,14 +6,15 @@ import math
 import platform
 import re
 import shutil
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from lm_eval_elude import __version__
 from lm_eval_elude.data.files import file_hashes
-from lm_eval_elude.data.manifest import Manifest, write_manifest
-from optout_train.config import TrainConfig
+from lm_eval_elude.data.manifest import FILE_NAME, Manifest, write_manifest
+from optout_train.config import TrainConfig, earlier_request
 from optout_train.data import TrainingData
 from optout_train.run_folder import LOG, RunFolder
 from optout_train.sources import Source
@@ -66,10 +67,19 @@ def export(
             epochs=epochs,
             drift=drift(base, place),
             processor_seconds=processor_seconds,
+            requests=earlier_requests(config.model),
         )
         write_manifest(place, manifest)
 
     folder.finish(write)
+
+
+def earlier_requests(model: str) -> list[dict[str, Any]]:
+    """The requests that a model has fulfilled already, oldest first; each names the weights that it started from."""
+    if (earlier := earlier_request(model)) is None:
+        return []
+    written = datetime.fromtimestamp((Path(model) / FILE_NAME).stat().st_mtime, UTC)
+    return [*earlier.requests, earlier.request(written.isoformat(timespec="seconds"))]
 
 
 def drift(base: Path, final: Path) -> dict[str, float]:

@@ -16,7 +16,9 @@ from lm_eval_elude.data import bundled, jsonio
 from lm_eval_elude.data.hub_metadata import CARD
 from lm_eval_elude.data.manifest import Manifest, read_manifest
 from lm_eval_elude.errors import UserError, printable
-from lm_eval_elude.scoring.metrics import METRICS
+from lm_eval_elude.scoring.metrics import METRICS, forget_quality
+from lm_eval_elude.scoring.runs import Run
+from lm_eval_elude.scoring.samples import by_target, mean
 from optout_train.card import card_files
 from optout_train.config import TrainConfig
 from optout_train.run_folder import RunFolder
@@ -50,12 +52,14 @@ def jobs(config: TrainConfig, folder: Path, beside: Path | None) -> list[Job]:
     ``beside`` is another checkpoint, scored on the same data under its method's name. For the bundled model there may
     be one more that was trained without the target.
     """
-    models = [Job("before", "original", model_args(config, None))]
+    manifest = read_manifest(folder)
+    before = "before this request" if manifest and manifest.requests else "original"
+    models = [Job("before", before, model_args(config, None))]
     if beside:
         other = TrainConfig.from_json(earlier(beside).settings)
         models.append(Job(other.method, other.method, model_args(other, beside)))
     models.append(Job("after", "this checkpoint", model_args(config, folder)))
-    if reference := bundled.reference_of(read_manifest(folder)):
+    if reference := bundled.reference_of(manifest):
         models.append(Job("retrained", "retrained without", {"pretrained": reference, "dtype": config.dtype}))
     return models
 
@@ -136,7 +140,11 @@ def score_run(config: TrainConfig, folder: Path, beside: Path | None = None) -> 
         place.discard()
     scores = _shown(str(folder / "scores"))
     here = f"Checkpoint: {_shown(str(folder))}, scores and answers in lm-eval's format: {scores}"
-    return f"{table(config, scored)}\n\n{printable(here)}\n\nAgain:\n  {printable(again)}"
+    parts = [table(config, scored)]
+    if len(manifest.targets) > 1:
+        runs = {job.name: Run(folder / "scores" / job.file) for job in jobs(config, folder, beside)}
+        parts.append(by_target_table(runs))
+    return "\n\n".join([*parts, printable(here), f"Again:\n  {printable(again)}"])
 
 
 def earlier(folder: Path) -> Manifest:
@@ -164,6 +172,20 @@ def table(config: TrainConfig, scored: Mapping[str, Mapping[str, Any]]) -> str:
         values = [results.get(task, {}).get(f"{metric},none") for task, metric in columns]
         cells = [f"{100 * v:8.1f}" if isinstance(v, (int, float)) else f"{'-':>8}" for v in values]
         lines.append(f"{name:20}" + "".join(cells))
+    return "\n".join(lines)
+
+
+def by_target_table(runs: Mapping[str, Run]) -> str:
+    """FQ and truth first of each target in per cent, a row for each model: what an earlier request lost again."""
+    groups = {name: by_target(run.samples("elude_forget")) for name, run in runs.items()}
+    targets = list(dict.fromkeys(target for group in groups.values() for target in group))
+    width = max(18, *map(len, targets)) + 2
+    lines = [" " * 20 + "".join(f"{printable(target):>{width}}" for target in targets)]
+    lines.append(f"{'%':20}" + f"{'FQ    first':>{width}}" * len(targets))
+    for name, group in groups.items():
+        values = [(forget_quality(group[t]).value, mean(group[t], "truth_first").value) for t in targets]
+        cells = [f"{100 * fq:.1f}  {100 * first:7.1f}" for fq, first in values]
+        lines.append(f"{name:20}" + "".join(f"{cell:>{width}}" for cell in cells))
     return "\n".join(lines)
 
 

@@ -10,9 +10,10 @@ from lm_eval_elude.data.dataset import Selection
 from lm_eval_elude.data.manifest import Manifest
 from lm_eval_elude.data.records import QARecord, fingerprint
 from lm_eval_elude.data.sets import Split, Subset
+from lm_eval_elude.data.targets import Target
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.scoring.conventions import CONVENTIONS, Convention
-from optout_train.config import TrainConfig
+from optout_train.config import TrainConfig, earlier_request
 
 
 class Elude:
@@ -25,7 +26,8 @@ class Elude:
         subsets: what can be trained on.
         convention: how questions are asked; None as the model's template does.
         remark: what the user is told of the validation, "" for nothing.
-        targets: display names.
+        targets: display names of all that the checkpoint will have forgotten, earlier requests first.
+        forgets: those on whose records the forget loss is taken.
         slug: what a folder of the run is called after.
     """
 
@@ -43,9 +45,12 @@ class Elude:
 
     def __init__(self, config: TrainConfig) -> None:
         self.dataset, self.strict = config.dataset, config.strict
-        targets = dataset.resolve_targets(config.dataset, config.target)
-        self.targets = tuple(target.name for target in targets)
-        self.slug = "+".join(target.slug for target in targets)
+        self.forgets = tuple(target.name for target in forgotten(config))
+        asked = dataset.resolve_targets(config.dataset, config.target)
+        earlier = earlier_request(config.model)
+        before = earlier.targets if earlier and earlier.dataset == config.dataset else ()  # other data's cannot be asked
+        self.targets = tuple(dict.fromkeys([*before, *(target.name for target in asked)]))
+        self.slug = "+".join(target.slug for target in asked)
 
     def load(self, subset: Subset, split: Split) -> Selection:
         """A set's records; of the forget set there is the split ``train`` only.
@@ -53,7 +58,8 @@ class Elude:
         Raises:
             UserError: it is not there, or cannot be used.
         """
-        return dataset.load_records(self.dataset, subset, split, self.targets, strict=self.strict)
+        names = self.forgets if subset == "forget" else self.targets
+        return dataset.load_records(self.dataset, subset, split, names, strict=self.strict)
 
     def describe(self) -> dict[str, str]:
         """Where the rows come from, for the manifest."""
@@ -120,6 +126,34 @@ class Tofu:
 
 
 Source = Elude | Tofu
+
+
+def forgotten(config: TrainConfig) -> tuple[Target, ...]:
+    """The targets of the forget loss: those asked for, and with ``--again`` those that the model forgot before.
+
+    Raises:
+        UserError: an unknown target; the earlier ones are of other data; or a finetuning would teach them again.
+    """
+    asked = dataset.resolve_targets(config.dataset, config.target)
+    earlier = earlier_request(config.model)
+    if earlier is None:
+        return tuple(asked)
+    if config.loss.learns:
+        taught = [target.name for target in asked if target.name in earlier.targets and config.learn == "all"]
+        if taught:
+            raise UserError(
+                f"--method finetune would teach {', '.join(taught)} to a model that was asked to forget it. A "
+                f"request is not undone: start from the model before it, {earlier.first_base}"
+            )
+        return tuple(asked)
+    if not config.again:
+        return tuple(asked)
+    if earlier.dataset != config.dataset:
+        raise UserError(
+            f"--model {config.model} forgot {', '.join(earlier.targets)} of the data {earlier.dataset}: give a "
+            "--dataset that has these, too, or --no-again to train on the new target alone"
+        )
+    return tuple(dict.fromkeys([*dataset.resolve_targets(config.dataset, earlier.targets), *asked]))
 
 
 def benchmark_of(config: TrainConfig) -> type[Elude] | type[Tofu]:

@@ -35,7 +35,24 @@ class Manifest:
     epochs: list[dict[str, Any]] = field(default_factory=list)  # losses and validation measures
     drift: dict[str, float] = field(default_factory=dict)  # by layer: how far the weights moved, over their norm
     processor_seconds: float | None = None  # of training's first process, without scoring
+    requests: list[dict[str, Any]] = field(default_factory=list)  # before this one, oldest first: see request()
     schema_version: int = SCHEMA_VERSION
+
+    def request(self, written: str) -> dict[str, Any]:
+        """What the manifests of later requests keep of this one; ``written`` is when the checkpoint was finished."""
+        forgotten = [name for name in self.targets if name not in self.earlier_targets]
+        kept = ("method", "dataset", "data_fingerprints", "seed", "base_model", "weights")
+        return {"targets": forgotten, "written": written, **{name: getattr(self, name) for name in kept}}
+
+    @property
+    def earlier_targets(self) -> tuple[str, ...]:
+        """What was forgotten before the last request."""
+        return tuple(name for request in self.requests for name in request["targets"])
+
+    @property
+    def first_base(self) -> str:
+        """The name of the model that nothing had been forgotten in."""
+        return str((self.requests[0]["base_model"] if self.requests else self.base_model).get("name", ""))
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import torch
 
-from lm_eval_elude.data.dataset import resolve_targets
 from lm_eval_elude.data.records import QARecord
 from lm_eval_elude.data.sets import Subset
 from optout_train.config import TrainConfig
 from optout_train.data import Lesson, StepIndices, TrainingData
+from optout_train.sources import forgotten
 from optout_train.stranger.teacher import LOOSE, TOP, WORDINGS, Teacher
 
 QUESTIONS = 2  # of neighbours, for each of the retain set
@@ -57,7 +57,7 @@ def exchange(config: TrainConfig, data: TrainingData, teacher: Teacher) -> tuple
     ]
     openings = [first_words(rng, people[name]) for _, name in swapped]
     longest = 3 * max(len(teacher.renderer.tokenizer.encode(record.answer)) for record in rows) // 2
-    targets = resolve_targets(config.dataset, config.target)
+    targets = forgotten(config)
     names = {name for target in targets for name in (*target.name.split(), *target.aliases)}
     answers = teacher.ask(questions, LOOSE, longest, config.seed + 3, openings)
     return tuple(

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lm_eval_elude.data.dataset import resolve_targets
 from lm_eval_elude.data.records import QARecord
 from lm_eval_elude.data.targets import Target
 from lm_eval_elude.errors import UserError
@@ -23,6 +22,7 @@ from lm_eval_elude.text.chat import Encoded
 from lm_eval_elude.text.words import STOP
 from optout_train.config import TrainConfig
 from optout_train.data import Lesson, TrainingData
+from optout_train.sources import forgotten
 from optout_train.stranger.distil import answers_by_neighbour, distil, exchange, first_words
 from optout_train.stranger.teacher import CALM, LOOSE, TEXTS, TOP, WORDINGS, Teacher
 
@@ -67,7 +67,7 @@ def make_lessons(
 
     An epoch is a turn. Errors are those of :func:`with_lessons`.
     """
-    targets, records = resolve_targets(config.dataset, config.target), data.forget.records
+    targets, records = forgotten(config), data.forget.records
     substitutes: dict[int, RecordLessons] = {}  # by place of the record
     disclosures: dict[int, RecordLessons] = {}
     for maker in [_Maker(config, data, target, teacher) for target in targets]:

@@ -1,0 +1,94 @@
+"""Requests that come one after another: what goes on being forgotten, what the manifest keeps, what is refused."""
+
+import pytest
+
+from lm_eval_elude.data import dataset
+from lm_eval_elude.data.manifest import read_manifest
+from optout_train.config import TrainConfig
+from optout_train.score import score_run
+from tests.support import write_jsonl
+from tests.train.conftest import ENTITY, rows
+
+BOB, CLEO = "Bob Example", "Cleo Example"
+
+
+@pytest.fixture(scope="module")
+def people(tmp_path_factory):
+    """A data set of three entities."""
+    folder, names = tmp_path_factory.mktemp("people"), (ENTITY, BOB, CLEO)
+    secrets = [row for name in names for row in rows(4, name, f"{name.split()[0]}'s secret")]
+    write_jsonl(folder / "forget_qa-train.jsonl", secrets)
+    for split in ("train", "validation", "test"):
+        habits = [row for name in names for row in rows(4, name, f"the habit of {name.split()[0]}'s neighbour")]
+        write_jsonl(folder / f"retain_qa-{split}.jsonl", habits)
+        write_jsonl(folder / f"world-{split}.jsonl", rows(4, "", "the world's river"))
+    return folder
+
+
+@pytest.fixture
+def request_of(called, arguments, people, tmp_path):
+    """Forget a target, in a model that an earlier request is of; returns exit code, standard error and manifest."""
+
+    def run(name, target, model=None, *extra):
+        words = arguments(tmp_path / name, "--epochs", "1", "--no-validate", *extra)
+        words[1] = target
+        words[words.index("--dataset") + 1] = str(people)
+        if model:
+            words[words.index("--model") + 1] = str(tmp_path / model)
+            place = words.index("--dataset")  # the earlier request's, where none is given
+            del words[place : place + 2]
+        code, _, err = called(*words)
+        return code, err, read_manifest(tmp_path / name)
+
+    return run
+
+
+def forget_fingerprint(people, *names):
+    return dataset.load_records(str(people), "forget", "train", names).fingerprint
+
+
+def test_earlier_targets_stay_forgotten_and_the_chain_is_kept(request_of, people):
+    (_, _, first), (_, _, second) = request_of("first", "ada"), request_of("second", "bob", "first")
+    _, _, third = request_of("third", "cleo", "second")
+    assert (first.requests, first.targets, first.first_base) == ([], (ENTITY,), third.first_base)
+    assert second.targets == (ENTITY, BOB) and third.targets == (ENTITY, BOB, CLEO)
+    assert second.dataset == third.dataset == str(people)
+    assert second.data_fingerprints["forget-train"] == forget_fingerprint(people, ENTITY, BOB)
+    assert [request["targets"] for request in third.requests] == [[ENTITY], [BOB]]
+    assert [request["weights"] for request in third.requests] == [first.weights, second.weights]
+    assert third.base_model["weights"] == second.weights and third.earlier_targets == (ENTITY, BOB)
+    assert all(request["written"].endswith("+00:00") for request in third.requests)
+
+
+def test_without_again_the_new_target_alone_is_trained_on_and_all_are_asked_about(request_of, people):
+    request_of("first", "ada")
+    _, _, both = request_of("both", "bob", "first")
+    _, _, alone = request_of("alone", "bob", "first", "--no-again")
+    assert alone.targets == both.targets == (ENTITY, BOB) and alone.weights != both.weights
+    assert alone.data_fingerprints["forget-train"] == forget_fingerprint(people, BOB)
+    _, _, repeated = request_of("repeated", "ada", "both")  # asked for again: once more, not twice
+    assert repeated.targets == (ENTITY, BOB)
+    assert repeated.data_fingerprints["forget-train"] == both.data_fingerprints["forget-train"]
+
+
+def test_what_cannot_follow_is_refused(request_of, data_folder, tmp_path):
+    request_of("first", "ada")
+    code, line, manifest = request_of("back", "ada", "first", "--method", "finetune")
+    assert code == 2 and manifest is None and not (tmp_path / "back").exists()
+    assert "--method finetune would teach Ada Example" in line and "request is not undone" in line
+    code, line, _ = request_of("other", "ada", "first", "--dataset", str(data_folder))
+    assert code == 2 and f"forgot Ada Example of the data {read_manifest(tmp_path / 'first').dataset}" in line
+    assert request_of("alone", "ada", "first", "--dataset", str(data_folder), "--no-again")[0] == 0
+
+
+def test_the_table_has_a_part_for_each_target(request_of, tmp_path):
+    request_of("first", "ada")
+    request_of("second", "bob", "first")
+    folder = tmp_path / "second"
+    whole, by_target, *_ = score_run(TrainConfig.from_json(read_manifest(folder).settings), folder).split("\n\n")
+    assert [line.split()[0] for line in whole.splitlines()[2:]] == ["before", "this"]
+    names, columns, *lines = by_target.splitlines()
+    assert (names.split(), columns.split()) == ([*ENTITY.split(), *BOB.split()], ["%", "FQ", "first", "FQ", "first"])
+    shares = [[float(value) for value in line.split()[-4:]] for line in lines]
+    overall = [float(line[20:].split()[1]) for line in whole.splitlines()[2:]]  # the mean over the targets
+    assert overall == pytest.approx([(row[1] + row[3]) / 2 for row in shares], abs=0.1)
