@@ -48,7 +48,8 @@ class Elude:
         self.forgets = tuple(target.name for target in forgotten(config))
         asked = dataset.resolve_targets(config.dataset, config.target)
         earlier = earlier_request(config.model)
-        before = earlier.targets if earlier and earlier.dataset == config.dataset else ()  # other data's cannot be asked
+        # What lies in other data cannot be asked about.
+        before = earlier.targets if earlier and earlier.dataset == config.dataset else ()
         self.targets = tuple(dict.fromkeys([*before, *(target.name for target in asked)]))
         self.slug = "+".join(target.slug for target in asked)
 
