@@ -29,7 +29,8 @@ from lm_eval_elude.scoring.benchmarks.elude import ATTACK, CONTROL
 from lm_eval_elude.scoring.estimates import Estimate, difference
 from lm_eval_elude.scoring.metrics import METRICS
 from lm_eval_elude.scoring.runs import Run
-from lm_eval_elude.scoring.samples import Sample, of_reference
+from lm_eval_elude.scoring.samples import Sample, mean, of_reference
+from lm_eval_elude.stress.outcome import CHECKPOINT, REFERENCE, SUMMARY, TASK, Outcome
 from lm_eval_elude.text.chat import Renderer, load_tokenizer
 
 STATEMENT = "https://in-toto.io/Statement/v1"
@@ -37,22 +38,25 @@ PREDICATE = "urn:lm-eval-elude:unlearning-record:v1"
 JSON, PAGE = "record.json", "record.html"
 RESULTS = PASSED, WARNED, NOT_ENOUGH, FAILED = "PASSED", "WARNED", "NOT ENOUGH RECORDS", "FAILED"
 Z95_ONE_SIDED = 1.6448536269514722
+SAME = 0.01  # between the mean probabilities of two scorings of a checkpoint
 TESTED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))  # tests, and their limits
 
 
 def record(
-    checkpoint: Path, run: Run, reference: Run | None = None, *, records: int = 50, key: bytes = b""
-) -> dict[str, Any]:
+    checkpoint: Path, run: Run, reference: Run | None = None, *, records: int = 50, key: bytes = b"",
+    attacked: Outcome | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """The Statement about a checkpoint that was scored with all tests.
 
     Args:
         reference: the run of the model that never knew; without it the results that the run names as its reference.
         records: how many documents the checkpoint is asked again, 0 for all.
         key: where it is given, targets stand as hashes with this key.
+        attacked: what attacks on the weights brought back.
 
     Raises:
         UserError: the checkpoint has no manifest, the run is not of it, has no reference, or is not what
-            ``elude verify`` accepts.
+            ``elude verify`` accepts, or the attacks were on another checkpoint or beside another reference.
     """
     manifest = read_manifest(checkpoint)
     if manifest is None:
@@ -72,8 +76,12 @@ def record(
             if any(each.get(field) and each.get(field) == model.get(field) for field in ("name", "weights")):
                 raise UserError(f"{reference.path} is of {each['name']}, which is no model that never knew the targets")
     _verified(reference)
+    if attacked:
+        _belongs(attacked, run, reference)
     verdict = _verified(run, reference, checkpoint, records)
     tests = tested(verdict.samples, scored)
+    on_weights = tested_weights(attacked) if attacked else {}
+    tests += [test for of_attack in on_weights.values() for test in of_attack]
     predicate = {
         "result": max((test["result"] for test in tests), key=RESULTS.index),
         "checked": verdict.level,
@@ -90,8 +98,16 @@ def record(
         "versions": {"training": manifest.versions, "scoring": scored["versions"]},
         "reference": {"checkpoint": known, "resultsFile": {"digest": {"sha256": sha256(reference.path)}}},
         "scoredAt": run.results.get("date"),
-        "limits": TESTED["limits"],
+        "limits": [*TESTED["limits"], TESTED["attacked" if attacked else "not_attacked"]],
     }
+    if attacked:
+        survived = {name: all(test["result"] == PASSED for test in of_attack) for name, of_attack in on_weights.items()}
+        predicate["weightAttacks"] = {
+            "suite": attacked.summary.get("suite"),
+            "survived": [name for name in survived if survived[name]],
+            "notSurvived": [name for name in survived if not survived[name]],
+            "summary": {"digest": {"sha256": sha256(attacked.folder / SUMMARY)}},
+        }
     if key:
         places = [scored["dataset"], scored["attack_file"], scored["reference"], manifest.dataset]
         places += [manifest.base_model.get("name"), *(each["name"] for each in [*scored["checkpoint"], *known])]
@@ -191,10 +207,48 @@ def tested(samples: Tasks, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
+def _belongs(attacked: Outcome, run: Run, reference: Run) -> None:
+    """Refuse attacks that were not on the model of a run, beside its reference, or that say other things of it.
+
+    Raises:
+        UserError: they were not, or do.
+    """
+    for role, of_role in ((CHECKPOINT, run), (REFERENCE, reference)):
+        if not attacked.is_of(role, of_role.settings(TASK)["checkpoint"] or ()):
+            raise UserError(f"--stress {attacked.folder}: its {role} is not the model of {of_role.path}")
+        before = attacked.known[role]["probability"].value
+        scored = mean(of_role.samples(TASK), "probability").value
+        if not abs(before - scored) <= SAME:
+            raise UserError(
+                f"--stress {attacked.folder}: before any attack its {role} has probability {before:.3f}, "
+                f"and {scored:.3f} in {of_role.path}"
+            )
+
+
+def tested_weights(attacked: Outcome) -> dict[str, list[dict[str, Any]]]:
+    """By attack on the weights the tests at its worst point; none of those that need the original's weights."""
+    by_attack = {}
+    for name, worst in attacked.worst.items():
+        if not attacked.attacks[name].get("original"):
+            place = f"after {name.replace('_', ' ')} ({worst.setting}, {worst.at:g})"
+            by_attack[name] = [
+                _judged(
+                    row | {"name": f"{row['name']} {place}"}, name,
+                    *(worst.values[role][row["metric"]] for role in (CHECKPOINT, REFERENCE)),
+                )
+                for row in TESTED["weights"]
+            ]  # fmt: skip
+    return by_attack
+
+
 def _test(row: Mapping[str, Any], task: str, samples: Sequence[Sample], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """One test on one task; what is not known fails."""
+    """One test on one task."""
     of_set = METRICS[row["metric"]].of_set
-    value, baseline = of_set(samples, settings), of_set(of_reference(samples), settings)
+    return _judged(row, task, of_set(samples, settings), of_set(of_reference(samples), settings))
+
+
+def _judged(row: Mapping[str, Any], task: str, value: Estimate, baseline: Estimate) -> dict[str, Any]:
+    """A test of how far a value is above that of the reference; what is not known fails."""
     excess = difference(value, baseline)
     high = _upper_limit(value, baseline)
     if high <= row["passes"]:

@@ -20,6 +20,10 @@ from lm_eval_elude.cli.options import quiet, say
 @click.option(
     "--records", default=50, show_default=True, type=click.IntRange(0), help="To ask CHECKPOINT again; 0 for all."
 )
+@click.option(
+    "--stress", "attacked", type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Folder of `elude stress` on CHECKPOINT: which attacks on its weights it survived.",
+)  # fmt: skip
 @click.option("--hash-targets", is_flag=True, help="Targets as keyed hashes; the key is written to OUT.key.")
 @click.option(
     "--sign", "key", type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -27,8 +31,9 @@ from lm_eval_elude.cli.options import quiet, say
 )  # fmt: skip
 @quiet()
 def record(
-    checkpoint: Path, results: Path, out: Path, known: Path | None, records: int, hash_targets: bool, key: Path | None
-) -> None:
+    checkpoint: Path, results: Path, out: Path, known: Path | None, records: int, attacked: Path | None,
+    hash_targets: bool, key: Path | None,
+) -> None:  # fmt: skip
     """Write a record of how CHECKPOINT was tested: an in-toto Statement and a page to print.
 
     RESULTS is of `lm_eval --tasks elude --log_samples` on that checkpoint, with a reference in its --metadata. It is
@@ -43,6 +48,7 @@ def record(
     from lm_eval_elude.data.files import new_folder
     from lm_eval_elude.errors import UserError
     from lm_eval_elude.scoring.runs import Run
+    from lm_eval_elude.stress.outcome import Outcome
 
     signature, key_of_names = (out.with_name(f"{out.name}.{ending}") for ending in ("sig", "key"))
     for file, wanted in ((signature, key), (key_of_names, hash_targets)):
@@ -51,7 +57,10 @@ def record(
     secret = secrets.token_hex(32) if hash_targets else ""
     with new_folder(out) as staged:
         reference = finished(known) if known else None
-        statement = board.record(checkpoint, Run(results), reference, records=records, key=secret.encode())
+        statement = board.record(
+            checkpoint, Run(results), reference, records=records, key=secret.encode(),
+            attacked=Outcome(attacked) if attacked else None,
+        )  # fmt: skip
         board.write(statement, staged)
     try:
         if key:

@@ -13,8 +13,10 @@ from lm_eval_elude.errors import UserError
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS, GROUPS
 from lm_eval_elude.scoring.estimates import Z95, Estimate, difference
 from lm_eval_elude.scoring.logs import open_run
-from lm_eval_elude.scoring.runs import Run
+from lm_eval_elude.scoring.metrics import METRICS
+from lm_eval_elude.scoring.runs import Run, results_files
 from lm_eval_elude.scoring.samples import Sample
+from lm_eval_elude.stress.outcome import CHECKPOINT, REFERENCE, SUMMARY, Outcome
 
 GIBBERISH = 0.05  # a larger share of degenerate answers is warned of
 TOLERANCE = 1e-6  # between a number of the results file and the same one formed from its samples
@@ -39,6 +41,17 @@ class NamedRun:
     def title(self) -> str:
         """The name, which says of a reference that it is one."""
         return f"{self.name} (reference)" if self.reference and "reference" not in self.name else self.name
+
+    @cached_property
+    def outcome(self) -> Outcome | None:
+        """The attacks on the weights of this checkpoint: the folder that was given, or one beside the run."""
+        near = [file for folder in self.run.path.absolute().parents[:3] for file in _summaries(folder)]
+        return next((found for file in near if self.is_of(found := Outcome(file.parent))), None)
+
+    def is_of(self, outcome: Outcome) -> bool:
+        """Whether this run is of the checkpoint whose weights were attacked."""
+        scored = self.run.settings(self.run.tasks[0]) if self.run.tasks else {}
+        return outcome.is_of(CHECKPOINT, scored.get("checkpoint") or ())
 
     @cached_property
     def estimates(self) -> dict[tuple[str, str, str], Estimate]:
@@ -119,13 +132,16 @@ def named_runs(paths: Sequence[str], reference: str = "", *, utility: bool = Fal
 
     Args:
         paths: results files, released logs of TOFU, or folders, or ``NAME=PATH``; a folder stands for every results
-            file below it, each run called by the folder that it lies in, in the order in which they were made.
+            file below it, each run called by the folder that it lies in, in the order in which they were made. A
+            folder of ``elude stress`` belongs to the run of its checkpoint.
         reference: one of these names, or another path; "" for none.
         utility: whether a run of the utility benchmarks alone is one, too.
 
     Raises:
-        UserError: there is no results file, or it is not one of ours.
+        UserError: there is no results file, it is not one of ours, or no run is of an attacked checkpoint.
     """
+    attacked = [path for path in paths if (Path(path) / SUMMARY).is_file()]
+    paths = [path for path in paths if path not in attacked]
     found = [(name, file) for path in paths for name, file in _files(path)]
     names: list[str] = []
     for name, _ in found:
@@ -142,7 +158,17 @@ def named_runs(paths: Sequence[str], reference: str = "", *, utility: bool = Fal
         runs.append(NamedRun(name if name not in names else f"{name} (reference)", open_run(file), True))
     if known := [run.run for run in runs if run.reference]:
         runs = [run if run.reference else NamedRun(run.name, run.run, beside=known[0]) for run in runs]
+    for path in attacked:
+        outcome = Outcome(Path(path))
+        if not (of := [run for run in runs if run.is_of(outcome)]):
+            raise UserError(f"{path}: no run here is of the checkpoint whose weights it attacked")
+        for run in of:
+            run.outcome = outcome
     return runs
+
+
+def _summaries(folder: Path) -> list[Path]:
+    return sorted([*folder.glob(SUMMARY), *folder.glob(f"*/{SUMMARY}")])
 
 
 def _files(given: str) -> Iterator[tuple[str, Path]]:
@@ -152,7 +178,7 @@ def _files(given: str) -> Iterator[tuple[str, Path]]:
         named, rest = given.split("=", 1)
         path = Path(rest)
     if path.is_dir():
-        files = sorted(path.rglob("results_*.json"), key=lambda file: (file.name, file))
+        files = sorted(results_files(path), key=lambda file: (file.name, file))
         if not files:
             raise UserError(f"{path} has no results file of lm-eval (results_*.json) in it")
         for file in files:
@@ -200,6 +226,13 @@ def _of_one(run: NamedRun) -> Iterator[str]:
         for (task, metric), value in over_all.items()
         if _differs(run.run.reported(task).get(metric), value)
     ]
+    if run.outcome and (strongest := run.outcome.strongest):
+        changes = "; ".join(
+            f"{METRICS[metric].label} from {run.outcome.known[CHECKPOINT][metric].value:.1%} to "
+            f"{attacked.value:.1%} (the reference {strongest.values[REFERENCE][metric].value:.1%})"
+            for metric, attacked in strongest.values[CHECKPOINT].items()
+        )
+        yield f"after attacks on the weights, at worst {strongest.attack} ({strongest.setting}): {changes}"
     if wrong:
         yield f"{len(wrong)} reported numbers are not those of the samples: {', '.join(wrong[:5])}"
 

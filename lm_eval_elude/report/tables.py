@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from lm_eval_elude.data import jsonio
+from lm_eval_elude.report import weights
 from lm_eval_elude.report.comparison import NamedRun, change, warnings
 from lm_eval_elude.report.frame import NONE, Table, cell, frame, markdown, number, plain, unit
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS
@@ -62,7 +63,9 @@ def tables(runs: Sequence[NamedRun]) -> list[Table]:
         ),
         by_target(numbers),
     ]
-    return [table._replace(cells=table.cells.rename(columns=titles)) for table in made if len(table.cells)]
+    made = [table._replace(cells=table.cells.rename(columns=titles)) for table in made if len(table.cells)]
+    attacked = {run.title: run.outcome for run in runs if run.outcome}
+    return [*made, weights.table(attacked)] if attacked else made
 
 
 def by_metric(numbers: pd.DataFrame, tasks: Collection[str], distances: bool) -> pd.DataFrame:

@@ -15,6 +15,8 @@ from lm_eval_elude.scoring.benchmarks import BENCHMARKS, GROUPS, UTILITY, group_
 from lm_eval_elude.scoring.likelihood import TruthRatioMean
 from lm_eval_elude.scoring.samples import Sample, same_documents
 
+CURVES = "curves.json"  # in a folder of `elude stress`, whose results are of attacked models
+
 
 class Run:
     """One results file of ``lm_eval --output_path ... --log_samples``.
@@ -161,10 +163,15 @@ def _check(table: Mapping[str, Any], hints: Mapping[str, Any], where: str) -> No
         jsonio.check(table[name], hints[name], f"{where}: field {name!r}")
 
 
+def results_files(folder: Path) -> list[Path]:
+    """The results files below a folder, without those of attacked models, which are no runs of their own."""
+    return [path for path in sorted(folder.rglob("results_*.json")) if not path.with_name(CURVES).exists()]
+
+
 def _results_file(path: Path) -> Path:
     if path.is_file():
         return path
-    found = sorted(path.rglob("results_*.json")) if path.is_dir() else []
+    found = results_files(path) if path.is_dir() else []
     if len(found) != 1:
         what = (
             f"has {len(found)} results files; name one of them" if found else "is no results file, and has none in it"

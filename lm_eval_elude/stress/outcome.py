@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,11 +20,11 @@ from lm_eval_elude.errors import UserError
 from lm_eval_elude.scoring.benchmark import as_row
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS, task_report
 from lm_eval_elude.scoring.estimates import Z95, Estimate, combine
-from lm_eval_elude.scoring.runs import Run
+from lm_eval_elude.scoring.runs import CURVES, Run
 from lm_eval_elude.scoring.samples import Sample, mean
 
 TASK = "elude_forget"
-SUMMARY, CURVES = "stress.json", "curves.json"
+SUMMARY = "stress.json"
 ROLES = CHECKPOINT, REFERENCE, ORIGINAL = "checkpoint", "reference", "original"
 RECOVERED = ("truth_first", "probability")
 KEPT = 0.75  # a point counts while the model keeps this share of its retain quality
@@ -204,8 +205,16 @@ class Outcome:
         self.attacks: dict[str, dict[str, Any]] = jsonio.check(
             self.summary.get("worst"), dict[str, dict[str, Any]], f"{where} 'worst'"
         )
-        self.known = {role: self._numbers(START, role) for role in ROLES}
-        self.worst = {name: self._worst(name) for name, row in self.attacks.items() if row.get("point")}
+
+    @cached_property
+    def known(self) -> dict[str, dict[str, Estimate]]:
+        """What the three models know before any attack, by role and metric."""
+        return {role: self._numbers(START, role) for role in ROLES}
+
+    @cached_property
+    def worst(self) -> dict[str, Worst]:
+        """The worst point of each attack that has one, by name."""
+        return {name: self._worst(name) for name, row in self.attacks.items() if row.get("point")}
 
     def _numbers(self, name: str, role: str) -> dict[str, Estimate]:
         measured = Run(self.folder / f"results_{name}-{role}.json").samples(TASK)
@@ -223,6 +232,17 @@ class Outcome:
         point = self.attacks[name]["point"]
         return Worst(name, str(point.get("setting")), float(point.get("at")), values, back)
 
-    def identity(self, role: str) -> Any:
-        """What tells a model from others: manifest and weights, as in a results file."""
-        return self.summary["models"].get(role, {}).get("checkpoint")
+    @property
+    def strongest(self) -> Worst | None:
+        """The worst point of all attacks that do without the weights from before unlearning."""
+        fair = [worst for name, worst in self.worst.items() if not self.attacks[name].get("original")]
+        return max(fair, key=height, default=None)
+
+    def is_of(self, role: str, identities: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether a model is the one that was scored: by its weights, or by name and revision where it is the Hub's."""
+        attacked = self.summary["models"].get(role, {}).get("checkpoint") or []
+        mine, others = (
+            [{key: v for key, v in each.items() if key != "name" or "weights" not in each} for each in models]
+            for models in (attacked, identities)
+        )
+        return bool(mine) and mine == others

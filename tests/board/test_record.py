@@ -13,6 +13,7 @@ from lm_eval_elude.errors import UserError
 from lm_eval_elude.scoring.runs import Run
 from lm_eval_elude.scoring.samples import Sample
 from lm_eval_elude.scoring.settings import provenance
+from lm_eval_elude.stress.outcome import CHECKPOINT, ORIGINAL, REFERENCE, TASK, Outcome, Point, finish
 from tests.board import runs
 from tests.board.runs import changed
 
@@ -41,6 +42,63 @@ def test_a_statement_is_about_the_files_and_says_what_was_tested(statement, neve
     gibberish = list(tests.values())[-1]  # Wilson's limit is above 0 where no answer was gibberish
     assert gibberish["value"] == gibberish["reference"] == 0
     assert gibberish["upperLimit95"] == pytest.approx(1.96**2 / (gibberish["records"] + 1.96**2), abs=1e-4)
+
+
+def attacked(folder: Path, checkpoint: Run, reference: Run, share: float = 1) -> Outcome:
+    """A folder of `elude stress` in which one attack does nothing and one teaches the checkpoint every answer."""
+    start = {CHECKPOINT: checkpoint.rows(TASK), REFERENCE: reference.rows(TASK)}
+    left_out = ("prompt_tokens", "greedy", "reference")
+    docs = {
+        role: [{**{k: v for k, v in row["doc"].items() if k not in left_out}, "generated": None} for row in rows]
+        for role, rows in start.items()
+    }
+    for doc in docs[REFERENCE][:2]:  # the truth is not first
+        scores = doc["answer_scores"]
+        scores[1], scores[2] = [scores[1][0] - 100, scores[1][1]], scores[1]
+    for doc in docs[CHECKPOINT]:
+        doc["answer_scores"][0][0] *= share
+    known = [doc | {"answer_scores": [[-0.001, 1], [-0.001, 1], *doc["answer_scores"][2:]]} for doc in docs[CHECKPOINT]]
+    models = {CHECKPOINT: checkpoint, REFERENCE: reference, ORIGINAL: reference}
+    identities = {role: {"checkpoint": run.settings(TASK)["checkpoint"]} for role, run in models.items()}
+    settings = checkpoint.settings(TASK) | {"models": identities, "suite": "quick"}
+    kept = {CHECKPOINT: 1.0, REFERENCE: 1.0}
+    points = [
+        Point("prune", "all", 0.1, docs, kept),
+        Point("relearn_half", "full", 5, docs | {CHECKPOINT: known}, kept),
+    ]
+    attacks = {point.attack: {"sentence": "An attack.", "original": False} for point in points}
+    folder.mkdir()
+    finish(folder, settings, attacks, docs | {ORIGINAL: known}, points)
+    return Outcome(folder)
+
+
+def test_a_record_names_the_attacks_on_the_weights_that_were_survived_and_those_that_were_not(
+    never_knew, original, tmp_path, capsys
+):
+    found = attacked(tmp_path / "stress", never_knew, original)
+    statement = board.record(runs.WITHOUT, never_knew, records=1, attacked=found)
+    predicate, lasting = statement["predicate"], board.tested_weights(found)
+    assert [test["metric"] for test in lasting["prune"]] == ["probability", "truth_first"]
+    assert predicate["tests"][-4:] == [*lasting["prune"], *lasting["relearn_half"]]
+    for name, tests in lasting.items():
+        for test in tests:
+            assert test["excess"] == pytest.approx(test["value"] - test["reference"]) and test["task"] == name
+            assert (test["value"] > 0.99) == (name == "relearn_half")
+    assert predicate["weightAttacks"]["survived"] == []  # the data has eight records: not enough
+    assert predicate["weightAttacks"]["notSurvived"] == ["prune", "relearn_half"]
+    assert predicate["limits"] == [*board.TESTED["limits"], board.TESTED["attacked"]]
+    board.write(statement, tmp_path)
+    assert "relearn half" in (tmp_path / "record.html").read_text()
+    for name, runs_of, line in (
+        ("other", (original, never_knew), "its checkpoint is not the model of"),
+        ("likelier", (never_knew, original, 0), "before any attack its checkpoint has probability"),
+    ):
+        with pytest.raises(UserError, match=line):
+            board.record(runs.WITHOUT, never_knew, attacked=attacked(tmp_path / name, *runs_of))
+    code, _, error = runs.elude(
+        capsys, "record", runs.WITHOUT, never_knew.path, "--out", tmp_path / "r", "--stress", tmp_path
+    )
+    assert code == 2 and "no stress.json" in error and not (tmp_path / "r").exists()
 
 
 def samples_of(run: Run, copies: int, values: Callable[[dict], dict]) -> dict[str, list[Sample]]:
@@ -77,7 +135,10 @@ def test_the_page_and_the_statement_promise_nothing(statement, tmp_path):
     for promise in ("eras", "forgotten", "guarantee", "certif", "complian", "proof", "proven"):
         assert promise not in text
     assert runs.RONALDO.lower() in text and "what this does not say" in text
-    assert json.loads((tmp_path / "record.json").read_text())["predicate"]["limits"] == board.TESTED["limits"]
+    assert json.loads((tmp_path / "record.json").read_text())["predicate"]["limits"] == [
+        *board.TESTED["limits"],
+        board.TESTED["not_attacked"],
+    ]
 
 
 def test_targets_can_stand_as_hashes_and_nothing_of_others_is_replaced(never_knew, tmp_path, data, capsys):

@@ -13,6 +13,8 @@ from lm_eval_elude.data.dataset import load_records
 from lm_eval_elude.data.manifest import FILE_NAME
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.model.scorer import load_model
+from lm_eval_elude.report.comparison import named_runs
+from lm_eval_elude.report.tables import report_text
 from lm_eval_elude.scoring.estimates import Observation, mean_over_targets
 from lm_eval_elude.scoring.runs import Run
 from lm_eval_elude.scoring.settings import resolve_settings
@@ -30,7 +32,7 @@ from lm_eval_elude.stress.weights import (
     rounded,
 )
 from lm_eval_elude.text.chat import Renderer, load_tokenizer
-from tests.support import make_model, make_tokenizer, mini_rows, small_data, teach, write_jsonl
+from tests.support import make_model, make_tokenizer, mini_rows, run, small_data, teach, write_jsonl, write_run
 
 RONALDO = "Cristiano Ronaldo"
 SMALL = [
@@ -105,11 +107,11 @@ def test_numbers_are_those_of_the_tasks_results_and_samples(finished):
     folder = Outcome(finished)
     for name in (START, *folder.worst):
         for role in (CHECKPOINT, REFERENCE):
-            run = Run(finished / f"results_{name}-{role}.json")
-            assert len(run.samples(TASK)) == 20 and "forget_quality" not in run.reported(TASK)
+            scored = Run(finished / f"results_{name}-{role}.json")
+            assert len(scored.samples(TASK)) == 20 and "forget_quality" not in scored.reported(TASK)
             values = folder.known[role] if name == START else folder.worst[name].values[role]
             for metric in RECOVERED:
-                assert run.reported(TASK)[metric] == pytest.approx(values[metric].value)
+                assert scored.reported(TASK)[metric] == pytest.approx(values[metric].value)
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -128,6 +130,28 @@ def test_a_killed_command_goes_on_and_ends_in_the_same_bytes(finished, models, s
     with pytest.raises(UserError, match=r"--out .* differs in suite, stress_seed; name another folder"):
         Stress(models, settings, "full", 1, attacks=SMALL).run(out, print)
     assert files(out) == whole
+
+
+def test_a_report_shows_the_attacks_that_lie_beside_the_run_of_the_checkpoint(
+    finished, hiding, settings, tmp_path, monkeypatch, capsys
+):
+    metadata = {"pretrained": str(hiding), "target": RONALDO, "dataset": settings.dataset}
+    (tmp_path / "run").mkdir()
+    write_run(run([TASK], "elude", metadata=metadata, log_samples=True, limit=2), tmp_path / "run")
+    shutil.copytree(finished, tmp_path / "stress")
+    title = "After attacks on the weights"
+    (beside,) = named_runs([str(tmp_path / "run")])
+    (above,) = named_runs([str(tmp_path)])  # the attacked models are no runs
+    assert beside.outcome and above.outcome
+    text = report_text([above])
+    assert title in text and "relearn half" in text and f"{above.name}: after attacks on the weights, at worst" in text
+    shutil.move(tmp_path / "stress", tmp_path / "away" / "far" / "stress")
+    (alone,) = named_runs([str(tmp_path / "run")])
+    assert alone.outcome is None and title not in report_text([alone])
+    (given,) = named_runs([str(tmp_path / "run"), str(tmp_path / "away" / "far" / "stress")])
+    assert given.outcome and title in report_text([given])
+    with pytest.raises(UserError, match="no run here is of the checkpoint"):
+        named_runs([str(finished / f"results_{START}-{REFERENCE}.json"), str(finished)])
 
 
 @pytest.mark.parametrize("name", WEIGHT_ATTACKS)
