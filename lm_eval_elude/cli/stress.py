@@ -38,7 +38,7 @@ def stress(
     from lm_eval_elude.stress.suite import Stress
 
     manifest = read_manifest(checkpoint)
-    base = str(manifest.base_model.get("name", "")) if manifest else ""
+    base = manifest.first_base if manifest else ""
     models = {
         "checkpoint": checkpoint,
         "reference": reference or bundled.reference_of(manifest),
