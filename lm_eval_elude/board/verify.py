@@ -11,20 +11,21 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from lm_eval_elude.board import submission as packed
+from lm_eval_elude.board.contradictions import CHECKS, Logged, across
 from lm_eval_elude.board.submission import Packed, Submission, shown
 from lm_eval_elude.data import dataset, jsonio, manifest
 from lm_eval_elude.data.records import fingerprint
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.scoring.benchmark import MEASURED, OF_TASK, NothingToAskError, Request, Template, as_row
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS, GROUPS, group_report, task_report
+from lm_eval_elude.scoring.likelihood import AnswerScore
 from lm_eval_elude.scoring.metrics import METRICS
 from lm_eval_elude.scoring.runs import Run
 from lm_eval_elude.scoring.samples import Sample
@@ -110,6 +111,7 @@ def _verify(folder: Path, verdict: Verdict, data: str, renderer: Renderer | None
     if missing := [task for task in expected if task not in run.tasks]:
         verdict.findings.append(f"{', '.join(missing)}: not in the run")
     elif not verdict.findings:
+        verdict.findings += across(verdict.docs, lambda task, doc: BENCHMARKS[task].system_text(doc, settings))[:_MOST]
         _check_numbers(run, verdict, reference)
     if not renderer:
         verdict.remarks.append(
@@ -306,6 +308,12 @@ class TokenCounts:
             self._known[context, continuation] = whole - start - self._renderer.space_tokens
         return self._known.setdefault((context, continuation), stated)
 
+    @property
+    def of_text(self) -> Callable[[str], int] | None:
+        """What counts the tokens of a text; None without a tokenizer."""
+        tokenizer = self._renderer.tokenizer if self._renderer else None
+        return (lambda text: len(tokenizer.encode(text, add_special_tokens=False))) if tokenizer else None
+
 
 @dataclass(frozen=True)
 class RowCheck:
@@ -350,11 +358,15 @@ class RowCheck:
         _demand("the prompt", _arguments(row), [list(request.arguments) for request in requests])
         responses = row["filtered_resps"]
         _demand("filtered_resps", [[response] for response in responses], row["resps"])
-        _demand("answer_scores", doc["answer_scores"], self._answer_scores(doc, requests, responses))
+        scores = self._answer_scores(doc, requests, responses)
+        _demand("answer_scores", doc["answer_scores"], [list(score) for score in scores])
         if benchmark.generates:
             if not isinstance(doc["generated"], str):
                 raise UserError(f"generated is {shown(doc['generated'])}")
             _demand("generated", doc["generated"], responses[-1])
+        logged = Logged(requests, responses, scores, self.counts.of_text)
+        if line := next((line for line, found in CHECKS.items() if found(logged)), ""):
+            raise UserError(line)
         doc.pop("reference", None)  # nobody's word: a distance is formed from the reference's own samples
         if self.reference:
             doc["reference"] = self.reference[number]
@@ -371,7 +383,7 @@ class RowCheck:
 
     def _answer_scores(
         self, doc: Mapping[str, Any], requests: Sequence[Request], responses: Sequence[Any]
-    ) -> list[list[Any]]:
+    ) -> list[AnswerScore]:
         """Sums of log-probabilities as the responses have them, with the answers' numbers of tokens."""
         stated = [tokens for _, tokens in doc["answer_scores"]]
         if not all(type(tokens) is int and tokens > 0 for tokens in stated):
@@ -381,17 +393,13 @@ class RowCheck:
             space = doc["prompt_tokens"]
             if type(space) is not int or space < 0 or (self.counts.exact and space != self.template.space_tokens):
                 raise UserError(f"prompt_tokens is {shown(space)}")
-        log_probs = chain.from_iterable(r[0] if isinstance(r[0], list) else r[:1] for r in responses[: len(scored)])
-        if any(float(value) > 0 for value in log_probs):
-            raise UserError("a log-probability is above 0")
         answers = [request for request in scored if request.arguments[1].strip()]
         counts = [self.counts.of(request, tokens) for request, tokens in zip(answers, stated, strict=False)]
         _demand("answer_scores, tokens", stated, counts)
         # The white space at the end of a prompt is asked for by itself; the answers' counts are without it.
         left = iter(counts)
         by_request = [next(left, 0) if request.arguments[1].strip() else 0 for request in scored]
-        formed = BENCHMARKS[self.task].answer_scores(doc, responses, by_request, self.template.space_tokens)
-        return [list(score) for score in formed]
+        return BENCHMARKS[self.task].answer_scores(doc, responses, by_request, self.template.space_tokens)
 
 
 def _demand(what: str, stated: Any, formed: Any) -> None:

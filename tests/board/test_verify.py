@@ -237,6 +237,60 @@ def test_a_token_count_is_caught_with_the_tokenizer(copy, data, renderer):
     assert any("answer_scores" in line for line in lines)
 
 
+# ---- what no model could have answered
+def flags(rows):
+    rows[0]["resps"][0][0][1] = rows[0]["filtered_resps"][0][1] = "maybe"
+
+
+def above_0(rows):
+    """The answer is likelier than certain, once the white space before it is taken off."""
+    for number in range(len(rows[0]["doc"]["answer_scores"])):
+        rows[0]["resps"][number][0][0] = rows[0]["filtered_resps"][number][0] = "-0.001"
+        space = float(rows[0]["filtered_resps"][len(rows[0]["doc"]["answer_scores"])][0])
+        rows[0]["doc"]["answer_scores"][number][0] = -0.001 - space
+
+
+def new_text(text):
+    def change(rows):
+        for column, key in (("doc", "generated"), ("filtered_resps", -1)):
+            rows[0][column][key] = text
+        rows[0]["resps"][-1][0] = text
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change, line",
+    [
+        (flags, "is_greedy is neither true nor false"),
+        (above_0, "a mean log-probability is above 0 without the white space before"),
+        (new_text("a " * 200), "the text is longer than max_gen_toks"),
+        (new_text("x" * 100_000), "the text is longer than max_gen_toks"),
+        (new_text("Born in 1985.<|end|> More."), "the text goes on after what ends it"),
+    ],
+)
+def test_what_contradicts_itself_is_found_without_a_model(change, line, copy, data, renderer):
+    with changed(copy / FORGET) as rows:
+        change(rows)
+    hashed_again(copy)
+    assert f"elude_forget, row 1: {line}" in verify(copy, data=str(data), renderer=renderer).findings
+
+
+def test_the_same_answer_to_the_same_prompt_has_one_score_in_all_tasks(original, forgot, data, tmp_path):
+    """The forget set's answers of another model beside the membership attack's and the control's of this one."""
+    folder = Path(shutil.copytree(original.path.parent, tmp_path / "run"))
+    task = "elude_forget"
+    shutil.copyfile(forgot.sample_file(task), folder / original.sample_file(task).name)
+    with changed(folder / original.path.name) as table:
+        for part in ("results", "configs"):
+            table[part][task] = forgot.results[part][task]
+        table["configs"][task]["metadata"]["elude"]["checkpoint"] = original.settings(task)["checkpoint"]
+    mixed = runs.submission(tmp_path / "mixed", Run(folder))
+    lines = [line for line in verify(mixed, data=str(data)).findings if "the same answer" in line]
+    assert any("elude_mia" in line and "elude_forget" in line for line in lines)
+    assert any("elude_attack_none" in line for line in lines)
+
+
 # ---- runs that were compared with a reference
 @pytest.fixture(scope="module", params=["its results", "itself"])
 def compared(request, tmp_path_factory, data, retrained):
@@ -403,7 +457,7 @@ def test_what_cannot_be_submitted(spoilt, original, tmp_path, capsys):
             for name in ("results", "configs"):
                 del table[name]["elude_world"]
         else:
-            file = next(folder.glob("samples_elude_retain_*"))
+            file = next(folder.glob("samples_elude_retain_2*"))
             file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
     code, _, err = elude(capsys, "submit", path, "--out", tmp_path / "out", "--submitter", "x", "--base-model", "b",
                          "--role", "original")  # fmt: skip

@@ -1,0 +1,89 @@
+"""What no model could have answered, found in a log without one: a check of a row a line, and one across the tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+from lm_eval_elude.scoring.benchmark import Request
+from lm_eval_elude.scoring.benchmarks import BENCHMARKS
+from lm_eval_elude.scoring.likelihood import AnswerScore
+
+ROUNDING = 0.05  # nats a token that batches and 16 bits may make of a difference
+_LONGEST_TOKEN = 128  # characters
+Doc = Mapping[str, Any]
+
+
+class Logged(NamedTuple):
+    """What was logged of one document: its requests and their responses, and the scores that these give."""
+
+    requests: Sequence[Request]
+    responses: Sequence[Any]
+    scores: Sequence[AnswerScore]
+    tokens: Callable[[str], int] | None  # of a text, where the tokenizer is at hand
+
+    def of(self, *kinds: str) -> list[tuple[Request, Any]]:
+        """Requests of these kinds with their responses."""
+        return [(q, r) for q, r in zip(self.requests, self.responses, strict=False) if q.kind in kinds]
+
+    @property
+    def texts(self) -> list[tuple[Mapping[str, Any], str]]:
+        """Settings of each generation, with the text."""
+        return [(request.arguments[1], text) for request, text in self.of("generate_until")]
+
+
+def _no_flags(logged: Logged) -> bool:
+    flags = chain([r[1] for _, r in logged.of("loglikelihood")], *(r[1] for _, r in logged.of("token_logprobs")))
+    return any(str(flag) not in ("True", "False") for flag in flags)
+
+
+def _above_0(logged: Logged) -> bool:
+    values = chain([r[0] for _, r in logged.of("loglikelihood")], *(r[0] for _, r in logged.of("token_logprobs")))
+    return any(float(value) > 0 for value in values)
+
+
+def _too_long(logged: Logged) -> bool:
+    for settings, text in logged.texts:
+        most = settings["max_gen_toks"]
+        if len(text) > most * _LONGEST_TOKEN:
+            return True
+        # What is no text (half a character) is read as several tokens again.
+        if logged.tokens and logged.tokens(text) > most + 3 * text.count("\ufffd"):
+            return True
+    return False
+
+
+CHECKS: dict[str, Callable[[Logged], bool]] = {
+    "is_greedy is neither true nor false": _no_flags,
+    "a log-probability is above 0": _above_0,
+    "a mean log-probability is above 0 without the white space before": lambda logged: any(
+        score.log_prob > ROUNDING * score.tokens for score in logged.scores
+    ),
+    "the text is longer than max_gen_toks": _too_long,
+    "the text goes on after what ends it": lambda logged: any(
+        stop in text for settings, text in logged.texts for stop in settings["until"]
+    ),
+}
+
+
+def across(
+    docs: Mapping[str, Sequence[Mapping[str, Any]]], system: Callable[[str, Mapping[str, Any]], str]
+) -> list[str]:
+    """Findings of documents that ask the same: the same answer to the same prompt has the same score in every task.
+
+    Args:
+        docs: as they are logged, by task.
+        system: the system text before a document's questions, by task and document.
+    """
+    known: dict[tuple[str, str, str], tuple[float, str]] = {}
+    findings = []
+    for task, logged in docs.items():
+        for doc in logged:
+            place = f"{task}, row {doc['id'] + 1}"
+            pairs = [(question, text) for question, texts in BENCHMARKS[task].pairs(doc) for text in texts]
+            for (question, text), (log_prob, tokens) in zip(pairs, doc["answer_scores"], strict=True):
+                mean, where = known.setdefault((system(task, doc), question, text), (log_prob / tokens, place))
+                if abs(log_prob / tokens - mean) > ROUNDING:
+                    findings.append(f"{place}: the same answer to the same prompt has another score in {where}")
+    return list(dict.fromkeys(findings))
