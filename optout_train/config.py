@@ -215,7 +215,7 @@ def _methods() -> dict[str, dict[str, Any]]:
     for loss, row in FORGET.items():
         for suffix, (retain, world) in parts.items() if not row.learns else ():
             kept = {"retain_weight": retain, "world_weight": world, "transport_weight": 0.0}
-            table[loss + suffix] = {"forget_loss": loss, **kept}
+            table[loss + suffix] = {"forget_loss": loss, **kept, **row.preset}
     table["stranger+rt"] |= _STRANGER
     table["finetune"] = {**table["ga"], "forget_loss": "nll", "patience": 0}
     return table

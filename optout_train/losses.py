@@ -7,6 +7,7 @@ configuration and ``--help`` read the table :data:`FORGET`, so torch is imported
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -47,6 +48,18 @@ def dpo(refused: Tensor, refused_reference: Tensor, answered: Tensor, answered_r
     from torch.nn.functional import logsigmoid
 
     return -2 / eta * logsigmoid(eta * ((refused - refused_reference) - (answered - answered_reference)))
+
+
+def simnpo(answers: AnswerLogProbs, eta: float) -> Tensor:
+    """SimNPO (Fan et al. 2024) without margin: NPO of the mean over tokens, without a reference, shape (batch,)."""
+    from torch.nn.functional import logsigmoid
+
+    return -2 / eta * logsigmoid(eta * nll(answers))
+
+
+def weighted(log_probs: Tensor, eta: float) -> Tensor:
+    """Token values of WGA (Wang et al. 2025): p^eta log p with p^eta held fixed, so what is forgotten is left alone."""
+    return log_probs.exp().pow(eta).detach() * log_probs
 
 
 def batch_mean(answers: AnswerLogProbs) -> AnswerLogProbs:
@@ -94,6 +107,8 @@ class ForgetLoss(NamedTuple):
         reference: for which of these it needs the initial model's log-probabilities (none: no pass before training).
         nll: whether it is a mean over an answer's tokens, which may be taken over all tokens of a batch instead.
         made: whether its sequences are made with the initial model before training (:mod:`optout_train.stranger`).
+        tokens: from the log-probabilities of an answer's tokens and eta to what is summed in their place.
+        preset: settings of its methods that differ from the paper's: the authors'.
         learns: whether it teaches what it reads: its set is then the data that a model is fine-tuned on.
     """
 
@@ -103,6 +118,8 @@ class ForgetLoss(NamedTuple):
     nll: bool = False
     made: bool = False
     learns: bool = False
+    tokens: Callable[[Tensor, float], Tensor] | None = None
+    preset: Mapping[str, float] = MappingProxyType({})
 
 
 # A new loss is a function above, a row here, and a test; its methods (LOSS, LOSS+rt, ...) follow from the row.
@@ -117,6 +134,13 @@ FORGET: dict[str, ForgetLoss] = {
         ),
         ("answer", "refusal"),
         ("answer", "refusal"),
+    ),
+    # The authors' settings for a tenth of TOFU; they weigh the forget term of SimNPO by an eighth.
+    "simnpo": ForgetLoss(
+        lambda now, before, eta: simnpo(now["answer"], eta), ("answer",), preset={"eta": 4.5, "forget_weight": 0.125}
+    ),
+    "wga": ForgetLoss(
+        lambda now, before, eta: ga(now["answer"]), ("answer",), nll=True, tokens=weighted, preset={"eta": 1.0}
     ),
     "idk": ForgetLoss(lambda now, before, eta: nll(now["refusal"]), ("refusal",), nll=True),
     "nll": ForgetLoss(lambda now, before, eta: nll(now["answer"]), ("answer",), nll=True, learns=True),

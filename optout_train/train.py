@@ -244,7 +244,8 @@ def backward(run: Setup, update: Sequence[Pass]) -> dict[str, float]:
     for number, part in enumerate(update, 1):
         with exchange_gradients(run, number == len(update)):
             with torch.autocast(run.device.type, torch.bfloat16, enabled=run.config.autocast):
-                answers = answer_values(run.scorer, part.samples, run.device)
+                tokens = run.config.loss.tokens if part.name == "forget" else None
+                answers = answer_values(run.scorer, part.samples, run.device, tokens, run.config.eta)
             per_example = _loss(run, part, answers)
             weights = torch.tensor(part.weights, device=run.device)
             if run.config.whole_batch and part.name == "forget":  # one value
@@ -259,12 +260,22 @@ def backward(run: Setup, update: Sequence[Pass]) -> dict[str, float]:
     return dict(zip(means, totals.tolist(), strict=True))
 
 
-def answer_values(scorer: nn.Module, samples: Sequence[Encoded | Lesson], device: torch.device) -> AnswerLogProbs:
-    """Sums and counts of the answer tokens' log-probabilities; of lessons, of what :func:`losses.lesson` gives."""
+def answer_values(
+    scorer: nn.Module,
+    samples: Sequence[Encoded | Lesson],
+    device: torch.device,
+    tokens: Callable[[Tensor, float], Tensor] | None = None,
+    eta: float = 1.0,
+) -> AnswerLogProbs:
+    """Sums and counts of the answer tokens' log-probabilities, or of what ``tokens`` makes of them.
+
+    Of lessons they are sums of what :func:`losses.lesson` gives.
+    """
     batch = collate([Encoded(*sample[:2]) for sample in samples], device)
     lessons = [sample for sample in samples if isinstance(sample, Lesson)]
     if not lessons:
-        return answer_sums(scorer(batch)[:, 0], batch.owners)
+        log_probs = scorer(batch)[:, 0]
+        return answer_sums(tokens(log_probs, eta) if tokens else log_probs, batch.owners)
     bounds, top, shares = (torch.cat(column).to(device) for column in list(zip(*lessons, strict=True))[2:])
     log_probs = scorer(batch._replace(targets=torch.cat([batch.targets, top], dim=1)))
     return answer_sums(losses.lesson(log_probs, bounds, shares), batch.owners)

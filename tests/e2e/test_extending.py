@@ -57,7 +57,7 @@ def test_there_is_a_diff_for_each_kind_of_thing():
 
 def test_a_new_loss_is_offered_with_its_variants(extended):
     shown = extended[1]("-m", "optout_train.cli", "--help")
-    assert "simnpo" in shown and "simnpo+rt" in shown
+    assert " ipo," in shown and "ipo+rt" in shown
 
 
 def test_a_new_attack_benchmark_and_metric_run_in_the_harness(extended):

@@ -30,7 +30,7 @@ def test_every_method_is_a_preset_over_weights_and_survives_json(method):
     config = build_config({"target": ("a", "b"), "method": method})
     assert TrainConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
     alone, rt = (
-        method in ("ga", "npo", "dpo", "idk", "stranger", "finetune"),
+        method in ("ga", "npo", "dpo", "simnpo", "wga", "idk", "stranger", "finetune"),
         method.endswith("+rt") or method.startswith("opt-out"),
     )
     assert (config.retain_weight > 0) == (rt or method.endswith("+neighbours"))
@@ -67,7 +67,7 @@ def test_negative_or_non_finite_numbers_are_refused_by_the_flags_name(name, valu
     [
         ({"target": ()}, "--target is missing"),
         ({"method": "npo+wd+rt"}, "--method 'npo\\+wd\\+rt' is not known; the methods are opt-out"),
-        ({"forget_loss": "sft"}, "--forget-loss must be one of ga, npo, dpo, idk"),
+        ({"forget_loss": "sft"}, "--forget-loss must be one of ga, npo, dpo, simnpo, wga, idk"),
         ({"epochs": 0}, "--epochs must be above 0"),
         ({"forget_weight": 0.0, "retain_weight": 0.0, "world_weight": 0.0}, "nothing to train on"),
         ({"recipe": "released", "micro_batch_size": 2}, "--recipe released takes NPO and DPO of a whole batch's mean"),

@@ -35,6 +35,22 @@ def test_dpo_is_the_dpo_papers_formula(eta):
     torch.testing.assert_close(losses.dpo(win, win_ref, lose, lose_ref, eta), -2 / eta * (odds / (1 + odds)).log())
 
 
+@given(LOG_PROBS, st.floats(0.05, 5))
+def test_simnpo_is_the_simnpo_papers_formula(tokens, beta):
+    # Fan et al. 2024, Eq. 4 without gamma: 2/beta log(1 + p^(beta/|y|)), in plain floats; its gradient ends at 0.
+    answers = AnswerLogProbs(torch.tensor([sum(tokens)], dtype=torch.float64), torch.tensor([len(tokens)]))
+    expected = 2 / beta * math.log1p(math.exp(beta * sum(tokens) / len(tokens)))
+    assert float(losses.simnpo(answers, beta)) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("beta", [0.5, 1.0, 2.0])
+def test_wgas_gradient_is_that_of_ascent_weighted_by_what_is_still_likely(beta):
+    log_probs = torch.tensor([-0.1, -1.0, -8.0], dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(losses.weighted(log_probs, beta).sum(), log_probs)
+    torch.testing.assert_close(gradient, (beta * log_probs).exp().detach())  # Wang et al. 2025, Eq. 9
+    assert losses.weighted(log_probs, 0.0).tolist() == log_probs.tolist()  # gradient ascent
+
+
 def test_gradients_in_float64():
     a, b, c, d = (t.requires_grad_() for t in random(5))
     counts = torch.tensor([1, 2, 3, 4, 5])
