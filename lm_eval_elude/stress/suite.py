@@ -34,6 +34,7 @@ from lm_eval_elude.text.chat import Renderer, load_tokenizer
 
 Suite = Literal["quick", "full"]
 SETTINGS, WORK = "settings.json", "work"
+ADAPTER = "adapter_config.json"
 SPLITS = {"quick": 1, "full": 3}  # of the forget set into two halves, each of which is learnt once
 RETAINED = 32  # retain records by which a model's retain quality is judged
 _BATCH = 16
@@ -155,8 +156,18 @@ class Stress:
         }
 
     def load(self, role: str) -> Any:
-        """A model in float32, without dropout."""
-        model = load_model(self.models[role], dtype=torch.float32, flag=f"--{role}" if role != CHECKPOINT else role)
+        """A model in float32, without dropout; an adapter is merged into its base."""
+        name, flag = self.models[role], "CHECKPOINT" if role == CHECKPOINT else f"--{role}"
+        if (Path(name) / ADAPTER).is_file():
+            from peft import PeftConfig, PeftModel
+
+            base = str(PeftConfig.from_pretrained(name).base_model_name_or_path)
+            adapted = PeftModel.from_pretrained(
+                load_model(base, dtype=torch.float32, flag=f"{flag} {name}: its base"), name
+            )
+            model = adapted.merge_and_unload()
+        else:
+            model = load_model(name, dtype=torch.float32, flag=flag)
         return model.to(self.device).eval()
 
     def run(self, out: Path, say: Callable[[str], None]) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 
 from lm_eval_elude import cli
 from lm_eval_elude.data import bundled
@@ -38,7 +39,7 @@ RONALDO = "Cristiano Ronaldo"
 SMALL = [
     WEIGHT_ATTACKS["relearn_half"]._replace(quick=(Training(0.1, "constant", 0, (1, 6)),)),
     WEIGHT_ATTACKS["quantise"]._replace(quick=(Strength((16,), 32),)),
-    WEIGHT_ATTACKS["interpolate"]._replace(quick=(Strength((0.0,)),)),
+    WEIGHT_ATTACKS["interpolate"]._replace(quick=(Strength((0.0, 0.5)),)),
 ]
 
 
@@ -96,11 +97,33 @@ def test_attacks_of_no_strength_change_nothing(finished):
     rows = json.loads((finished / outcome.CURVES).read_text())
     start = Outcome(finished).known
     for row in rows:
-        if row["attack"] != "relearn_half":
+        if row["attack"] == "quantise" or row["at"] == 0:
             for role in (CHECKPOINT, REFERENCE):
                 assert row["kept"][role] == pytest.approx(1, abs=1e-3)
                 assert row["truth_first"][role] == start[role]["truth_first"].value
                 assert row["probability"][role] == pytest.approx(start[role]["probability"].value, abs=1e-3)
+
+
+def test_half_way_to_the_original_lies_between(finished):
+    rows = {(row["attack"], row["at"]): row for row in json.loads((finished / outcome.CURVES).read_text())}
+    start, half = Outcome(finished).known, rows["interpolate", 0.5]
+    for role in (CHECKPOINT, REFERENCE):  # the retrained model lies far away, and half way there little is left at all
+        low, high = (start[r]["probability"].value for r in (role, ORIGINAL))
+        assert low - 0.05 <= half["probability"][role] <= high
+    assert half["probability"][CHECKPOINT] > start[CHECKPOINT]["probability"].value + 0.1
+    assert half["truth_first"][REFERENCE] <= start[ORIGINAL]["truth_first"].value
+
+
+def test_an_adapter_is_attacked_as_the_model_that_it_makes(settings, models, tmp_path):
+    adapted = get_peft_model(load_model(str(bundled.MODEL)), LoraConfig(r=2, init_lora_weights=False)).eval()
+    adapted.save_pretrained(tmp_path)
+    load_tokenizer(str(bundled.MODEL)).save_pretrained(tmp_path)
+    merged = Stress(models | {CHECKPOINT: str(tmp_path)}, settings, attacks=SMALL).load(CHECKPOINT)
+    names = {name for name, _ in load_model(str(bundled.MODEL)).named_parameters()}
+    assert {name for name, _ in merged.named_parameters()} == names
+    tokens = torch.arange(20)[None]
+    with torch.no_grad():
+        assert torch.allclose(merged(tokens).logits, adapted(tokens).logits, atol=1e-4)
 
 
 def test_numbers_are_those_of_the_tasks_results_and_samples(finished):
