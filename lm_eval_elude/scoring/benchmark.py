@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice, repeat, zip_longest
 from typing import Any, NamedTuple, Protocol
 
@@ -223,7 +223,7 @@ class Benchmark:
             return self._sample(doc, self._values(answered))
         flags = row["filtered_resps"][-2][1][doc["prompt_tokens"] :]  # a log has them as text
         greedy = [str(flag) == "True" for flag in flags]
-        return self._sample(doc, self._values(answered._replace(greedy=greedy)) | {"greedy": greedy})
+        return self._sample(doc, self._values(replace(answered, greedy=greedy)) | {"greedy": greedy})
 
     def _answered(self, doc: Mapping[str, Any], mean: Any) -> Answered:
         reference = doc.get("reference") or {}
@@ -245,7 +245,8 @@ class Benchmark:
     def _values(self, answered: Answered) -> dict[str, Any]:
         reference = answered.reference
         ratio = reference.measures.ratio if reference else answered.reference_ratio
-        values = self._of_metrics(answered._replace(reference_ratio=ratio))
+        answered = replace(answered, reference_ratio=ratio)
+        values = self._of_metrics(answered)
         values |= {"truth_ratio_raw": answered.measures.ratio, "quality": answered.quality}
         if reference:
             values["reference"] = self._values(reference)

@@ -33,9 +33,8 @@ class ReleasedRun(Run):
         UserError: it is no such log, or a set in it lacks values.
     """
 
-    def __init__(self, path: Path) -> None:
-        log = jsonio.load(path, nan=True)
-        self.path, self.log = path, log if isinstance(log, dict) else {}
+    def __init__(self, path: Path, log: Mapping[str, Any]) -> None:
+        self.path, self.log = path, log
         self.tasks = [task for task, name in RELEASED.items() if isinstance(self.log.get(name), dict)]
         if not self.tasks:
             raise UserError(f"{path}: no log of TOFU's released evaluator ({', '.join(RELEASED.values())})")
@@ -89,8 +88,9 @@ _COLUMNS: dict[str, Any] = {
 def open_run(path: Path, *, utility: bool = False) -> Run:
     """A run of ours, or a released log, whichever the file is."""
     log = {} if path.name.startswith("results_") else jsonio.load(path, nan=True)
-    released = isinstance(log, dict) and not log.keys().isdisjoint(RELEASED.values())
-    return ReleasedRun(path) if released else Run(path, utility=utility)
+    if isinstance(log, dict) and not log.keys().isdisjoint(RELEASED.values()):
+        return ReleasedRun(path, log)
+    return Run(path, utility=utility)
 
 
 # ---- a retained model

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from typing import Any, Literal, NamedTuple
 
@@ -36,8 +38,9 @@ KEPT: tuple[Kind, ...] = ("kept", "tofu kept")
 ANSWERED: tuple[Kind, ...] = (*FORGOTTEN, *KEPT)
 
 
-class Answered(NamedTuple):
-    """What was logged of one question of a set.
+@dataclass(frozen=True)
+class Answered:
+    """What was logged of one question of a set; what is measured of it is measured once.
 
     Attributes:
         spec: the set.
@@ -66,17 +69,17 @@ class Answered(NamedTuple):
     names: Sequence[str] = ()
     named: Sequence[AnswerScore] = ()
 
-    @property
+    @cached_property
     def measures(self) -> RecordMeasures:
         """Probability, R and truth ratio as the set defines them."""
         return likelihood.measure(self.spec, self.scores, self.mean)
 
-    @property
+    @cached_property
     def rouge(self) -> float | None:
         """ROUGE-L recall of the generated answer."""
         return None if self.generated is None else answers.rouge_l_recall(self.answer, self.generated)
 
-    @property
+    @cached_property
     def quality(self) -> float | None:
         """Harmonic mean of the document's own three measures, None where nothing was generated."""
         if self.rouge is None:
