@@ -97,6 +97,11 @@ def place(tables: list[Table], submission: Submission, digest: str) -> Table:
     return nearest
 
 
+def data(folder: Path, table: Table) -> str:
+    """The data set of a table, from here."""
+    return str(path) if (path := folder / table.dataset).exists() else table.dataset
+
+
 def add(folder: Path, name: str, dataset: str, fingerprint: str, retrained: Path, original: Path | None) -> Table:
     """Write a table for what was submitted of its references at the end of ``board.toml``.
 

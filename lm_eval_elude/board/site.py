@@ -111,8 +111,7 @@ def build(folder: Path, site: Path) -> Built:
         try:
             submission, digest = packed.read(place), packed.digest(place)
             table = keeper.place(tables, submission, digest)
-            data = str(path) if (path := folder / table.dataset).exists() else table.dataset
-            entries.append(Entry(place, digest, submission, table, data))
+            entries.append(Entry(place, digest, submission, table, keeper.data(folder, table)))
         except Exception as error:  # one submission never stops a build
             refused[place.name] = reason(error).replace(f"{folder}/", "")
     names = {"index.html", "leaderboard.json"}

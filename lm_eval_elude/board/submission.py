@@ -29,7 +29,7 @@ FILE_NAME, RESULTS, ATTACKS, SAMPLES = "submission.json", "results.json", "attac
 Role = Literal["submission", "original", "retrained"]  # only the first is ranked, against the other two
 _FILES = re.compile(rf"(submission|results|optout)\.json|attacks\.jsonl|{SAMPLES}/elude_[a-z_]{{1,60}}\.jsonl\.gz")
 _MAX_JSON = 1 << 20  # bytes of submission.json, of a verdict, and of what is kept of a submission
-_MAX_FILE, _MAX_UNPACKED, _MAX_ROW = 1 << 30, 1 << 32, 1 << 24  # bytes
+_MAX_FILE, _MAX_UNPACKED, _MAX_ROW = 1 << 28, 1 << 31, 1 << 22  # bytes
 _MAX_TEXT = 300  # characters of a name
 _UNSEEN = "\u2028\u2029"  # line ends of Unicode; all other characters that are not seen have a category of C
 T = TypeVar("T")
@@ -50,7 +50,7 @@ class Submission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     files: dict[str, str]  # SHA-256 of every other file of the folder
     revision: str = ""  # of a model of the Hub
     weights: dict[str, str] | None = None  # SHA-256 of each weight file, where they were at hand
-    cost: Annotated[float, msgspec.Meta(ge=0)] | None = None  # hours of one device that making the model took
+    cost: Annotated[float, msgspec.Meta(ge=0, le=1e7)] | None = None  # hours of one device that making the model took
     schema_version: Literal[1] = 1
 
 
@@ -182,6 +182,18 @@ def shown(value: Any) -> str:
 
 
 # ---- packing
+_FOLDERS = re.compile(r"""(?<![\w.:/~-])(?:~|[A-Za-z]:)?[/\\](?:[^\s/\\,;:"']+[/\\])+""")
+
+
+def without_paths(value: Any) -> Any:
+    """A value in whose texts a file has its name in place of its full path."""
+    if isinstance(value, dict):
+        return {without_paths(key): without_paths(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [without_paths(item) for item in value]
+    return _FOLDERS.sub("", value) if isinstance(value, str) else value
+
+
 def pack(run: Run, folder: Path, **about: Any) -> Submission:
     """Write the submission of a finished run into an empty folder.
 
@@ -193,25 +205,33 @@ def pack(run: Run, folder: Path, **about: Any) -> Submission:
         UserError: the run lacks what a submission needs.
     """
     (folder / SAMPLES).mkdir()
-    scored = {name: value for name, value in run.settings(run.tasks[0]).items() if name not in OF_TASK}
+    settings = {name: value for name, value in run.settings(run.tasks[0]).items() if name not in OF_TASK}
+    scored = without_paths(settings)
     for task in run.tasks:
         path = folder / SAMPLES / f"{task}.jsonl.gz"
         with path.open("wb") as raw, gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as file:
-            file.writelines(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in run.rows(task))
-    shutil.copyfile(run.path, folder / RESULTS)
+            for row in run.rows(task):
+                # Of what was asked, the third argument names another model.
+                asked = {
+                    n: {**a, "arg_2": without_paths(a["arg_2"])} if "arg_2" in a else a
+                    for n, a in row["arguments"].items()
+                }
+                file.write(json.dumps(row | {"arguments": asked}, ensure_ascii=False).encode() + b"\n")
+    write_text(folder / RESULTS, json.dumps(without_paths(run.results), indent=2, ensure_ascii=False))
     identity = (scored["checkpoint"] or [{}])[0]
     name, weights = identity.get("name", ""), identity.get("weights") or None
     known = {"model": Path(name).name if weights else name}
     if source := run.checkpoint:
-        shutil.copyfile(source / manifest.FILE_NAME, folder / manifest.FILE_NAME)
+        table = without_paths(jsonio.load(source / manifest.FILE_NAME, nan=True))
+        write_text(folder / manifest.FILE_NAME, json.dumps(table, indent=2, ensure_ascii=False) + "\n")
         trained = manifest.read_manifest(source)
         assert trained
         base = str(trained.base_model.get("name") or "")
         known["base_model"] = base if base.count("/") == 1 else Path(base).name
         known["method"] = trained.method
         known["trained_on"] = ", ".join(n for n in trained.data_fingerprints if n.endswith("-train"))
-    if scored["attack_file"]:
-        shutil.copyfile(scored["attack_file"], folder / ATTACKS)
+    if settings["attack_file"]:
+        shutil.copyfile(settings["attack_file"], folder / ATTACKS)
     stated = {key: value for key, value in about.items() if value not in ("", None)}
     fields = {"hardware": "", "trained_on": "", **known, **stated}
     if unknown := [key for key in ("model", "base_model", "method", "submitter") if not fields.get(key)]:

@@ -168,9 +168,7 @@ def _check_run(run: Packed, verdict: Verdict, settings: Settings) -> None:
         verdict.findings.append("the run had a --system_instruction, which the task does not ask with")
     if manifest.FILE_NAME in submission.files:
         trained = manifest.read_manifest(run.folder)
-        digest = submission.files[manifest.FILE_NAME]
-        identity = next((c for c in checkpoint if c.get("manifest") == digest), None)
-        if trained is None or identity is None or identity.get("weights") != trained.weights:
+        if trained is None or trained.weights not in [c.get("weights") for c in checkpoint or ()]:
             verdict.findings.append(f"{manifest.FILE_NAME} is not that of the scored checkpoint")
         elif submission.role == "submission" and not set(settings.targets) <= set(trained.targets):
             verdict.findings.append(f"{manifest.FILE_NAME}: the checkpoint did not forget all that was scored")

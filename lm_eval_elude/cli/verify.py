@@ -12,6 +12,10 @@ from lm_eval_elude.cli.options import quiet, say
 
 @click.command()
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option(
+    "--board", "boards", type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="A board's folder: the submission must fit a table of its board.toml.",
+)  # fmt: skip
 @click.option("--dataset", "data", default="", help="The data set, where the submission's is a path elsewhere.")
 @click.option("--tokenizer", default="", help="Of the base model, a folder or Hub id: for token counts and prompts.")
 @click.option(
@@ -29,8 +33,9 @@ from lm_eval_elude.cli.options import quiet, say
 @click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON.")
 @quiet()
 def verify(
-    folder: Path, data: str, tokenizer: str, known: Path | None, model: str, seed: int | None, as_json: bool, **how: Any
-) -> int:
+    folder: Path, boards: Path | None, data: str, tokenizer: str, known: Path | None, model: str, seed: int | None,
+    as_json: bool, **how: Any,
+) -> int:  # fmt: skip
     """Check a submission without trust: files, documents, prompts, responses, every number.
 
     Prints a line for each finding; exit code 0 where there is none, else 1.
@@ -39,9 +44,10 @@ def verify(
     import secrets
     from datetime import UTC, datetime
 
+    from lm_eval_elude.board import keeper
+    from lm_eval_elude.board import submission as packed
     from lm_eval_elude.board import verify as board
     from lm_eval_elude.board.rescore import rescore
-    from lm_eval_elude.board.submission import finished
     from lm_eval_elude.data import jsonio
     from lm_eval_elude.errors import UserError
     from lm_eval_elude.scoring.settings import provenance
@@ -50,8 +56,16 @@ def verify(
     if model and not tokenizer:
         raise UserError("--rescore needs --tokenizer: the base model's; a template that a submitter wrote is not used")
     renderer = Renderer(load_tokenizer(tokenizer)) if tokenizer else None
-    reference = finished(known) if known else None
+    reference, misplaced = packed.finished(known) if known else None, []
+    if boards:
+        tables = keeper.read(boards)
+        try:
+            data = data or keeper.data(boards, keeper.place(tables, packed.read(folder), packed.digest(folder)))
+        except UserError as error:
+            misplaced = [str(error)]
     verdict = board.verify(folder, data=data, renderer=renderer, reference=reference)
+    if misplaced:
+        verdict.findings, verdict.level = [*misplaced, *verdict.findings], ""
     again = None
     if model and not verdict.findings:
         drawn_by = secrets.randbits(48) if seed is None else seed

@@ -2,14 +2,18 @@
 
 import gzip
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 import yaml
 
+from lm_eval_elude import __version__
 from lm_eval_elude.board import keeper, site
 from lm_eval_elude.board import submission as packed
 from lm_eval_elude.errors import UserError
@@ -287,13 +291,68 @@ def test_what_others_named_is_escaped_before_a_terminal(small, tmp_path, capsys)
 def test_a_new_repository_takes_requests_without_privilege(tmp_path):
     written = site.start(tmp_path / "repo")
     assert {file.name for file in written} == {"README.md", "board.yml", ".gitignore"}
-    (workflow,) = (tmp_path / "repo" / ".github" / "workflows").iterdir()
-    table = yaml.safe_load(workflow.read_text())
+    table = workflow(tmp_path / "repo")
     triggers = table[True]  # YAML 1.1 reads "on" so
     assert set(triggers) == {"pull_request", "push"} and table["permissions"] == {"contents": "read"}
     assert table["jobs"]["publish"]["if"] == "github.event_name == 'push'"
-    assert "VERSION" not in workflow.read_text()
+    assert table["env"]["PACKAGE"].endswith(f"|| 'lm-eval-elude=={__version__}' }}}}")
     assert site.start(tmp_path / "repo") == []
+
+
+def workflow(repository: Path):
+    (file,) = (repository / ".github" / "workflows").iterdir()
+    return yaml.safe_load(file.read_text())
+
+
+def another_place(repository: Path) -> None:
+    (repository / "verdicts" / "mine.json").write_text("{}")
+
+
+def a_changed_file(repository: Path) -> None:
+    (repository / "board.toml").write_text("")
+
+
+def a_role(repository: Path) -> None:
+    with runs.changed(repository / "submissions" / "candidate" / packed.FILE_NAME) as table:
+        table["role"] = "retrained"
+
+
+def two(repository: Path) -> None:
+    shutil.copytree(repository / "submissions" / "candidate", repository / "submissions" / "another")
+
+
+@pytest.mark.parametrize(
+    "spoil, line",
+    [(None, "recomputed"), (another_place, "adds files elsewhere"), (a_changed_file, "changes or removes files"),
+     (a_role, "the keeper says what is a reference"), (two, "not one folder")],
+)  # fmt: skip
+def test_the_gate_of_a_new_repository_lets_one_honest_submission_in(spoil, line, small, candidate, tmp_path):
+    site.start(small)
+    shutil.rmtree(small / "submissions" / "candidate")
+
+    def git(*arguments):
+        names = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+        done = subprocess.run(["git", *names, *arguments], cwd=small, check=True, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    def commit():
+        git("add", "-A")
+        git("commit", "-qm", "x")
+        return git("rev-parse", "HEAD")
+
+    git("init", "-q")
+    base = commit()
+    shutil.copytree(candidate, small / "submissions" / "candidate")
+    if spoil:
+        spoil(small)
+    commit()
+    (step,) = [s for s in workflow(small)["jobs"]["check"]["steps"] if "one folder" in s.get("name", "")]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-e", "-c", step["run"]], cwd=small, capture_output=True, text=True,
+        env=os.environ | {"BASE": base, "PATH": path},
+    )  # fmt: skip
+    assert line in done.stdout + done.stderr and (done.returncode == 0) == (spoil is None), done
 
 
 @pytest.mark.skipif(not BROWSER, reason="no Chromium here")

@@ -430,6 +430,25 @@ def test_hostile_folders_end_in_one_clear_line_and_touch_nothing(case, copy, dat
 
 
 # ---- packing and the commands
+def test_no_path_of_the_machine_is_published(submitted, original, data):
+    texts = [gzip.decompress(p.read_bytes()) if p.suffix == ".gz" else p.read_bytes() for p in submitted.rglob("*.*")]
+    for place in (data, runs.TINY, original.path.parent, Path.home()):
+        assert not any(f"{place.parent}/".encode() in text for text in texts), place
+    assert packed.read(submitted).scored["dataset"] == data.name
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("/home/me/a model", "a model"), ("pretrained=/home/me/m,dtype=x", "pretrained=m,dtype=x"),
+        ("~/runs/m", "m"), ("C:\\Users\\me\\m", "m"), ("org/name", "org/name"), ("a/b/c", "a/b/c"),
+        ("https://some.where/a/b", "https://some.where/a/b"), ("1/2/3", "1/2/3"), ("hub@abc", "hub@abc"),
+    ],
+)  # fmt: skip
+def test_a_path_becomes_the_name_of_the_file(text, expected):
+    assert packed.without_paths({text: [text]}) == {expected: [expected]}
+
+
 def test_the_commands(original, data, tmp_path, capsys):
     out = tmp_path / "mine"
     submit = ("submit", original.path, "--out", out, "--submitter", "A. Nobody", "--role", "original")
