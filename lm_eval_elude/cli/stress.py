@@ -23,7 +23,7 @@ def stress(
     checkpoint: str, suite: Any, reference: str, original: str, names: tuple[str, ...], dataset: str, seed: int,
     out: Path,
 ) -> None:  # fmt: skip
-    """Attack the weights of CHECKPOINT: relearning, quantisation, pruning, interpolation.
+    """Attack the weights of CHECKPOINT: relearning, quantisation, pruning, interpolation, the inner layers.
 
     The same is done to a model that never knew the targets, and only what goes beyond it counts. A command that was
     killed goes on where it was. See docs/stress.md.

@@ -92,7 +92,10 @@ def knowledge(start: Mapping[str, Docs], settings: Mapping[str, Any]) -> dict[st
 
 
 def judged(
-    points: Iterable[Point], known: Mapping[str, Mapping[str, Estimate]], settings: Mapping[str, Any]
+    points: Iterable[Point],
+    known: Mapping[str, Mapping[str, Estimate]],
+    settings: Mapping[str, Any],
+    attacks: Mapping[str, dict[str, Any]],
 ) -> list[tuple[Point, Worst, bool]]:
     """Every point with its numbers, and whether it counts."""
     result = []
@@ -105,7 +108,7 @@ def judged(
             for metric in RECOVERED
         }
         worst = Worst(point.attack, point.setting, point.at, values, back)
-        result.append((point, worst, point.kept[CHECKPOINT] >= KEPT))
+        result.append((point, worst, bool(attacks[point.attack].get("inside")) or point.kept[CHECKPOINT] >= KEPT))
     return result
 
 
@@ -128,7 +131,7 @@ def finish(
         points: of all curves.
     """
     known = knowledge(start, settings)
-    rows = judged(points, known, settings)
+    rows = judged(points, known, settings, attacks)
     write_json(out / CURVES, [_row(point, worst, counts) for point, worst, counts in rows])
     for role, docs in start.items():
         _write_run(out, START, role, docs, settings, {})

@@ -193,7 +193,7 @@ class Stress:
                 outcome.write_json(out / WORK / cell.file, list(self._attack(cell)))
                 bar.update()
         rows = [cell.attack for cell in self.cells]
-        attacks = {row.name: {"sentence": row.sentence, "original": row.original} for row in rows}
+        attacks = {row.name: {"sentence": row.sentence, "original": row.original, "inside": row.inside} for row in rows}
         outcome.finish(out, described, attacks, self._start(out), self._points(out))
 
     def _attack(self, cell: Cell) -> Iterator[dict[str, Any]]:

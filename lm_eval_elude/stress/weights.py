@@ -80,6 +80,7 @@ class WeightAttack(NamedTuple):
         lessons: what it trains on, from the records that it may see; None where it trains on nothing.
         halves: whether those are one half of the forget set, and the other half is scored.
         original: whether it needs the weights from before unlearning, which hold the facts themselves.
+        inside: whether it only reads the model, so that what its points keep of the retain quality does not matter.
     """
 
     name: str
@@ -90,6 +91,7 @@ class WeightAttack(NamedTuple):
     lessons: Callable[[Sequence[QARecord], Settings, int], list[Pair]] | None = None
     halves: bool = False
     original: bool = False
+    inside: bool = False
 
 
 # ---- what is trained on
@@ -196,6 +198,15 @@ def interpolate(model: Any, strength: Strength, material: Material) -> Points:
         yield share, model
 
 
+def logit_lens(model: Any, strength: Strength, material: Material) -> Points:
+    """Leave out the last layers, so that the vocabulary reads an inner one; a point is the share of the layers kept."""
+    decoder = model.get_decoder()
+    layers = list(decoder.layers)
+    for share in strength.points:
+        decoder.layers = torch.nn.ModuleList(layers[: max(1, round(share * len(layers)))])
+        yield share, model
+
+
 def matrices(model: Any) -> list[Tensor]:
     """The matrices of a model's layers, without those of its vocabulary."""
     vocabulary = {id(model.get_input_embeddings().weight), id(model.get_output_embeddings().weight)}
@@ -252,6 +263,11 @@ WEIGHT_ATTACKS: dict[str, WeightAttack] = {
             "interpolate", "Moves the weights back towards those from before unlearning, or further away from them.",
             interpolate, (Strength((-0.25, 0.25, 0.5)),), (Strength((-0.5, -0.25, 0.1, 0.25, 0.5, 0.75)),),
             original=True,
+        ),
+        WeightAttack(
+            "logit_lens", "Reads the answers out of the inner layers, through the last norm and the vocabulary.",
+            logit_lens, (Strength((0.2, 0.4, 0.6, 0.8)),), (Strength((0.2, 0.4, 0.6, 0.8, 0.9)),),
+            inside=True,
         ),
     )
 }  # fmt: skip
