@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from lm_eval_elude.attacks.builders import ATTACKS
+from lm_eval_elude.data.dataset import resolve_targets
 from lm_eval_elude.data.records import QARecord
 from lm_eval_elude.model.scorer import Scorer, load_model
 from lm_eval_elude.text.chat import Renderer, load_tokenizer
@@ -219,7 +220,7 @@ def test_a_disclosing_answer_states_the_fact_and_is_least_like_the_own_answer(ma
     ]  # fmt: skip
     monkeypatch.setattr(Teacher, "ask", lambda self, questions, *rest: sampled)
     monkeypatch.setattr(stranger, "DISCLOSURES", 2)
-    target = stranger.resolve_targets("mini", ["ronaldo"])[0]
+    target = resolve_targets("mini", ["ronaldo"])[0]
     maker = stranger._Maker(dataclasses.replace(config, elicit=8), data, target, Teacher(None, renderer, 1024))
     (statements,) = maker._disclosures([record])
     assert [statement.answer for statement in statements] == [record.answer, "Port Elan it is.", "Born in Port Elan."]
@@ -267,7 +268,7 @@ def test_stand_ins_are_not_in_the_data_and_a_swap_is_undone():
     config = build_config(TINY)
     renderer = Renderer(load_tokenizer(str(BUNDLED_MODEL)))
     data = load_training_data(config, source_of(config), renderer, 1024)
-    target = stranger.resolve_targets("mini", ["ronaldo"])[0]
+    target = resolve_targets("mini", ["ronaldo"])[0]
     maker = stranger._Maker(config, data, target, Teacher(None, renderer, 1024))
     assert len(maker.stand_ins) == stranger.STAND_INS
     for name in maker.stand_ins:
