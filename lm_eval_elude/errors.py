@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import reprlib
 from typing import Any
 
@@ -24,3 +25,9 @@ def reason(error: BaseException) -> str:
 def printable(text: str) -> str:
     """A text in one line in which a terminal or a workflow log finds nothing to act on: the rest is escaped."""
     return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in " ".join(text.split()))
+
+
+def mute_imports() -> None:
+    """Keep off the terminal what libraries say of their own insides while they are imported."""
+    for name in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)

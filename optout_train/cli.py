@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import subprocess
@@ -15,7 +14,7 @@ from typing import Any
 
 import click
 
-from lm_eval_elude.errors import UserError, printable
+from lm_eval_elude.errors import UserError, mute_imports, printable
 from optout_train.config import AUTO, BUNDLED_RECIPE, CHOICES, METHODS, TrainConfig, build_config, flag
 
 # What --help says of each flag, by section.
@@ -88,8 +87,7 @@ def command(
         say("no --model given: unlearning in the bundled tiny model")
     output = output_dir or _default_output(config)
     checkpoint, other = output.absolute(), beside and beside.absolute()
-    for name in ("torchao", "torch.utils._pytree"):  # they warn about their own insides while being imported
-        logging.getLogger(name).setLevel(logging.ERROR)
+    mute_imports()
     from optout_train.train import train
 
     trained = train(

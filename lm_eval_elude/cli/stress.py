@@ -30,7 +30,7 @@ def stress(
     """
     from lm_eval_elude.data import bundled
     from lm_eval_elude.data.manifest import FILE_NAME, read_manifest
-    from lm_eval_elude.errors import UserError
+    from lm_eval_elude.errors import UserError, mute_imports
     from lm_eval_elude.report.frame import markdown
     from lm_eval_elude.report.weights import table
     from lm_eval_elude.scoring.settings import resolve_settings
@@ -52,5 +52,6 @@ def stress(
         )
     chosen = {"target": list(names), "dataset": dataset}
     settings = resolve_settings({"pretrained": checkpoint, **{key: value for key, value in chosen.items() if value}})
+    mute_imports()
     Stress(models, settings, suite, seed).run(out, lambda text: say(text, err=True))
     click.echo(markdown(table({Path(checkpoint).name: Outcome(out)})))
