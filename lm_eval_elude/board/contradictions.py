@@ -12,6 +12,7 @@ from lm_eval_elude.scoring.likelihood import AnswerScore
 
 ROUNDING = 0.05  # nats a token that batches and 16 bits may make of a difference
 _LONGEST_TOKEN = 128  # characters
+_REREAD = 1.5  # the most that was seen of an honest model is 1.12
 Doc = Mapping[str, Any]
 
 
@@ -48,8 +49,8 @@ def _too_long(logged: Logged) -> bool:
         most = settings["max_gen_toks"]
         if len(text) > most * _LONGEST_TOKEN:
             return True
-        # What is no text (half a character) is read as several tokens again.
-        if logged.tokens and logged.tokens(text) > most + 3 * text.count("\ufffd"):
+        # A model may write a text in fewer tokens than the tokenizer reads in it; half a character is read as several.
+        if logged.tokens and logged.tokens(text) > _REREAD * most + 3 * text.count("\ufffd"):
             return True
     return False
 
