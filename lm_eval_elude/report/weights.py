@@ -10,7 +10,7 @@ import pandas as pd
 from lm_eval_elude.report.frame import NONE, Table, number
 from lm_eval_elude.scoring.estimates import Estimate
 from lm_eval_elude.scoring.metrics import METRICS
-from lm_eval_elude.stress.outcome import CHECKPOINT, KEPT, RECOVERED, REFERENCE, Outcome, Worst, interval, recovery
+from lm_eval_elude.stress.outcome import CHECKPOINT, KEPT, RECOVERED, REFERENCE, Outcome, Worst, interval, recoveries
 
 BEFORE = "before any attack"
 CAPTION = (
@@ -27,13 +27,7 @@ def table(outcomes: Mapping[str, Outcome]) -> Table:
     for name, outcome in outcomes.items():
         lead = f"{name}: " if len(outcomes) > 1 else ""
         known = outcome.known
-        start = {
-            metric: recovery(
-                known[CHECKPOINT][metric], known[REFERENCE][metric], known["original"][metric], known[REFERENCE][metric]
-            )
-            for metric in RECOVERED
-        }
-        rows: dict[str, Worst | None] = {BEFORE: Worst(BEFORE, "", math.nan, known, start)}
+        rows: dict[str, Worst | None] = {BEFORE: Worst(BEFORE, "", math.nan, known, recoveries(known, known))}
         rows |= {attack: outcome.worst.get(attack) for attack in outcome.attacks}
         for attack, worst in rows.items():
             label = attack.replace("_", " ") + ("*" if outcome.attacks.get(attack, {}).get("original") else "")

@@ -31,6 +31,7 @@ KEPT = 0.75  # a point counts while the model keeps this share of its retain qua
 START = "start"  # the models as they are
 
 Docs = Sequence[Mapping[str, Any]]  # logged documents of TASK
+Known = Mapping[str, Mapping[str, Estimate]]  # by role and metric
 
 
 class Point(NamedTuple):
@@ -72,6 +73,16 @@ def recovery(attacked: Estimate, reference: Estimate, original: Estimate, never_
     return combine(value, parts, [1 / whole, -1 / whole, -value / whole, value / whole])
 
 
+def recoveries(values: Known, known: Known) -> dict[str, Estimate]:
+    """The recovery in each metric, from numbers by role and metric: attacked, and before any attack."""
+    return {
+        metric: recovery(
+            values[CHECKPOINT][metric], values[REFERENCE][metric], known[ORIGINAL][metric], known[REFERENCE][metric]
+        )
+        for metric in RECOVERED
+    }
+
+
 def interval(estimate: Estimate) -> tuple[float, float]:
     """The 95 % interval of a recovery, which may lie below 0 or above 1."""
     half = Z95 * estimate.stderr
@@ -93,7 +104,7 @@ def knowledge(start: Mapping[str, Docs], settings: Mapping[str, Any]) -> dict[st
 
 def judged(
     points: Iterable[Point],
-    known: Mapping[str, Mapping[str, Estimate]],
+    known: Known,
     settings: Mapping[str, Any],
     attacks: Mapping[str, dict[str, Any]],
 ) -> list[tuple[Point, Worst, bool]]:
@@ -101,13 +112,7 @@ def judged(
     result = []
     for point in points:
         values = {role: estimates(docs, settings) for role, docs in point.docs.items()}
-        back = {
-            metric: recovery(
-                values[CHECKPOINT][metric], values[REFERENCE][metric], known[ORIGINAL][metric], known[REFERENCE][metric]
-            )
-            for metric in RECOVERED
-        }
-        worst = Worst(point.attack, point.setting, point.at, values, back)
+        worst = Worst(point.attack, point.setting, point.at, values, recoveries(values, known))
         result.append((point, worst, bool(attacks[point.attack].get("inside")) or point.kept[CHECKPOINT] >= KEPT))
     return result
 
@@ -225,15 +230,8 @@ class Outcome:
 
     def _worst(self, name: str) -> Worst:
         values = {role: self._numbers(name, role) for role in (CHECKPOINT, REFERENCE)}
-        back = {
-            metric: recovery(
-                values[CHECKPOINT][metric], values[REFERENCE][metric],
-                self.known[ORIGINAL][metric], self.known[REFERENCE][metric],
-            )
-            for metric in RECOVERED
-        }  # fmt: skip
         point = self.attacks[name]["point"]
-        return Worst(name, str(point.get("setting")), float(point.get("at")), values, back)
+        return Worst(name, str(point.get("setting")), float(point.get("at")), values, recoveries(values, self.known))
 
     @property
     def strongest(self) -> Worst | None:

@@ -7,6 +7,7 @@ seed, so a command that was killed goes on where no file lies yet, and ends in t
 from __future__ import annotations
 
 import random
+import re
 import sys
 import time
 import warnings
@@ -34,6 +35,7 @@ from lm_eval_elude.text.chat import Renderer, load_tokenizer
 
 Suite = Literal["quick", "full"]
 SETTINGS, WORK = "settings.json", "work"
+_HALF_WRITTEN = re.compile(r"\..+\.jsonl?\.[a-z0-9_]{8}")  # as write_text names a file that is not whole yet
 ADAPTER = "adapter_config.json"
 SPLITS = {"quick": 1, "full": 3}  # of the forget set into two halves, each of which is learnt once
 RETAINED = 32  # retain records by which a model's retain quality is judged
@@ -265,15 +267,16 @@ def open_folder(out: Path, described: Mapping[str, Any]) -> None:
     """
     if (out / SETTINGS).is_file():
         before = jsonio.load(out / SETTINGS)
-        same = before.keys() if isinstance(before, dict) else set()
-        if other := [name for name in {**described, **dict.fromkeys(same)} if name not in same or name not in described
-                     or before[name] != described[name]]:  # fmt: skip
+        before, absent = before if isinstance(before, dict) else {}, object()
+        names = dict.fromkeys([*described, *before])
+        if other := [name for name in names if before.get(name, absent) != described.get(name, absent)]:
             raise UserError(f"--out {out}: the run there differs in {', '.join(other)}; name another folder")
     elif out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"--out {out}: exists already and is no folder of elude stress; name another one")
     (out / WORK).mkdir(parents=True, exist_ok=True)
-    for left in (*out.glob(".*"), *(out / WORK).glob(".*")):  # by a process that was killed while it wrote
-        left.unlink()
+    for path in (*out.iterdir(), *(out / WORK).iterdir()):
+        if _HALF_WRITTEN.fullmatch(path.name) and path.is_file():  # by a process that was killed while it wrote
+            path.unlink()
     outcome.write_json(out / SETTINGS, described)
 
 

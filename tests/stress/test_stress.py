@@ -147,7 +147,9 @@ def test_a_killed_command_goes_on_and_ends_in_the_same_bytes(finished, models, s
     done = sorted(name for name in whole if name.startswith(WORK))
     for name in (*done[1:4], *(name for name in whole if "/" not in name and name != "settings.json")):
         (out / name).unlink()
-    (out / WORK / f".{Path(done[1]).name}.x1").write_text("[{")  # cut while it was written
+    (out / WORK / f".{Path(done[1]).name}.x1y2z3_4").write_text("[{")  # cut while it was written
+    (out / ".notes").write_text("a user's")
+    whole[".notes"] = b"a user's"
     Stress(models, settings, attacks=SMALL).run(out, print)
     assert files(out) == whole
     with pytest.raises(UserError, match=r"--out .* differs in suite, stress_seed; name another folder"):

@@ -231,7 +231,7 @@ def _answers(runs: Sequence[NamedRun]) -> dict[str, Any]:
             sets += [name] * (name not in sets)
             for row, sample in zip(run.run.rows(task), run.run.samples(task), strict=True):
                 doc = row["doc"]
-                if doc.get("generated") is None:  # a submission may withhold its texts
+                if doc.get("generated") is None:  # only log-probabilities were asked for
                     continue
                 targets += [sample.target] * (sample.target not in targets)
                 key = (task, sample.target, doc["question"])
