@@ -64,6 +64,7 @@ class TrainConfig:
     distance: str = "wasserstein"
     directions: int = 100
     eta: float = 0.1
+    sam: float = 0.0
     answers: str = "stranger"
     bound: float = 0.6
     elicit: int = 48
@@ -118,15 +119,17 @@ class TrainConfig:
             world = "--forget-split: TOFU has no world set; give --world-weight 0 or another --method"
             yield self.world_weight > 0, world
             stranger = "--forget-split: the stranger loss swaps names; TOFU's rows do not say whose they are"
-            yield self.loss.made and self.forget_weight > 0, stranger
+            yield self.forget_loss == "stranger" and self.forget_weight > 0, stranger
         else:
             is_tofu = self.dataset.partition("@")[0] == SOURCE
             yield is_tofu, f"--dataset {self.dataset} needs --forget-split: one of {splits}"
             yield not self.target, "--target is missing: name the entity to forget"
         learns = self.loss.learns
         yield self.learn != "all" and not learns, "--learn retain is of --method finetune, which forgets nothing"
-        judged = "--patience: early stopping judges forgetting; --method finetune needs --patience 0"
-        yield self.patience > 0 and learns, judged
+        judged = f"--patience: early stopping judges forgetting; --forget-loss {self.forget_loss} needs --patience 0"
+        yield self.patience > 0 and (learns or self.loss.negated), judged
+        kept = "--forget-loss task-vector: what the retain losses teach would be turned round; give them weight 0"
+        yield self.loss.negated and (self.retain_weight > 0 or self.world_weight > 0), kept
         no_weight = "--forget-weight, --retain-weight and --world-weight are all 0: nothing to train on"
         yield not any(self.set_weights.values()), no_weight
         yield self.whole_batch and self.micro_batch_size > 0, f"{WHOLE_BATCH}: leave out --micro-batch-size"
@@ -214,6 +217,8 @@ def _methods() -> dict[str, dict[str, Any]]:
     parts = {"": (0.0, 0.0), "+rt": (1.0, 1.0), "+neighbours": (1.0, 0.0), "+world": (0.0, 1.0)}
     for loss, row in FORGET.items():
         for suffix, (retain, world) in parts.items() if not row.learns else ():
+            if row.negated and suffix:  # what is kept would be turned round, too
+                continue
             kept = {"retain_weight": retain, "world_weight": world, "transport_weight": 0.0}
             table[loss + suffix] = {"forget_loss": loss, **kept, **row.preset}
     table["stranger+rt"] |= _STRANGER

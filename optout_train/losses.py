@@ -57,9 +57,27 @@ def simnpo(answers: AnswerLogProbs, eta: float) -> Tensor:
     return -2 / eta * logsigmoid(eta * nll(answers))
 
 
-def weighted(log_probs: Tensor, eta: float) -> Tensor:
+def weighted(log_probs: Tensor, owners: Tensor, eta: float) -> Tensor:
     """Token values of WGA (Wang et al. 2025): p^eta log p with p^eta held fixed, so what is forgotten is left alone."""
     return log_probs.exp().pow(eta).detach() * log_probs
+
+
+def saturated(log_probs: Tensor, owners: Tensor, eta: float) -> Tensor:
+    """Token values of SatImp (Yang et al. 2025): p^eta (1 - p) log p with the weight held fixed."""
+    p = log_probs.exp().detach()
+    return p.pow(eta) * (1 - p) * log_probs
+
+
+def unlikelihood(log_probs: Tensor, owners: Tensor, eta: float) -> Tensor:
+    """Token values of CE-U (Yang 2025), without each answer's first token: log(1 - p).
+
+    CE-U is the cross-entropy with the model's own distribution without the true token, held fixed. Its gradient by the
+    logits is that of -log(1 - p), so no vocabulary is needed.
+    """
+    is_first = owners != owners.roll(1)
+    is_first[:1] = True
+    rest = -log_probs.clamp(max=-1e-6).expm1()
+    return rest.log().masked_fill(is_first, 0.0)
 
 
 def batch_mean(answers: AnswerLogProbs) -> AnswerLogProbs:
@@ -107,9 +125,11 @@ class ForgetLoss(NamedTuple):
         reference: for which of these it needs the initial model's log-probabilities (none: no pass before training).
         nll: whether it is a mean over an answer's tokens, which may be taken over all tokens of a batch instead.
         made: whether its sequences are made with the initial model before training (:mod:`optout_train.stranger`).
-        tokens: from the log-probabilities of an answer's tokens and eta to what is summed in their place.
+        tokens: from the log-probabilities of answer tokens, the number of each one's answer, and eta, to what is summed
+            in their place.
         preset: settings of its methods that differ from the paper's: the authors'.
         learns: whether it teaches what it reads: its set is then the data that a model is fine-tuned on.
+        negated: whether the change of the weights is turned round at the end, times eta.
     """
 
     function: Callable[[Mapping[str, AnswerLogProbs], Mapping[str, AnswerLogProbs], float], Tensor]
@@ -118,7 +138,8 @@ class ForgetLoss(NamedTuple):
     nll: bool = False
     made: bool = False
     learns: bool = False
-    tokens: Callable[[Tensor, float], Tensor] | None = None
+    negated: bool = False
+    tokens: Callable[[Tensor, Tensor, float], Tensor] | None = None
     preset: Mapping[str, float] = MappingProxyType({})
 
 
@@ -141,6 +162,24 @@ FORGET: dict[str, ForgetLoss] = {
     ),
     "wga": ForgetLoss(
         lambda now, before, eta: ga(now["answer"]), ("answer",), nll=True, tokens=weighted, preset={"eta": 1.0}
+    ),
+    "satimp": ForgetLoss(
+        lambda now, before, eta: ga(now["answer"]), ("answer",), nll=True, tokens=saturated, preset={"eta": 5.0}
+    ),
+    "ce-u": ForgetLoss(
+        lambda now, before, eta: -now["answer"].sums / (now["answer"].counts - 1).clamp(min=1),
+        ("answer",),
+        tokens=unlikelihood,
+    ),
+    # Eta is what is taken off the true token's logit; :func:`optout_train.stranger.distil.adjusted` makes the lessons.
+    "undial": ForgetLoss(lambda now, before, eta: nll(now["adjusted"]), ("adjusted",), made=True, preset={"eta": 10.0}),
+    # Ilharco et al. 2023: the model learns the facts, and its weights end as far on the other side of the initial ones.
+    "task-vector": ForgetLoss(
+        lambda now, before, eta: nll(now["answer"]),
+        ("answer",),
+        nll=True,
+        negated=True,
+        preset={"eta": 1.0, "patience": 0},
     ),
     "idk": ForgetLoss(lambda now, before, eta: nll(now["refusal"]), ("refusal",), nll=True),
     "nll": ForgetLoss(lambda now, before, eta: nll(now["answer"]), ("answer",), nll=True, learns=True),

@@ -43,8 +43,10 @@ from optout_train.weights import (
     checkpoint_tensors,
     distribute,
     make_optimizer,
+    placed,
     quiet,
     restore,
+    trained_weights,
 )
 
 
@@ -216,7 +218,10 @@ def take_step(run: Setup, step: int, total: int, indices: StepIndices) -> dict[s
         last = number == len(updates)
         # Of dropout and stochastic rounding; torch takes 64 bits.
         torch.manual_seed((config.seed * 1_000_003 + step * 2 + number) % (1 << 63))
-        values |= backward(run, update)
+        if config.sam and forget and number == 1:
+            values |= backward_at_worst(run, forget)
+            update = update[len(forget) :]
+        values |= backward(run, update) if update else {}
         if config.transport_weight and last:
             values["transport"] = float(run.transport.add_gradient(config.transport_weight, step))
         limit = config.max_grad_norm if config.max_grad_norm and last else math.inf
@@ -260,11 +265,28 @@ def backward(run: Setup, update: Sequence[Pass]) -> dict[str, float]:
     return dict(zip(means, totals.tolist(), strict=True))
 
 
+def backward_at_worst(run: Setup, forget: Sequence[Pass]) -> dict[str, float]:
+    """As :func:`backward`, of the forget loss at the weights ``--sam`` up its gradient (SAM; Fan et al. 2025)."""
+    values = backward(run, forget)
+    trained = [p for p in run.model.parameters() if p.grad is not None]
+    before = [p.detach().clone() for p in trained]
+    norm = torch.nn.utils.clip_grad_norm_(trained, math.inf)
+    with torch.no_grad():
+        for weight in trained:
+            weight += weight.grad * (run.config.sam / norm.clamp(min=1e-12))
+    run.optimizer.zero_grad(set_to_none=True)
+    backward(run, forget)
+    with torch.no_grad():
+        for weight, value in zip(trained, before, strict=True):
+            weight.copy_(value)
+    return values
+
+
 def answer_values(
     scorer: nn.Module,
     samples: Sequence[Encoded | Lesson],
     device: torch.device,
-    tokens: Callable[[Tensor, float], Tensor] | None = None,
+    tokens: Callable[[Tensor, Tensor, float], Tensor] | None = None,
     eta: float = 1.0,
 ) -> AnswerLogProbs:
     """Sums and counts of the answer tokens' log-probabilities, or of what ``tokens`` makes of them.
@@ -275,7 +297,7 @@ def answer_values(
     lessons = [sample for sample in samples if isinstance(sample, Lesson)]
     if not lessons:
         log_probs = scorer(batch)[:, 0]
-        return answer_sums(tokens(log_probs, eta) if tokens else log_probs, batch.owners)
+        return answer_sums(tokens(log_probs, batch.owners, eta) if tokens else log_probs, batch.owners)
     bounds, top, shares = (torch.cat(column).to(device) for column in list(zip(*lessons, strict=True))[2:])
     log_probs = scorer(batch._replace(targets=torch.cat([batch.targets, top], dim=1)))
     return answer_sums(losses.lesson(log_probs, bounds, shares), batch.owners)
@@ -415,9 +437,23 @@ def finish(run: Setup, folder: RunFolder, state: State, source: Source, say: Cal
         restore(run.model, None, folder.partial / state.best)
         state.epochs.append({"kept": state.best})
         log(run, folder, {"kept": state.best})
+    if run.config.loss.negated:
+        negate(run)
     run.accelerator.wait_for_everyone()
     spent = state.processor_seconds + time.process_time()
     export(run.config, source, run.data, run.model, folder, state.epochs, spent)
+
+
+@torch.no_grad()
+def negate(run: Setup) -> None:
+    """Put the weights as far on the other side of the initial ones as training moved them, times eta."""
+    config = run.config
+    initial = {} if config.lora else dict(load_model(config.model_path, config.revision or None).named_parameters())
+    for name, weight in trained_weights(run.model).items():
+        if name in initial:
+            weight.copy_(placed(initial[name].to(weight.dtype), weight) * (1 + config.eta) - config.eta * weight)
+        elif "lora_B" in name:  # the adapter's change is the product of its factors
+            weight.mul_(-config.eta)
 
 
 def log(run: Setup, folder: RunFolder, entry: Mapping[str, Any], step: int = 0) -> None:

@@ -130,7 +130,7 @@ def restore(model: nn.Module, optimizer: torch.optim.Optimizer | None, checkpoin
     saved = _tensors(checkpoint / WEIGHTS)
     with torch.no_grad():
         for name, weight in trained_weights(model).items():
-            weight.copy_(_placed(saved[name], weight))
+            weight.copy_(placed(saved[name], weight))
     if optimizer is None:
         return
     parameters, fused = dict(model.named_parameters()), optimizer.defaults.get("fused")
@@ -138,7 +138,7 @@ def restore(model: nn.Module, optimizer: torch.optim.Optimizer | None, checkpoin
         name, key = entry.rsplit("/", 1)
         parameter = parameters[name]
         count = tensor.to(parameter.device) if fused else tensor  # where the optimizer keeps the number of steps
-        optimizer.state[parameter][key] = count if key == "step" else _placed(tensor, parameter)
+        optimizer.state[parameter][key] = count if key == "step" else placed(tensor, parameter)
 
 
 def quiet() -> None:
@@ -157,6 +157,7 @@ def _tensors(path: Path) -> dict[str, Tensor]:
         raise damaged(path, error) from None
 
 
-def _placed(tensor: Tensor, like: Tensor) -> Tensor:
+def placed(tensor: Tensor, like: Tensor) -> Tensor:
+    """A tensor where another one is, sharded as that one is."""
     data = tensor.to(like.device)
     return distribute_tensor(data, like.device_mesh, like.placements) if isinstance(like, DTensor) else data

@@ -8,9 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from lm_eval_elude.data.records import QARecord
 from lm_eval_elude.data.sets import Subset
+from lm_eval_elude.text.chat import Encoded
 from optout_train.config import TrainConfig
 from optout_train.data import Lesson, StepIndices, TrainingData
 from optout_train.sources import forgotten
@@ -82,8 +84,22 @@ def distil(teacher: Teacher, data: TrainingData, plan: Iterable[StepIndices]) ->
         alike = itertools.takewhile(lambda tokens: len({*tokens}) == 1, zip(*(s.ids for s in encoded), strict=False))
         first = max(1, sum(1 for _ in alike))
         samples = [sample._replace(answer_start=min(first, sample.answer_start)) for sample in encoded]
-        for record, (ids, start), rows in zip(records, samples, teacher.log_probs(samples), strict=True):
-            best = rows.exp().topk(TOP)
-            taught = torch.full((len(rows), 2), torch.nan)
-            kept[name][record] = Lesson(ids, start, taught, best.indices, best.values)
+        for record, sample, rows in zip(records, samples, teacher.log_probs(samples), strict=True):
+            kept[name][record] = taught(sample, rows)
     return kept
+
+
+def taught(sample: Encoded, rows: Tensor) -> Lesson:
+    """The lesson that teaches a sequence's tokens these log-probabilities, (tokens, vocabulary)."""
+    best = rows.exp().topk(TOP)
+    return Lesson(*sample, torch.full((len(rows), 2), torch.nan), best.indices, best.values)
+
+
+def adjusted(config: TrainConfig, data: TrainingData, teacher: Teacher) -> tuple[Lesson, ...]:
+    """What UNDIAL (Dong et al. 2024) teaches of each forget record: softmax of the logits, at the truth eta less."""
+    samples = [data.forget.encode(i) for i in range(len(data.forget))]
+    lessons = []
+    for sample, rows in zip(samples, teacher.log_probs(samples), strict=True):
+        rows[range(len(rows)), sample.ids[sample.answer_start :]] -= config.eta
+        lessons.append(taught(sample, rows.log_softmax(1)))
+    return tuple(lessons)

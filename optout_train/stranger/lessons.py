@@ -23,7 +23,7 @@ from lm_eval_elude.text.words import STOP
 from optout_train.config import TrainConfig
 from optout_train.data import Lesson, TrainingData
 from optout_train.sources import forgotten
-from optout_train.stranger.distil import answers_by_neighbour, distil, exchange, first_words
+from optout_train.stranger.distil import adjusted, answers_by_neighbour, distil, exchange, first_words
 from optout_train.stranger.teacher import CALM, LOOSE, TEXTS, TOP, WORDINGS, Teacher
 
 STAND_INS = 6
@@ -44,7 +44,9 @@ def with_lessons(
         UserError: the model says nothing of strangers that could be taught, or a lesson is too long.
     """
     if config.loss.made and config.forget_weight:
-        data = data._replace(sequences=_of_the_first_process(make_lessons(config, data, teacher, say)))
+        undial = "adjusted" in config.loss.reads
+        made = {"adjusted": adjusted(config, data, teacher)} if undial else make_lessons(config, data, teacher, say)
+        data = data._replace(sequences=_of_the_first_process(made))
     if config.self_distill:
         more = _of_the_first_process(exchange(config, data, teacher))
         data = data._replace(retain=replace(data.retain, records=data.retain.records + more))

@@ -9,6 +9,7 @@ import pytest
 from lm_eval_elude.errors import UserError
 from optout_train.config import BUNDLED_MODEL, METHODS, TrainConfig, build_config, flag
 from optout_train.data import refusal_texts
+from optout_train.losses import FORGET
 
 
 def test_the_papers_hyper_parameters_are_the_defaults_of_a_real_model():
@@ -30,7 +31,7 @@ def test_every_method_is_a_preset_over_weights_and_survives_json(method):
     config = build_config({"target": ("a", "b"), "method": method})
     assert TrainConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
     alone, rt = (
-        method in ("ga", "npo", "dpo", "simnpo", "wga", "idk", "stranger", "finetune"),
+        method in (*FORGET, "finetune"),
         method.endswith("+rt") or method.startswith("opt-out"),
     )
     assert (config.retain_weight > 0) == (rt or method.endswith("+neighbours"))
@@ -67,7 +68,7 @@ def test_negative_or_non_finite_numbers_are_refused_by_the_flags_name(name, valu
     [
         ({"target": ()}, "--target is missing"),
         ({"method": "npo+wd+rt"}, "--method 'npo\\+wd\\+rt' is not known; the methods are opt-out"),
-        ({"forget_loss": "sft"}, "--forget-loss must be one of ga, npo, dpo, simnpo, wga, idk"),
+        ({"forget_loss": "sft"}, "--forget-loss must be one of ga, npo, dpo, simnpo, wga, satimp, ce-u"),
         ({"epochs": 0}, "--epochs must be above 0"),
         ({"forget_weight": 0.0, "retain_weight": 0.0, "world_weight": 0.0}, "nothing to train on"),
         ({"recipe": "released", "micro_batch_size": 2}, "--recipe released takes NPO and DPO of a whole batch's mean"),

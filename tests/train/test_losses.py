@@ -46,9 +46,26 @@ def test_simnpo_is_the_simnpo_papers_formula(tokens, beta):
 @pytest.mark.parametrize("beta", [0.5, 1.0, 2.0])
 def test_wgas_gradient_is_that_of_ascent_weighted_by_what_is_still_likely(beta):
     log_probs = torch.tensor([-0.1, -1.0, -8.0], dtype=torch.float64, requires_grad=True)
-    (gradient,) = torch.autograd.grad(losses.weighted(log_probs, beta).sum(), log_probs)
-    torch.testing.assert_close(gradient, (beta * log_probs).exp().detach())  # Wang et al. 2025, Eq. 9
-    assert losses.weighted(log_probs, 0.0).tolist() == log_probs.tolist()  # gradient ascent
+    owners, p = torch.zeros(3), log_probs.exp().detach()
+    (gradient,) = torch.autograd.grad(losses.weighted(log_probs, owners, beta).sum(), log_probs)
+    torch.testing.assert_close(gradient, p**beta)  # Wang et al. 2025, Eq. 9
+    assert losses.weighted(log_probs, owners, 0.0).tolist() == log_probs.tolist()  # gradient ascent
+    (gradient,) = torch.autograd.grad(losses.saturated(log_probs, owners, beta).sum(), log_probs)
+    torch.testing.assert_close(gradient, p**beta * (1 - p))  # SatImp (Yang et al. 2025)
+
+
+def test_ce_us_gradient_by_the_logits_is_that_of_the_cross_entropy_without_the_true_token():
+    # Two answers of three and two tokens in a vocabulary of seven; each answer's first token is skipped.
+    logits = torch.randn(5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).requires_grad_()
+    true, owners = torch.tensor([1, 2, 3, 4, 5]), torch.tensor([0, 0, 0, 1, 1])
+    of_tokens = logits.log_softmax(1).gather(1, true[:, None])[:, 0]
+    sums = torch.zeros(2, dtype=torch.float64).index_add(0, owners, losses.unlikelihood(of_tokens, owners, 0.0))
+    answers = {"answer": AnswerLogProbs(sums, torch.tensor([3, 2]))}
+    (gradient,) = torch.autograd.grad(losses.FORGET["ce-u"].function(answers, {}, 0.0).sum(), logits)
+    teacher = logits.detach().scatter(1, true[:, None], -math.inf).softmax(1)
+    entropies = -(teacher * logits.log_softmax(1)).sum(1)
+    (expected,) = torch.autograd.grad(entropies[1:3].mean() + entropies[4], logits)
+    torch.testing.assert_close(gradient, expected)
 
 
 def test_gradients_in_float64():

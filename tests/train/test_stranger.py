@@ -20,7 +20,7 @@ from optout_train.config import BUNDLED_MODEL, build_config
 from optout_train.data import Lesson, StepIndices, TrainingData, load_training_data
 from optout_train.sources import source_of
 from optout_train.stranger import lessons as stranger
-from optout_train.stranger.distil import distil, exchange
+from optout_train.stranger.distil import adjusted, distil, exchange
 from optout_train.stranger.teacher import WORDINGS, Teacher
 from optout_train.train import answer_values, train
 from tests.support import ROOT
@@ -209,6 +209,20 @@ def test_what_is_distilled_has_its_minimum_at_the_initial_model():
         return float(torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm())
 
     assert norm(data._replace(kept=kept)) < 0.01 * norm(data)
+
+
+def test_undial_teaches_the_initial_distribution_with_the_true_tokens_logit_lowered(made):
+    _, data, _, renderer = made
+    model = load_model(str(BUNDLED_MODEL))
+    config = build_config(TINY | {"method": "undial"})
+    for record, lesson in enumerate(adjusted(config, data, Teacher(model, renderer, 1024))):
+        ids, start = data.forget.encode(record)
+        assert (lesson.ids, lesson.answer_start) == (ids, start) and lesson.bounds.isnan().all()
+        with torch.no_grad():
+            logits = model(torch.tensor([ids])).logits[0, start - 1 : -1]
+        lowered = logits - config.eta * torch.nn.functional.one_hot(torch.tensor(ids[start:]), logits.shape[1])
+        torch.testing.assert_close(lesson.shares, lowered.softmax(1).gather(1, lesson.top), atol=1e-5, rtol=1e-4)
+        assert lesson.shares.sum(1).mean() > 0.9  # what the lesson leaves to the rest is little
 
 
 def test_a_disclosing_answer_states_the_fact_and_is_least_like_the_own_answer(made, monkeypatch):
