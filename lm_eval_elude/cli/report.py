@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from lm_eval_elude.cli.options import say
+
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
@@ -29,16 +31,16 @@ def report(
     import json
 
     from lm_eval_elude.data.files import write_text
-    from lm_eval_elude.report import frame, tables
+    from lm_eval_elude.report import frame, verdict
     from lm_eval_elude.report.comparison import named_runs
 
     runs = named_runs(results, reference)
     if markdown:
-        click.echo(tables.report_text(runs), nl=False)
+        click.echo(verdict.report_text(runs), nl=False)
     if csv_file:
         write_text(csv_file, frame.csv_text(frame.frame(runs)))
     if json_file:
-        write_text(json_file, json.dumps(tables.json_ready(runs), indent=1, ensure_ascii=False) + "\n")
+        write_text(json_file, json.dumps(verdict.json_ready(runs), indent=1, ensure_ascii=False) + "\n")
     for file in (csv_file, json_file):
         if file:
             click.echo(f"written: {file}", err=True)
@@ -47,4 +49,6 @@ def report(
 
         out = out or Path("report.html")
         write_report(runs, out)
+        for line in () if markdown else verdict.verdicts(runs):
+            say(str(line))
         click.echo(f"report: {out}")

@@ -13,12 +13,21 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from lm_eval_elude.data.manifest import read_manifest
 from lm_eval_elude.report.comparison import NamedRun
+from lm_eval_elude.scoring.benchmarks.elude import ATTACK, CLOZE, CONTROL, MENTION
 from lm_eval_elude.scoring.estimates import Z95, Estimate
 from lm_eval_elude.scoring.metrics import METRICS
 
 COLUMNS = ("run", "task", "metric", "target", "value", "stderr", "low", "high", "n", "records", "seed")
+# What the tables call the tasks and groups, in their order; the group ``elude`` repeats the others.
+SECTIONS = {
+    "elude_forget": "forget set", "elude_quality": "retain and world", "elude_retain": "retain set",
+    "elude_world": "world set", MENTION: "mention set", CLOZE: "cloze set", "elude_attacks": "mean of the attacks",
+    "elude_mia": "membership",
+    "tofu": "TOFU", "tofu_forget": "TOFU forget set", "tofu_retain": "TOFU retain set",
+    "tofu_real_authors": "TOFU real authors", "tofu_world_facts": "TOFU world facts",
+}  # fmt: skip
+FORGET_SETS = ("elude_forget", "tofu_forget")
 # How a unit is written: the factor, and the digits after the point. What has no row in METRICS is a share.
 FORMS = {"nats per token": (1, 2), "bits": (1, 2), "ratio": (1, 2), "p-value": (1, 3), "count": (1, 0)}
 PER_CENT = (100, 1)
@@ -39,8 +48,7 @@ def frame(runs: Sequence[NamedRun]) -> pd.DataFrame:
     """The numbers of runs, formed again from their samples; ``seed`` is the training's, where a manifest tells it."""
     rows = []
     for run in runs:
-        manifest = read_manifest(run.run.checkpoint)
-        seed = manifest.settings.get("seed") if manifest else None
+        seed = run.manifest.settings.get("seed") if run.manifest else None
         for (task, target, metric), estimate in run.estimates.items():
             low, high = bounds(estimate, unit(metric))
             numbers = (estimate.value, estimate.stderr, low, high, estimate.n, estimate.records)
@@ -71,6 +79,11 @@ def cell(value: float, low: float, high: float, unit: str, sign: str = "") -> st
     sign = "+" if unit == "difference of shares" else sign
     interval = "" if math.isnan(low) else f"\n[{number(low, unit, sign)}, {number(high, unit, sign)}]"
     return number(value, unit, sign) + (interval if value == value else "")
+
+
+def attack_name(task: str) -> str:
+    """What the tables and plots call an attack."""
+    return "asked plainly" if task == CONTROL else task.removeprefix(ATTACK).replace("_", " ")
 
 
 # ---- tables

@@ -9,13 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from lm_eval_elude.data import jsonio
-from lm_eval_elude.data.manifest import Manifest, read_manifest
 from lm_eval_elude.data.sets import COLLAPSE
 from lm_eval_elude.data.targets import slugify
-from lm_eval_elude.report.comparison import NamedRun
+from lm_eval_elude.report.comparison import ORIGINAL, NamedRun
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS, GROUPS, UTILITY, UTILITY_BENCHMARKS
 from lm_eval_elude.scoring.estimates import Estimate, average, exact
 
@@ -61,24 +60,23 @@ class Row(NamedTuple):
 
 def rows(runs: Sequence[NamedRun]) -> list[Row]:
     """The rows that the runs make, each base model's in the order in which it was given."""
-    groups: dict[tuple[str, str, bool], list[tuple[NamedRun, Manifest | None]]] = {}
+    groups: dict[tuple[str, str, bool], list[NamedRun]] = {}
     for run in runs:
-        manifest = _manifest(run)
         of_tofu = "tofu_forget" in run.run.tasks
-        base = manifest.base_model.get("name") if manifest else None
-        name = "" if of_tofu else Path(str(base or _model(run))).name
-        groups.setdefault((name, _method(run, manifest), of_tofu), []).append((run, manifest))
+        base = run.manifest.base_model.get("name") if run.manifest else None
+        name = "" if of_tofu else Path(str(base or run.model)).name
+        groups.setdefault((name, _method(run), of_tofu), []).append(run)
     made = []
     for (base, method, _), members in groups.items():
-        settings = [manifest.settings if manifest else {} for _, manifest in members]
+        settings = [run.manifest.settings if run.manifest else {} for run in members]
         keys = sorted({key for of_run in settings for key in of_run} - SAME)
         odd = [key for key in keys if len({str(of_run.get(key)) for of_run in settings}) > 1]
         variants: dict[tuple[str, ...], list[int]] = {}
         for place, of_run in enumerate(settings):
             variants.setdefault(tuple(str(of_run.get(key)) for key in odd), []).append(place)
         for values, places in variants.items():
-            alike = [members[place][0] for place in places]
-            numbers = _numbers(alike) | _cost(*members[places[0]])
+            alike = [members[place] for place in places]
+            numbers = _numbers(alike) | _cost(alike[0])
             varied = dict(zip(odd, values, strict=True))
             made.append(Row(method, base, varied, numbers, len(alike), tuple(sorted(_remarks(alike)))))
     return marked(made)
@@ -86,7 +84,7 @@ def rows(runs: Sequence[NamedRun]) -> list[Row]:
 
 def marked(found: Sequence[Row]) -> list[Row]:
     """The rows, with a word where less than half of the original's retain quality is left."""
-    before = {row.base: row.numbers[RQ].value for row in found if row.method == "original" and RQ in row.numbers}
+    before = {row.base: row.numbers[RQ].value for row in found if row.method == ORIGINAL and RQ in row.numbers}
     return [
         row._replace(remarks=(*row.remarks, COLLAPSED))
         if RQ in row.numbers and row.numbers[RQ].value < COLLAPSE * before.get(row.base, 0)
@@ -143,39 +141,20 @@ def _utility(run: NamedRun) -> dict[Key, Estimate]:
     return accuracies
 
 
-def _model(run: NamedRun) -> str:
-    """The model that was scored, by name: an adapter's before its base's."""
-    arguments = run.run.config.get("model_args") or {}
-    if isinstance(arguments, str):
-        arguments = dict(part.split("=", 1) for part in arguments.split(",") if "=" in part)
-    jsonio.check(arguments, dict[str, Any], f"{run.run.path}: field 'model_args'")
-    return str(next((arguments[key] for key in ("peft", "pretrained", "model") if arguments.get(key)), run.name))
-
-
-def _manifest(run: NamedRun) -> Manifest | None:
-    """The manifest of the scored checkpoint; where no task of ours was run, that of the folder of the model's name."""
-    if run.run.tasks:
-        return read_manifest(run.run.checkpoint)
-    places = (Path(), *run.run.path.absolute().parents)
-    return next((found for place in places if (found := read_manifest(place / _model(run)))), None)
-
-
-def _method(run: NamedRun, manifest: Manifest | None) -> str:
+def _method(run: NamedRun) -> str:
     scored = run.run.settings(run.run.tasks[0]) if run.run.tasks else {}
-    unknown = bool(run.run.tasks) and "checkpoint" not in scored  # a released log does not say of what it is
-    lost = not run.run.tasks and _model(run).count("/") > 1 and not Path(_model(run)).exists()
-    if manifest is None and (unknown or lost or any("manifest" in part for part in scored.get("checkpoint") or ())):
-        return run.name  # its checkpoint is not here to say
-    if manifest is None or manifest.method == "none":
-        return "guardrail" if scored.get("guardrail") else "original"
-    settings, method = manifest.settings, manifest.method
-    if method == "retrained-without" or settings.get("learn") == "retain":
-        return "retained"
-    kept = method.endswith("+rt") or method.startswith("opt-out")
-    return method + (WORLD_ONLY if kept and settings.get("retain_weight") == 0 else "")
+    if run.manifest is None:
+        unknown = bool(run.run.tasks) and "checkpoint" not in scored  # a released log does not say of what it is
+        lost = not run.run.tasks and run.model.count("/") > 1 and not Path(run.model).exists()
+        if unknown or lost or any("manifest" in part for part in scored.get("checkpoint") or ()):
+            return run.name  # its checkpoint is not here to say
+        return "guardrail" if scored.get("guardrail") else ORIGINAL
+    kept = run.method.endswith("+rt") or run.method.startswith("opt-out")
+    return run.method + (WORLD_ONLY if kept and run.manifest.settings.get("retain_weight") == 0 else "")
 
 
-def _cost(run: NamedRun, manifest: Manifest | None) -> dict[Key, Estimate]:
+def _cost(run: NamedRun) -> dict[Key, Estimate]:
+    manifest = run.manifest
     size = run.run.config.get("model_num_parameters")
     seconds = str(run.run.results.get("total_evaluation_time_seconds"))
     epochs = [e["epoch"] for e in manifest.epochs if isinstance(e.get("epoch"), int)] if manifest else []

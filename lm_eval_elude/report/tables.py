@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import pandas as pd
 
-from lm_eval_elude.data import jsonio
 from lm_eval_elude.report import weights
-from lm_eval_elude.report.comparison import NamedRun, change, warnings
-from lm_eval_elude.report.frame import NONE, Table, cell, frame, markdown, number, plain, unit
+from lm_eval_elude.report.comparison import NamedRun, change
+from lm_eval_elude.report.frame import FORGET_SETS, NONE, SECTIONS, Table, attack_name, cell, frame, number, unit
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS
-from lm_eval_elude.scoring.benchmarks.elude import ATTACK, CLOZE, CONTROL, MENTION
+from lm_eval_elude.scoring.benchmarks.elude import ATTACK, CONTROL, MENTION
 from lm_eval_elude.scoring.metrics import METRICS, THREE
 
-# What the tables call the tasks and groups, in their order; the group ``elude`` repeats the others.
-SECTIONS = {
-    "elude_forget": "forget set", "elude_quality": "retain and world", "elude_retain": "retain set",
-    "elude_world": "world set", MENTION: "mention set", CLOZE: "cloze set", "elude_attacks": "mean of the attacks",
-    "elude_mia": "membership",
-    "tofu": "TOFU", "tofu_forget": "TOFU forget set", "tofu_retain": "TOFU retain set",
-    "tofu_real_authors": "TOFU real authors", "tofu_world_facts": "TOFU world facts",
-}  # fmt: skip
 # Of an attack the table shows what sums up an answer; the parts of FQ and the wording of answers stand in the plots.
+FIRST = (
+    *((task, metric) for task in FORGET_SETS for metric in ("probability", "truth_first")), ("elude_attacks", "known"),
+    ("elude_forget", "forget_quality"), ("tofu_forget", "ks_p_value"),
+    *((task, "degenerate") for task in FORGET_SETS), ("elude_quality", "retain_quality"), ("tofu", "model_utility"),
+    ("elude_quality", "mention_quality"), ("elude_mia", "mia_auc"),
+)  # fmt: skip
 PARTS = (*THREE, "degenerate", "ngram_entropy", "refusal", "log_truth_ratio")
 ATTACK_METRICS = [m.name for m in METRICS.values() if m.name not in PARTS and m.unit == "share"]
 
@@ -33,8 +29,9 @@ def tables(runs: Sequence[NamedRun]) -> list[Table]:
     numbers = frame(runs)
     over_all = numbers[numbers.target == ""]
     titles = {run.name: run.title for run in runs}
-    quality = "FQ" if "elude_forget" in {*over_all.task} else "A forget set's TR"
+    quality = "FQ" if "elude_forget" in {*over_all.task} else "the forget set's TR"
     made = [
+        summary(over_all),
         Table(
             "Scores",
             f"Shares in per cent, with 95 % intervals; n distinct records. Read {quality} beside the share of "
@@ -63,9 +60,23 @@ def tables(runs: Sequence[NamedRun]) -> list[Table]:
         ),
         by_target(numbers),
     ]
-    made = [table._replace(cells=table.cells.rename(columns=titles)) for table in made if len(table.cells)]
+    made = [
+        table._replace(cells=table.cells.rename(index=titles, columns=titles)) for table in made if len(table.cells)
+    ]
     attacked = {run.title: run.outcome for run in runs if run.outcome}
     return [*made, weights.table(attacked)] if attacked else made
+
+
+def summary(numbers: pd.DataFrame) -> Table:
+    """What a first look needs: a row for each run."""
+    cells = pivot(numbers, {place: METRICS[place[1]].label for place in FIRST})
+    return Table(
+        "Summary",
+        "Per cent, with 95 % intervals. Of the forget set: P, probability of the true answers; first, share of facts "
+        "whose truth is likelier than every wrong answer; known, the worst of these under attack. FQ counts gibberish "
+        "(degen.) as forgotten. RQ and utility: what is kept. KS p: TOFU's forget quality, a p-value.",
+        cells.drop(columns="n").T,
+    )
 
 
 def by_metric(numbers: pd.DataFrame, tasks: Collection[str], distances: bool) -> pd.DataFrame:
@@ -116,11 +127,6 @@ def attack_tasks(tasks: Collection[str]) -> list[str]:
     return sorted(dict.fromkeys(task for task in tasks if task.startswith(ATTACK)), key=lambda task: task != CONTROL)
 
 
-def attack_name(task: str) -> str:
-    """What the tables and plots call an attack."""
-    return "asked plainly" if task == CONTROL else task.removeprefix(ATTACK).replace("_", " ")
-
-
 def _places() -> list[tuple[str, str]]:
     """Tasks and groups with their metrics, in the order in which the tables have them; no number stands twice."""
     places = []
@@ -142,8 +148,8 @@ def changes(runs: Sequence[NamedRun]) -> pd.DataFrame:
     for run in runs[1:]:
         for task, target, metric in [place for place in before.estimates if place in run.estimates]:
             if not target:
-                found = change(run.estimates[task, "", metric], before.estimates[task, "", metric])
-                numbers = (found.estimate.value, found.estimate.stderr, *found.interval, found.p_value, found.shared)
+                gap = change(run.estimates[task, "", metric], before.estimates[task, "", metric])
+                numbers = (gap.estimate.value, gap.estimate.stderr, *gap.interval, gap.p_value, gap.shared)
                 rows.append((run.name, before.name, task, metric, *numbers))
     columns = ["run", "before", "task", "metric", "difference", "stderr", "low", "high", "p_value", "records"]
     return pd.DataFrame(rows, columns=columns)
@@ -170,30 +176,3 @@ def differences(runs: Sequence[NamedRun]) -> Table:
         "– where no error can be formed.",
         pd.DataFrame(cells, index=[f"{SECTIONS[task]}: {METRICS[metric].label}" for task, metric in places]),
     )
-
-
-# ---- other forms
-def report_text(runs: Sequence[NamedRun]) -> str:
-    """All tables and warnings in Markdown, for a terminal or a paper."""
-    parts = [markdown(table) for table in tables(runs)]
-    if lines := warnings(runs):
-        parts.append("### Mind\n\n" + "\n".join(f"- {plain(text)}" for text in lines))
-    return "\n\n".join(parts) + "\n"
-
-
-def json_ready(runs: Sequence[NamedRun]) -> dict[str, Any]:
-    """Numbers, differences from the first run, settings and warnings; null is a number that cannot be had."""
-    settings = [{task: run.run.settings(task).copy() for task in run.run.tasks} for run in runs]
-    for of_run in settings:
-        for of_task in of_run.values():
-            of_task.pop("aggregates", None)
-    about = [
-        {"name": run.name, "reference": run.reference, "settings": of_run}
-        for run, of_run in zip(runs, settings, strict=True)
-    ]
-    return {
-        "runs": about,
-        "numbers": jsonio.finite(frame(runs).to_dict("records")),
-        "differences": jsonio.finite(changes(runs).to_dict("records")),
-        "warnings": warnings(runs),
-    }

@@ -104,7 +104,8 @@ def test_a_utility_run_whose_checkpoint_is_not_here_is_not_taken_for_the_origina
         found["config"]["model_args"] = f"pretrained={model},dtype=bfloat16"
         (tmp_path / name / "results_2026.json").write_text(json.dumps(found))
     shutil.copytree(folder.parent / "models", tmp_path / "models")
-    named = {run.name: make_rows([run])[0].method for run in named_runs([str(tmp_path)], utility=True)}
+    runs = named_runs([str(tmp_path)], utility=True)
+    named = {run.run.path.parent.name: make_rows([run])[0].method for run in runs}
     assert named == {"lost": "lost", "hub": "original", "beside": "opt-out"}
     found["n-samples"] = {"piqa": 3}
     (tmp_path / "hub" / "results_2026.json").write_text(json.dumps(found))

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 
@@ -15,8 +16,9 @@ from scipy import stats
 from lm_eval_elude.cli.report import report
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.report import frame, tables
-from lm_eval_elude.report.comparison import change, named_runs, warnings
+from lm_eval_elude.report.comparison import change, named_runs
 from lm_eval_elude.report.page.page import write_report
+from lm_eval_elude.report.verdict import report_text, verdicts, warnings
 from lm_eval_elude.scoring.estimates import Observation, mean_over_targets
 from tests.report.made import made_run
 from tests.support import write_jsonl
@@ -35,11 +37,11 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def runs(folder):
-    return named_runs([f"old={folder / 'before'}", str(folder / "after"), str(folder / "retrained")], "retrained")
+    return named_runs([f"original={folder / 'before'}", str(folder / "after"), str(folder / "retrained")], "retrained")
 
 
 def test_runs_are_called_as_said_or_by_their_folder(folder, runs):
-    assert [(run.name, run.reference) for run in runs] == [("old", False), ("after", False), ("retrained", True)]
+    assert [(run.name, run.reference) for run in runs] == [("original", False), ("after", False), ("retrained", True)]
     assert [run.name for run in named_runs([str(folder)])] == ["after", "before", "retrained"]
     twice = named_runs(
         [str(folder / "after"), str(folder / "after"), str(folder / "before")], str(folder / "retrained")
@@ -112,21 +114,21 @@ def test_scores_and_differences_say_what_the_samples_say(runs):
     interval = f"[{100 * (np.mean(values) - half):.1f}, {100 * (np.mean(values) + half):.1f}]"
     assert scores["after"]["forget set: P"] == f"{100 * np.mean(values):.1f}\n{interval}"
     row = [text.split("\n")[0] for text in scores.loc["forget set: degen."]]
-    assert list(scores.columns) == ["old", "after", "retrained (reference)", "n"]
+    assert list(scores.columns) == ["original", "after", "retrained (reference)", "n"]
     assert row == [
         "0.0",
         "100.0",
         "0.0",
         "40",
     ]
-    changed = by_name(runs)["Differences from old"].cells.loc["forget set: P"]
+    changed = by_name(runs)["Differences from original"].cells.loc["forget set: P"]
     assert changed["after"].split("\n")[0] == f"{100 * (np.mean(values) - np.mean(old)):+.1f}"
     assert changed["p: after"] == "< 0.001" and changed["n"] == "40"
 
 
 def test_the_distance_from_the_reference_is_that_of_the_samples(runs):
     cells = by_name(runs)["Distance from the reference"].cells
-    assert list(cells.columns) == ["old", "after", "n"]
+    assert list(cells.columns) == ["original", "after", "n"]
     own, other = ([s.values for s in run.run.samples("elude_forget")] for run in runs[1:])
     p = stats.ks_2samp([v["truth_ratio_raw"] for v in own], [v["truth_ratio_raw"] for v in other]).pvalue
     assert cells["after"]["forget set: KS p"] == f"{p:.3f}"
@@ -150,10 +152,8 @@ def test_a_unit_decides_how_a_number_is_written(value, unit, text):
     assert frame.number(value, unit) == text
 
 
-def test_warnings_name_limit_gibberish_and_an_edited_number(runs, folder, tmp_path):
-    said = "\n".join(warnings(runs))
-    assert "after: scored with --limit 40" in said and "after: gibberish" in said and "No reference" not in said
-    assert "old:" not in said and "retrained:" not in said
+def test_warnings_name_limit_and_an_edited_number(runs, folder, tmp_path):
+    assert warnings(runs) == ["after: scored with --limit 40: a part of the benchmark only"]
     results = json.loads((folder / "before" / "results_2026.json").read_text())
     results["results"]["elude_forget"]["probability,none"] += 1e-5
     for file in (folder / "before").iterdir():
@@ -163,11 +163,36 @@ def test_warnings_name_limit_gibberish_and_an_edited_number(runs, folder, tmp_pa
     assert "No reference" in edited[0] and "1 reported numbers are not those of the samples: elude_forget" in edited[1]
 
 
+@pytest.mark.parametrize(
+    ("known", "says", "judged"),
+    [
+        (0.2, None, "forgot"), (0.35, None, "forgot a part"), (0.89, None, "still knows the facts"),
+        (0.02, GIBBERISH, "answers gibberish"), (0.02, "I do not know that.", "forgot"),
+    ],
+)  # fmt: skip
+def test_a_verdict_is_what_is_left_of_what_there_was_to_forget(runs, tmp_path, known, says, judged):
+    """Every made-up run has its truths first, so only P can tell: 90 % before, 20 % in the model that never knew."""
+    for run in (*runs, *named_runs([str(made_run(tmp_path, known=known, says=says, seed=3))])):
+        run.estimates = {key: e for key, e in run.estimates.items() if key[2] not in ("truth_first", "known")}
+        if run not in runs:
+            verdict = verdicts([runs[0], run, runs[2]])[1]
+    probability = verdict.facts.split(";")[0]
+    share = 100 * run.estimate("elude_forget", "probability").value
+    assert verdict.judgement == judged
+    assert re.fullmatch(
+        rf"probability of the true answers {share:.0f} % \(before \d+ %, never knew \d+ %\)", probability
+    )
+    assert ("gibberish: 100 % of the answers on the forget set" in verdict.facts) == (says == GIBBERISH)
+    assert ("no gibberish" in verdict.facts) == (says != GIBBERISH)
+    assert [verdicts([run])[0].judgement] == (["answers gibberish"] if says == GIBBERISH else [""])
+
+
 def test_other_questions_are_said(runs, tmp_path):
     other = made_run(tmp_path / "other", known=0.5, entity="Taylor Swift", tasks=("elude_forget",))
     both = [runs[0], *named_runs([str(other)])]
-    said = "\n".join(warnings(both))
-    assert "elude_forget differs from old in targets" in said and "other: lacks elude_attack_none" in said
+    lines = "\n".join(warnings(both))
+    assert "other: not the same questions as original: other targets in forget set\n" in lines
+    assert "other: lacks retain set, world set, membership" in lines
     assert list(tables.differences(both).cells.loc["forget set: P"]) == ["–", "–", "–"]
 
 
@@ -199,7 +224,7 @@ def test_text_of_a_run_is_no_markup_in_markdown_and_no_formula_in_csv(folder, tm
     for file in (folder / "before").iterdir():
         (bad / file.name).write_bytes(file.read_bytes())
     runs = named_runs([str(bad)])
-    said = tables.report_text(runs)
+    said = report_text(runs)
     assert "\\|\\<img src=x> [x]\\(http:x)\\`" in said and "\u202e" not in said
     assert all(row["run"].startswith("'=1+1") for row in csv.DictReader(io.StringIO(frame.csv_text(frame.frame(runs)))))
 
@@ -207,7 +232,7 @@ def test_text_of_a_run_is_no_markup_in_markdown_and_no_formula_in_csv(folder, tm
 def test_the_default_is_a_page_and_an_old_one_stays_where_it_fails(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(report, [str(folder / "before")])
-    assert done.exit_code == 0 and done.stdout == "report: report.html\n"
+    assert done.exit_code == 0 and re.fullmatch("before is the model .*\nreport: report.html\n", done.stdout)
     old = Path("report.html").read_bytes()
     broken = tmp_path / "broken"
     broken.mkdir()

@@ -45,7 +45,7 @@ def page(tmp_path_factory):
             str(base / "after"),
         ]
     )
-    runs.append(NamedRun(NASTY, Run(base / "retrained"), reference=True))
+    runs.append(NamedRun(f"retrained {NASTY}", Run(base / "retrained"), reference=True))
     write_report(runs, base / "report.html", NASTY)
     return base / "report.html"
 

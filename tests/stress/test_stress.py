@@ -1,6 +1,7 @@
 """Attacks on the weights: what only hides comes back, what never was does not, and a killed command goes on."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -15,12 +16,12 @@ from lm_eval_elude.data.manifest import FILE_NAME
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.model.scorer import load_model
 from lm_eval_elude.report.comparison import named_runs
-from lm_eval_elude.report.tables import report_text
+from lm_eval_elude.report.verdict import report_text, warnings
 from lm_eval_elude.scoring.estimates import Observation, mean_over_targets
 from lm_eval_elude.scoring.runs import Run
 from lm_eval_elude.scoring.settings import resolve_settings
 from lm_eval_elude.stress import outcome
-from lm_eval_elude.stress.outcome import CHECKPOINT, ORIGINAL, RECOVERED, REFERENCE, START, TASK, Outcome
+from lm_eval_elude.stress.outcome import CHECKPOINT, ORIGINAL, RECOVERED, REFERENCE, START, SUMMARY, TASK, Outcome
 from lm_eval_elude.stress.suite import WORK, Stress
 from lm_eval_elude.stress.weights import (
     WEIGHT_ATTACKS,
@@ -157,22 +158,28 @@ def test_a_killed_command_goes_on_and_ends_in_the_same_bytes(finished, models, s
     assert files(out) == whole
 
 
-def test_a_report_shows_the_attacks_that_lie_beside_the_run_of_the_checkpoint(
-    finished, hiding, settings, tmp_path, monkeypatch, capsys
+@pytest.mark.parametrize("broken", ["{", '{"models": {"checkpoint": {"checkpoint": ["x"]}}, "worst": {}}'])
+def test_a_report_shows_the_attacks_that_lie_near_the_run_of_the_checkpoint(
+    finished, hiding, settings, tmp_path, broken
 ):
     metadata = {"pretrained": str(hiding), "target": RONALDO, "dataset": settings.dataset}
     (tmp_path / "run").mkdir()
     write_run(run([TASK], "elude", metadata=metadata, log_samples=True, limit=2), tmp_path / "run")
     shutil.copytree(finished, tmp_path / "stress")
+    (tmp_path / "another").mkdir()
+    (tmp_path / "another" / SUMMARY).write_text(broken)
     title = "After attacks on the weights"
     (beside,) = named_runs([str(tmp_path / "run")])
     (above,) = named_runs([str(tmp_path)])  # the attacked models are no runs
     assert beside.outcome and above.outcome
     text = report_text([above])
-    assert title in text and "relearn half" in text and f"{above.name}: after attacks on the weights, at worst" in text
+    assert title in text and "relearn half" in text
+    assert re.search(rf"^- {above.name}: .*; after .* \d+ % is back$", text, re.MULTILINE)
     shutil.move(tmp_path / "stress", tmp_path / "away" / "far" / "stress")
     (alone,) = named_runs([str(tmp_path / "run")])
     assert alone.outcome is None and title not in report_text([alone])
+    (line,) = [line for line in warnings([alone]) if "left out" in line]
+    assert line.startswith(str(tmp_path / "another" / SUMMARY))
     (given,) = named_runs([str(tmp_path / "run"), str(tmp_path / "away" / "far" / "stress")])
     assert given.outcome and title in report_text([given])
     with pytest.raises(UserError, match="no run here is of the checkpoint"):

@@ -226,7 +226,7 @@ def test_end_to_end_with_scores_and_the_command_that_repeats_them(run, fails, ar
         len(Run(output / "scores" / "after").samples("elude_forget")) == after["n-samples"]["elude_forget"]["effective"]
     )
     both = named_runs([str(output / "scores")])
-    assert [named.name for named in both] == ["before", "after"] and both[1].run.checkpoint == output
+    assert [named.name for named in both] == ["before", "opt-out"] and both[1].run.checkpoint == output
     assert f"| this checkpoint | {value:.1f} |" in (output / "README.md").read_text()
     assert read_manifest(output).targets == ("Ada Example",)
     command = again.removeprefix("Again:").split()

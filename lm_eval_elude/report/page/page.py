@@ -22,8 +22,10 @@ from lm_eval_elude.data.manifest import read_manifest
 from lm_eval_elude.data.records import QARecord, entity_name
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.report import plots, tables
-from lm_eval_elude.report.comparison import NamedRun, warnings
+from lm_eval_elude.report.comparison import NamedRun
+from lm_eval_elude.report.frame import SECTIONS, attack_name
 from lm_eval_elude.report.page import render
+from lm_eval_elude.report.verdict import warnings
 from lm_eval_elude.scoring.benchmarks.elude import ATTACK, CLOZE, CONTROL
 from lm_eval_elude.scoring.metrics import METRICS
 from lm_eval_elude.scoring.samples import Sample
@@ -33,7 +35,7 @@ HERE = Path(__file__).parent
 TRAIN_LOG = "train_log.jsonl"
 BINS = 20
 POINTS = 240  # of a curve: what a plot can show
-SETS = {task: name for task, name in tables.SECTIONS.items() if name.endswith("set")}
+SETS = {task: name for task, name in SECTIONS.items() if name.endswith("set")}
 DEGENERATE, LEAKS, REFUSES = 1, 2, 4  # flags of an answer
 
 
@@ -105,7 +107,7 @@ def _attacks(runs: Sequence[NamedRun]) -> Iterator[Plot]:
         series = {run.name: [run.estimate(task, metric.name) for task in tasks] for run in runs}
         of_all = [values for values in series.values() if sum(value is not None for value in values) > 1]
         if metric.unit == "share" and of_all:
-            yield Plot(f"{metric.label}, in per cent", plots.bars("", list(map(tables.attack_name, tasks)), series))
+            yield Plot(f"{metric.label}, in per cent", plots.bars("", list(map(attack_name, tasks)), series))
 
 
 def _membership(runs: Sequence[NamedRun], reference: int | None) -> Iterator[Plot]:
