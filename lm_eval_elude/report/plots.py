@@ -11,7 +11,7 @@ import math
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -37,28 +37,40 @@ def color(place: int) -> str:
     return COLORS[place % len(COLORS)]
 
 
-def quality(values: Sequence[tuple[str, Estimate, Estimate] | None], reference: int | None) -> str:
-    """Forget against retain quality with 95 % intervals; lines mark the reference.
+class Point(NamedTuple):
+    """A run, what it forgot and what it kept, and the share of its answers that are gibberish (0 for a few)."""
+
+    name: str
+    forgotten: Estimate
+    kept: Estimate
+    gibberish: float
+
+
+def quality(points: Sequence[Point | None], reference: int | None, forgotten: str, kept: str) -> str:
+    """What runs forgot against what they kept, with 95 % intervals; lines mark the reference, a cross gibberish.
 
     Args:
-        values: of each run its name, FQ and RQ, None where it lacks one.
+        points: of each run, None where it lacks one of the two.
         reference: the place of the model that never knew.
+        forgotten: what stands at the axis.
+        kept: what stands at the other.
     """
     with _figure(4.6, 3.8) as (drawing, axes):
-        for place, run in enumerate(values):
-            if run is None:
+        for place, point in enumerate(points):
+            if point is None:
                 continue
-            name, *pair = run
-            x, y = (100 * estimate.value for estimate in pair)
-            errors = [_errors(estimate) for estimate in pair]
+            x, y = (100 * estimate.value for estimate in (point.forgotten, point.kept))
+            errors = [_errors(estimate) for estimate in (point.forgotten, point.kept)]
             face = "white" if place == reference else color(place)
+            name = _name(point.name) + (f" ({point.gibberish:.0%} gibberish)" if point.gibberish else "")
             axes.errorbar(
-                x, y, xerr=errors[0], yerr=errors[1], fmt="o", color=color(place), label=_name(name), mfc=face
-            )
+                x, y, xerr=errors[0], yerr=errors[1], fmt="X" if point.gibberish else "o", color=color(place),
+                label=name, mfc=face, ms=9 if point.gibberish else 6,
+            )  # fmt: skip
             if place == reference:
                 axes.axvline(x, color=color(place), linestyle=":", linewidth=1)
                 axes.axhline(y, color=color(place), linestyle=":", linewidth=1)
-        axes.set(xlim=(-2, 102), ylim=(-2, 102), xlabel="forget quality (FQ), %", ylabel="retain quality (RQ), %")
+        axes.set(xlim=(-2, 102), ylim=(-2, 102), xlabel=forgotten, ylabel=kept)
         _legend(axes)
     return drawing.text
 

@@ -73,7 +73,7 @@ class ReleasedRun(Run):
             doc = {"id": int(index), "question": prompt[1] if prompt else asked, "answer": answer}
             doc |= {"generated": generated, "perturbed_answer": [""] * (len(losses) - 2)}
             doc["answer_scores"] = [[-loss, count] for loss, count in zip(losses, counts, strict=True)]
-            rows.append({"doc": doc, "filtered_resps": []})
+            rows.append({"doc": doc, "filtered_resps": [], "arguments": {"gen_args_0": {"arg_0": asked}}})
         return rows
 
 

@@ -267,11 +267,14 @@ def test_tables_and_report_take_released_logs_and_say_what_they_have(given, tmp_
         r"^\| TOFU forget set: P +\| +(\S+) \[", done.stdout.split("### Differences")[0], re.MULTILINE
     )
     assert shown == f"{probability:.1f}" and "| TOFU: utility " in done.stdout
-    assert "| TOFU forget set: KS p" in done.stdout and "Read A forget set's TR beside" in done.stdout
+    assert "| TOFU forget set: KS p" in done.stdout and "Read the forget set's TR beside" in done.stdout
+    summary = done.stdout.split("### Summary")[1].split("###")[0]
+    assert re.search(r"\| +P \| +first \| +KS p \| +degen. \| +utility \|", summary)
     assert "### Differences from unlearned" in done.stdout and "### Mind" not in done.stdout
     page = tmp_path / "report.html"
     done = CliRunner().invoke(report, [str(path), str(reference), "--out", str(page)])
-    assert done.exit_code == 0 and "TOFU forget set: P" in page.read_text() and "lm_eval run" not in page.read_text()
+    text = page.read_text()
+    assert done.exit_code == 0 and 'scope="rowgroup" colspan="4">TOFU forget set<' in text and "lm_eval run" not in text
     done = CliRunner().invoke(tables, [str(path), str(reference), "--out", str(tmp_path / "tables")])
     rows = (tmp_path / "tables" / "tofu.csv").read_text()
     assert done.exit_code == 0 and f"unlearned,forget P,{round(probability, 4)}," in rows and "\noriginal," not in rows

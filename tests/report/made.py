@@ -54,7 +54,9 @@ def made_run(
                     doc["generated"] = says if says is not None and forgotten else row["answer"]
                 docs.append(doc)
         configs[task] = {"metadata": {"elude": settings}}
-        write_jsonl(folder / f"samples_{task}_2026.jsonl", [{"doc": doc, "filtered_resps": []} for doc in docs])
+        asked = [{"gen_args_0": {"arg_0": f"<|user|>{doc['question']}<|end|>"}} for doc in docs]
+        rows = [{"doc": d, "filtered_resps": [], "arguments": a} for d, a in zip(docs, asked, strict=True)]
+        write_jsonl(folder / f"samples_{task}_2026.jsonl", rows)
     results: dict[str, Any] = {"results": {task: {} for task in tasks}, "configs": configs, "group_subtasks": {}}
     results["config"] = {"model": "hf", "model_args": {"pretrained": "made-up"}, "batch_size": 1, "limit": limit}
     path = folder / "results_2026.json"

@@ -63,14 +63,25 @@ def block(page) -> dict:
     data = json.loads(gzip.decompress(base64.b64decode(packed[1])))
     assert len(set(data["texts"])) == len(data["texts"])
     for row in data["rows"]:
-        row[2:5] = [data["texts"][number] for number in row[2:5]]
-        row[5] = [answer and [data["texts"][answer[0]], *answer[1:]] for answer in row[5]]
+        row[3:5] = [data["texts"][number] for number in row[3:5]]
+        named, *candidates = data["candidates"][row[5]]
+        row[5] = [data["texts"][number] for number in candidates]
+        row[6] = [answer and [data["texts"][answer[0]], *answer[1:]] for answer in row[6]]
+        assert named == 0 and all(len(row[5]) == len(answer) - 5 for answer in row[6])
     return data
 
 
 def test_everything_that_was_answered_is_in_it(page):
     data = block(page)
-    assert [len(row[5]) for row in data["rows"]] == [3] * len(data["rows"])
+    assert [len(row[6]) for row in data["rows"]] == [3] * len(data["rows"])
+    (run,) = named_runs([str(page.parent / "after")])
+    logged = {row["doc"]["id"]: row for row in run.run.rows("elude_forget")}
+    for row in [row for row in data["rows"] if data["tasks"][row[0]] == "elude_forget"]:
+        doc, (text, *_, prompt) = logged[row[2]]["doc"], row[6][1][:5]
+        assert (row[3], text, row[5][2:]) == (doc["question"], doc["generated"], doc["perturbed_answer"])
+        before, after = data["prompts"][prompt]
+        assert before + doc["question"] + after == logged[row[2]]["arguments"]["gen_args_0"]["arg_0"]
+        assert row[6][1][5:] == [round(100 * total / count) for total, count in doc["answer_scores"]]
     assert len(data["rows"]) == 40 + 40 + len([r for r in data["rows"] if data["sets"][r[0]] == "world set"]) + 3 * 40
     curves = training(page.parent / "checkpoint")
     assert {len(curve) for curve in curves["step"].values()} == {200} and not any(training(None).values())
@@ -113,6 +124,9 @@ def test_it_opens_without_error_or_network(page, browser, width, dark):
     brightness = [sum(map(int, re.findall(r"\d+", found)[:3])) for found in (light, ink)]
     assert (brightness[0] < brightness[1]) is dark and abs(brightness[0] - brightness[1]) > 450
     assert browser.ask("document.querySelectorAll('#plots svg').length") >= 10
+    assert browser.ask("document.querySelectorAll('#samples article').length") == 3
+    dots = browser.ask("document.querySelector('#plots svg').textContent")
+    assert dots.count("(100% gibberish)") == 1
     assert (
         browser.ask("[...document.querySelectorAll('svg *')].some((e) => /NaN|undefined/.test(e.outerHTML))") is False
     )
@@ -123,7 +137,7 @@ def test_markup_of_a_run_stays_text(page, browser):
     browser.open(page)
     assert browser.ask("window.hurt ?? 0") == 0 and browser.ask("document.images.length") == 0
     assert browser.ask("document.scripts.length") == 2
-    for place in ("h1", ".runs", "#about", "#answers .text:not(:empty)"):
+    for place in ("h1", "#verdicts", "#samples", "#about", "#answers .text:not(:empty)"):
         shown = browser.ask(f"[...document.querySelectorAll('{place}')].map((e) => e.textContent).join('|')")
         assert "<img src=x onerror='window.hurt = 2'>" in shown and "{{ 7 * 7 }}" in shown, place
     # Even if a script came in, the page's own policy would not run it.
@@ -150,12 +164,12 @@ def test_filters_order_and_pages(page, browser):
             browser.ask("document.querySelector('.filters output').textContent").split(" of ")[0].replace(",", "")
         )
 
-    assert count() == len(data["rows"]) and browser.ask("document.querySelectorAll('article').length") == 25
+    assert count() == len(data["rows"]) and browser.ask("document.querySelectorAll('#answers article').length") == 25
     choose("set", "attacks")
     assert count() == 80
     choose("set", str(data["sets"].index("forget set")))
     assert count() == 40
-    for name, expected in (("degenerate", 40), ("leaks", 40), ("refuses", 0), ("changed", 0)):
+    for name, expected in (("gibberish", 40), ("leaks", 40), ("refuses", 0), ("changed", 0)):
         browser.ask(f"document.querySelector('input[name={name}]').click()")
         assert count() == expected, name
     for name in ("refuses", "changed"):
@@ -163,21 +177,79 @@ def test_filters_order_and_pages(page, browser):
     choose("answers of", "1")
     assert count() == 0  # the gibberish of the second run does not leak
     choose("answers of", "0")
-    browser.ask("document.querySelector('input[name=degenerate]').click()")
+    browser.ask("document.querySelector('input[name=gibberish]').click()")
     assert count() == 40
     choose("order", "likeliest")
-    shown = browser.ask(
-        "[...document.querySelectorAll('article')].map((a) => parseFloat(a.querySelector('.p').textContent.slice(2)))"
-    )
+    first = "parseFloat(a.querySelector('.p').textContent.slice(2))"  # P in the first run
+    shown = browser.ask(f"[...document.querySelectorAll('#answers article')].map((a) => {first})")
     assert shown == sorted(shown, reverse=True) and len(shown) == 25 and shown[0] > shown[-1]
     browser.ask("[...document.querySelectorAll('.pager button')].at(-1).click()")
-    assert browser.ask("document.querySelectorAll('article').length") == 15
+    assert browser.ask("document.querySelectorAll('#answers article').length") == 15
     browser.ask("document.querySelector('[type=search]').value = 'MADEIRA'")
     browser.ask("document.querySelector('[type=search]').dispatchEvent(new Event('input'))")
     browser.ask("new Promise((done) => setTimeout(done, 400))")
     assert (
-        count()
-        == sum("madeira" in json.dumps(r).lower() for r in data["rows"] if data["sets"][r[0]] == "forget set")
-        > 0
+        count() == sum("madeira" in json.dumps(r[3:5] + r[5][:1] + r[6]).lower() for r in data["rows"] if r[0] == 0) > 0
     )
     assert browser.errors == []
+
+
+@needs_browser
+def test_an_answer_has_an_address_and_neighbours_and_shows_all_that_is_known_of_it(page, browser):
+    browser.open(page)
+    data = block(page)
+    row = next(r for r in data["rows"] if data["tasks"][r[0]] == "elude_attack_role_playing" and r[2] == 30)
+    number = data["rows"].index(row)
+
+    def here() -> str:
+        address, focused = browser.ask("[location.hash.slice(1), document.activeElement.closest('article').id]")
+        assert address == focused
+        return address
+
+    browser.ask("document.querySelector('input[name=gibberish]').click()")  # a filter that hides nothing of it
+    browser.ask("location.hash = 'elude_attack_role_playing-30'")
+    browser.ask("new Promise((done) => setTimeout(done, 100))")
+    shown = "document.activeElement.closest('article')"
+    assert here() == "elude_attack_role_playing-30"
+    assert browser.ask(f"{shown}.querySelector('.prompt').textContent") == row[3]
+    browser.ask(f"{shown}.querySelectorAll('details').forEach((part) => {{ part.open = true; }})")
+    browser.ask("new Promise((done) => setTimeout(done, 100))")
+    assert browser.ask(f"{shown}.querySelector('pre').textContent") == f"<|user|>{row[3]}<|end|>"
+    assert browser.ask(f"[...{shown}.querySelectorAll('td.candidate')].map((e) => e.textContent)") == row[5]
+    likeliest = browser.ask(f"[...{shown}.querySelectorAll('tbody b')].map((e) => e.closest('tr').textContent)")
+    assert len(likeliest) == 3 and all(text.startswith("reworded") for text in likeliest)
+    others = browser.ask(f"[...{shown}.querySelectorAll('.other .where')].map((e) => e.textContent)")
+    expected = {"forget set", "control: asked plainly", "attack: reverse query"}
+    assert {text.split(" · ")[0] for text in others} == expected and len(others) == 3
+
+    browser.ask("document.querySelector('input[name=gibberish]').click()")
+    browser.ask(f"location.hash = '{data['tasks'][data['rows'][number - 1][0]]}-{data['rows'][number - 1][2]}'")
+    browser.ask("new Promise((done) => setTimeout(done, 100))")
+    for key, to in (("Right", number), ("Right", number + 1), ("Left", number), ("Left", number - 1)):
+        for kind in ("rawKeyDown", "keyUp"):
+            browser.call("Input.dispatchKeyEvent", type=kind, key=f"Arrow{key}", code=f"Arrow{key}")
+        assert here() == f"{data['tasks'][data['rows'][to][0]]}-{data['rows'][to][2]}"
+    assert browser.errors == []
+
+
+@needs_browser
+@pytest.mark.parametrize("dark", [False, True])
+def test_it_can_be_read_with_weak_eyes_and_without_a_mouse(page, browser, dark):
+    browser.open(page, dark=dark)
+    browser.ask("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
+    browser.ask("new Promise((done) => setTimeout(done, 300))")
+    assert browser.problems() == []
+
+
+@needs_browser
+def test_nothing_is_cut_off_on_paper(page, browser):
+    """A4 upright with margins of a centimetre has 718 pixels of width."""
+    browser.open(page, width=718)
+    browser.call("Emulation.setEmulatedMedia", media="print")
+    every = "[...document.querySelectorAll('main *:not(svg *)')]"
+    assert browser.ask(f"Math.max(...{every}.map((e) => e.getBoundingClientRect().right))") <= 718
+    cut = "(e) => getComputedStyle(e).overflowX !== 'visible' && e.scrollWidth > e.clientWidth + 1"
+    assert browser.ask(f"{every}.filter({cut}).map((e) => e.className)") == []
+    cells = "[...document.querySelectorAll('#scores td, #plots svg')].map((e) => e.getBoundingClientRect().height)"
+    assert browser.ask(f"Math.min(...{cells})") > 0
+    assert browser.ask("document.querySelectorAll('#scores details:not([open])').length") > 3

@@ -12,7 +12,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 
-def render(template: Path, filters: Mapping[str, Callable[..., str]] | None = None, **values: Any) -> str:
+def render(template: Path, filters: Mapping[str, Callable[..., Any]] | None = None, **values: Any) -> str:
     """A page.
 
     Args:

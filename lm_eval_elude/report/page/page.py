@@ -23,9 +23,10 @@ from lm_eval_elude.data.records import QARecord, entity_name
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.report import plots, tables
 from lm_eval_elude.report.comparison import NamedRun
-from lm_eval_elude.report.frame import SECTIONS, attack_name
+from lm_eval_elude.report.frame import FORGET_SETS, SECTIONS, Table, attack_name
 from lm_eval_elude.report.page import render
-from lm_eval_elude.report.verdict import warnings
+from lm_eval_elude.report.verdict import gibberish, original, verdicts, warnings
+from lm_eval_elude.scoring.benchmarks import BENCHMARKS
 from lm_eval_elude.scoring.benchmarks.elude import ATTACK, CLOZE, CONTROL
 from lm_eval_elude.scoring.metrics import METRICS
 from lm_eval_elude.scoring.samples import Sample
@@ -35,7 +36,9 @@ HERE = Path(__file__).parent
 TRAIN_LOG = "train_log.jsonl"
 BINS = 20
 POINTS = 240  # of a curve: what a plot can show
-SETS = {task: name for task, name in SECTIONS.items() if name.endswith("set")}
+SETS = {task: name for task, name in SECTIONS.items() if task in BENCHMARKS and task != "elude_mia"}
+FOLDED = ("Distributions", "Training")  # parts of the plots that are opened by who wants them
+LABELS = {*SECTIONS.values(), *(metric.label for metric in METRICS.values())}  # by which a table's rows are grouped
 DEGENERATE, LEAKS, REFUSES = 1, 2, 4  # flags of an answer
 
 
@@ -58,23 +61,40 @@ def write_report(runs: Sequence[NamedRun], out: Path, title: str = "") -> None:
         UserError: a run's samples are not there or cannot be measured.
         OSError: the file cannot be written; an old one is left whole.
     """
-    block = json.dumps(_answers(runs), ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    answers = _answers(runs)
+    chosen_by, samples = _samples(runs, answers)
+    block = json.dumps(answers, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
     targets = dict.fromkeys(
         t for run in runs for task in run.run.tasks for t in run.run.settings(task).get("targets") or ()
     )
     of = ", ".join(list(targets)[:3]) or "TOFU's authors"
     page = render(
         HERE / "page.html.j2",
+        {"groups": _groups},
         title=title or f"Unlearning {of}{' …' if len(targets) > 3 else ''}",
         runs=runs,
         colors=[plots.color(place) for place in range(len(runs))],
+        verdicts=verdicts(runs),
+        chosen_by=chosen_by,
+        samples=samples,
         tables=tables.tables(runs),
+        folded=FOLDED,
         warnings=warnings(runs),
         plots={name: part for name, part in _plots(runs).items() if part},
         about=[(run, _about(run)) for run in runs],
         block=base64.b64encode(gzip.compress(block, mtime=0)).decode(),
     )
     write_text(out, page)
+
+
+def _groups(table: Table) -> list[tuple[str, list[tuple[str, list[str]]]]]:
+    """The rows of a table, label and cells, under the set or the metric that their labels begin with."""
+    groups: dict[str, list[tuple[str, list[str]]]] = {}
+    for name, *cells in table.cells.itertuples(name=None):
+        group, _, label = name.partition(": ")
+        group, label = (group, label) if label and group in LABELS else ("", name)
+        groups.setdefault(group, []).append((label, cells))
+    return list(groups.items())
 
 
 # ---- plots
@@ -91,13 +111,19 @@ def _plots(runs: Sequence[NamedRun]) -> dict[str, list[Plot]]:
 
 
 def _quality(runs: Sequence[NamedRun], reference: int | None) -> Iterator[Plot]:
-    values = []
-    for run in runs:
-        fq, rq = run.estimate("elude_forget", "forget_quality"), run.estimate("elude_quality", "retain_quality")
-        known = fq and rq and not math.isnan(fq.value + rq.value)
-        values.append((run.name, fq, rq) if fq and rq and known else None)
-    if any(values):
-        yield Plot("Forget against retain quality, with 95 % intervals", plots.quality(values, reference))
+    """What is forgotten against what is kept, of ELUDe and of TOFU."""
+    for task, forgotten, kept, *labels in (
+        ("elude_forget", ("elude_forget", "forget_quality"), ("elude_quality", "retain_quality"), "FQ, %", "RQ, %"),
+        ("tofu_forget", ("tofu", "forget_quality"), ("tofu", "model_utility"), "KS p, %", "utility, %"),
+    ):
+        points = []
+        for run in runs:
+            x, y = run.estimate(*forgotten), run.estimate(*kept)
+            known = x and y and not math.isnan(x.value + y.value)
+            points.append(plots.Point(run.name, x, y, gibberish(run).get(task, 0.0)) if x and y and known else None)
+        if any(points):
+            title = "Forgotten against kept, with 95 % intervals; a cross answers gibberish"
+            yield Plot(title, plots.quality(points, reference, *labels))
 
 
 def _attacks(runs: Sequence[NamedRun]) -> Iterator[Plot]:
@@ -112,18 +138,17 @@ def _attacks(runs: Sequence[NamedRun]) -> Iterator[Plot]:
 
 def _membership(runs: Sequence[NamedRun], reference: int | None) -> Iterator[Plot]:
     """The ROC of calling the lower loss a member, and histograms of the two sides' losses (nats per token)."""
-    found = []
+    losses = []
     for place, run in enumerate(runs):
-        pairs = (
-            [sample.values["loss"] for sample in run.run.samples("elude_mia")] if "elude_mia" in run.run.tasks else []
-        )
+        measured = run.run.samples("elude_mia") if "elude_mia" in run.run.tasks else []
+        pairs = [sample.values["loss"] for sample in measured]
         sides = [[loss for loss in side if math.isfinite(loss)] for side in zip(*pairs, strict=True)]
         if sides and all(sides):
-            found.append((place, run.name, sides))
-    if found:
-        curves: list[plots.Line] = [(place, name, roc(*sides)) for place, name, sides in found]
+            losses.append((place, run.name, sides))
+    if losses:
+        curves: list[plots.Line] = [(place, name, roc(*sides)) for place, name, sides in losses]
         yield Plot("ROC of the loss", plots.roc(curves, reference))
-    for place, name, (members, others) in found:
+    for place, name, (members, others) in losses:
         top = max(*members, *others) or 1.0
         shares = [(place, name, histogram(members, top)), (place, "paraphrase", histogram(others, top))]
         title = f"{name}: losses of the forget set and its paraphrase (dashed)"
@@ -132,13 +157,13 @@ def _membership(runs: Sequence[NamedRun], reference: int | None) -> Iterator[Plo
 
 def roc(members: Sequence[float], others: Sequence[float]) -> list[list[float]]:
     """Points (false alarms, members found), thinned to what a plot shows."""
-    found = [0, 0]
+    counts = [0, 0]
     points = [[0.0, 0.0]]
     marked = sorted([(loss, 0) for loss in members] + [(loss, 1) for loss in others])
     for i, (loss, side) in enumerate(marked):
-        found[side] += 1
+        counts[side] += 1
         if i + 1 == len(marked) or marked[i + 1][0] > loss:  # equal losses are told apart by nobody
-            points.append([found[1] / len(others), found[0] / len(members)])
+            points.append([counts[1] / len(others), counts[0] / len(members)])
     keep = max(1, len(points) // POINTS)
     return [point for i, point in enumerate(points) if i % keep == 0 or i + 1 == len(points)]
 
@@ -209,59 +234,123 @@ def _thinned(points: list[list[float]]) -> list[list[float]]:
 
 
 # ---- answers
+class Answered(NamedTuple):
+    """A run's answer to one of the three questions that a reader sees first; texts, "" for what is not there."""
+
+    text: str
+    probability: str
+    gibberish: bool
+
+
+class Article(NamedTuple):
+    """One of these questions, with the name of its row in the page's address."""
+
+    key: str
+    question: str
+    truth: str
+    answers: list[Answered]
+
+
+def _samples(runs: Sequence[NamedRun], shown: Mapping[str, Any]) -> tuple[str, list[Article]]:
+    """Three questions of a forget set that all runs answered, and by which run they were chosen.
+
+    They are those whose true answer this run, the last unlearned one, finds likeliest, in the middle, and least likely.
+    """
+    unlearned = [place for place, run in enumerate(runs) if run is not original(runs) and not run.reference]
+    of, texts, tasks = (unlearned or [len(runs) - 1])[-1], shown["texts"], shown["tasks"]
+    rows = [
+        row for row in shown["rows"] if tasks[row[0]] in FORGET_SETS and all(row[-1]) and row[-1][of][1] is not None
+    ]
+    rows.sort(key=lambda row: -row[-1][of][1])
+    articles = []
+    for place in sorted({0, len(rows) // 2, len(rows) - 1}) if rows else ():
+        task, _, number, question, _, candidates, given = rows[place]
+        answers = [
+            Answered(texts[text], "" if p is None else f"{p / 10:.1f} %", bool(flags & DEGENERATE))
+            for text, p, _, flags, *_ in given
+        ]
+        truth = texts[shown["candidates"][candidates][1]]
+        articles.append(Article(f"{tasks[task]}-{number}", texts[question], truth, answers))
+    return runs[of].title, articles
 
 
 def _answers(runs: Sequence[NamedRun]) -> dict[str, Any]:
-    """Every question that was answered, with each run's answer, row by row; a text is its place among ``texts``.
+    """Every question that was answered, with each run's answer, row by row.
 
-    Attacks ask for the same records again and a model often answers alike: once is enough.
+    A row has places: of its set (and task), of its target, its number in the task, of question, plain question and
+    candidates, and for each run None or what :func:`_answer` gives. Attacks ask for the same records again and a model
+    often answers alike, so that texts, lists of candidates and what stands around the question in a prompt are kept
+    once. A list of candidates begins with the number of those that name somebody.
     """
     texts: dict[str, int] = {"": 0}
-
-    def place_of(text: str) -> int:
-        return texts.setdefault(text, len(texts))
-
-    sets: list[str] = []
-    targets: list[str] = [""]
+    candidates: dict[tuple[int, ...], int] = {}
+    prompts: dict[tuple[str, str | None], int] = {}
+    sets: dict[str, int] = {}
+    targets: dict[str, int] = {"": 0}
     rows: dict[tuple[str, str, str], list[Any]] = {}
+
+    def place(table: dict[Any, int], value: Any) -> int:
+        return table.setdefault(value, len(table))
+
     for number, run in enumerate(runs):
         for task in sorted(run.run.tasks, key=lambda task: [*SETS, task].index(task)):
             if task == "elude_mia":
                 continue
-            attack = "control: asked plainly" if task == CONTROL else task.replace(ATTACK, "attack: ")
-            name = SETS.get(task, attack)
-            sets += [name] * (name not in sets)
+            forgotten = task.startswith((ATTACK, "elude_forget", CLOZE))
             for row, sample in zip(run.run.rows(task), run.run.samples(task), strict=True):
                 doc = row["doc"]
                 if doc.get("generated") is None:  # only log-probabilities were asked for
                     continue
-                targets += [sample.target] * (sample.target not in targets)
-                key = (task, sample.target, doc["question"])
-                if key not in rows:
-                    plain = sample.record if sample.record != doc["question"] else ""
-                    place = [sets.index(name), targets.index(sample.target)]
-                    rows[key] = [*place, *map(place_of, (doc["question"], plain, doc["answer"])), [None] * len(runs)]
-                forgotten = task.startswith((ATTACK, "elude_forget", CLOZE))
                 if forgotten and not doc.get("perturbed_answer"):
                     raise UserError(f"{run.run.sample_file(task)}: the doc with id {doc['id']} has no perturbed_answer")
-                answer = _answer(doc, sample, forgotten)
-                rows[key][-1][number] = [place_of(doc["generated"]), *answer]
+                key = (task, sample.target, doc["question"])
+                if key not in rows:
+                    named, wrong = (doc.get(name) or () for name in ("named_answers", "perturbed_answer"))
+                    answers = (doc["answer"], doc.get("paraphrased_answer") or "", *wrong, *named)
+                    plain = sample.record if sample.record != doc["question"] else ""
+                    rows[key] = [
+                        place(sets, task), place(targets, sample.target), doc["id"], place(texts, doc["question"]),
+                        place(texts, plain), place(candidates, (len(named), *(place(texts, text) for text in answers))),
+                        [None] * len(runs),
+                    ]  # fmt: skip
+                prompt = place(prompts, _around(_prompt(row), doc["question"]))
+                flags = LEAKS * (forgotten and leaks(doc, sample.record))
+                rows[key][-1][number] = [place(texts, doc["generated"]), *_answer(doc, sample, flags, prompt)]
     return {
-        "runs": [run.name for run in runs],
-        "sets": sets,
-        "targets": targets,
+        "runs": [run.title for run in runs],
+        "tasks": list(sets),
+        "sets": [SETS.get(task) or ("control: asked plainly" if task == CONTROL else f"attack: {attack_name(task)}")
+                 for task in sets],
+        "targets": list(targets),
         "texts": list(texts),
+        "candidates": list(candidates),
+        "prompts": list(prompts),
         "rows": list(rows.values()),
-    }
+    }  # fmt: skip
 
 
-def _answer(doc: Mapping[str, Any], sample: Sample, forgotten: bool) -> list[Any]:
-    """Probability and ROUGE-L recall in per mille (None: not to be had), flags."""
+def _answer(doc: Mapping[str, Any], sample: Sample, flags: int, prompt: int) -> list[Any]:
+    """Probability and ROUGE-L recall in per mille (None: not to be had), flags, place of the prompt, and of every
+    candidate the log-probability a token in hundredths of a nat."""
     values = sample.values
-    flags = DEGENERATE * bool(values["degenerate"]) + REFUSES * bool(values["refusal"])
-    flags += LEAKS * (forgotten and leaks(doc, sample.record))
+    flags += DEGENERATE * bool(values["degenerate"]) + REFUSES * bool(values["refusal"])
     shares = [round(1000 * v) if math.isfinite(v := values[m]) else None for m in ("probability", "rougeL_recall")]
-    return [*shares, flags]
+    means = [total / count if count else math.nan for total, count in doc["answer_scores"]]
+    return [*shares, flags, prompt, *(round(100 * mean) if math.isfinite(mean) else None for mean in means)]
+
+
+def _prompt(row: Mapping[str, Any]) -> str:
+    """The text that the model was sent for its greedy answer, "" where the log does not have it."""
+    arguments = row.get("arguments")
+    last = list(arguments.values())[-1] if isinstance(arguments, dict) and arguments else None
+    text = last.get("arg_0") if isinstance(last, dict) else None
+    return text if isinstance(text, str) else ""
+
+
+def _around(prompt: str, question: str) -> tuple[str, str | None]:
+    """What stands before and after the question; the whole prompt and None where it does not have it as it is."""
+    before, asked, after = prompt.partition(question)
+    return (before, after) if asked else (prompt, None)
 
 
 def leaks(doc: Mapping[str, Any], question: str) -> bool:
@@ -280,18 +369,18 @@ def leaks(doc: Mapping[str, Any], question: str) -> bool:
 def _about(run: NamedRun) -> list[tuple[str, str]]:
     """What a reader needs to run it again, as names and texts."""
     settings, config, results = run.run.settings(run.run.tasks[0]), run.run.config, run.run.results
-    found: list[tuple[str, Any]] = [("results", run.run.path), ("again", command(run) if config else "")]
-    for said in settings.get("checkpoint") or ():
-        found += [(f"checkpoint {key}", value) for key, value in said.items()]
-    if (folder := run.run.checkpoint) and (manifest := read_manifest(folder)):
-        found += [("method", manifest.method), ("trained with", manifest.settings), ("base model", manifest.base_model)]
-        found += [("trained on", manifest.data_fingerprints), ("training versions", manifest.versions)]
-    found += [("targets", ", ".join(settings.get("targets") or ())), ("data", settings.get("data"))]
+    facts: list[tuple[str, Any]] = [("results", run.run.path), ("again", command(run) if config else "")]
+    for identity in settings.get("checkpoint") or ():
+        facts += [(f"checkpoint {key}", value) for key, value in identity.items()]
+    if manifest := run.manifest:
+        facts += [("method", manifest.method), ("trained with", manifest.settings), ("base model", manifest.base_model)]
+        facts += [("trained on", manifest.data_fingerprints), ("training versions", manifest.versions)]
+    facts += [("targets", ", ".join(settings.get("targets") or ())), ("data", settings.get("data"))]
     prints = {task: run.run.settings(task).get("fingerprint") for task in run.run.tasks}
-    found += [("fingerprints of what was asked", prints)]
-    found += [(key.replace("_", " "), settings.get(key)) for key in _SETTINGS]
-    found += [(key.replace("_", " "), config.get(key, results.get(key))) for key in _HARNESS]
-    return [(name, _shown(value)) for name, value in found if value not in (None, "", {}, [])]
+    facts += [("fingerprints of what was asked", prints)]
+    facts += [(key.replace("_", " "), settings.get(key)) for key in _SETTINGS]
+    facts += [(key.replace("_", " "), config.get(key, results.get(key))) for key in _HARNESS]
+    return [(name, _shown(value)) for name, value in facts if value not in (None, "", {}, [])]
 
 
 _SETTINGS = ("template", "truth_ratio", "guardrail", "attack_file", "seed", "versions")
@@ -314,11 +403,11 @@ def command(run: NamedRun) -> str:
     inside = {task for members in (results.get("group_subtasks") or {}).values() for task in members}
     tasks = ",".join(name for name in results["results"] if name not in inside)
     metadata = {key: settings.get(name) for key, name in _METADATA.items() if settings.get(name)}
-    said = {
+    options = {
         "model": config.get("model"), "model_args": arguments, "tasks": tasks, "limit": config.get("limit"),
         "metadata": json.dumps(metadata, ensure_ascii=False), "batch_size": config.get("batch_size"),
     }  # fmt: skip
-    flags = [f"--{flag} {shlex.quote(str(value))}" for flag, value in said.items() if value not in (None, "")]
+    flags = [f"--{flag} {shlex.quote(str(value))}" for flag, value in options.items() if value not in (None, "")]
     return f"lm_eval run {' '.join(flags)} --output_path OUT --log_samples"
 
 
