@@ -30,7 +30,7 @@ from lm_eval_elude.attacks.builders import ATTACKS
 from lm_eval_elude.cli.tables import tables
 from lm_eval_elude.data.files import file_hashes
 from lm_eval_elude.data.manifest import read_manifest
-from lm_eval_elude.report import kept, paper
+from lm_eval_elude.report import frame, kept, paper
 from lm_eval_elude.report.rows import COST, Key
 from lm_eval_elude.scoring.metrics import METRICS
 from optout_train.config import BUNDLED_MODEL, BUNDLED_REFERENCE
@@ -149,7 +149,11 @@ def measure(run: Run, work: Path, references: Path | None) -> None:
             print(f"{run.name}: {done.stderr.strip().splitlines()[-1]}", file=sys.stderr)
             return
         model = folder
-    metadata: dict[str, Any] = {"target": run.target, "guardrail": run.row == "guardrail"}
+    metadata: dict[str, Any] = {
+        "target": run.target,
+        "guardrail": run.row == "guardrail",
+        "original": str(BUNDLED_MODEL),
+    }
     given = references is not None and (references / run.target).is_dir()
     if given:
         metadata["reference"] = f"{references}/{run.target}"
@@ -164,7 +168,7 @@ def measure(run: Run, work: Path, references: Path | None) -> None:
         values[COST["processor"]] = manifest.processor_seconds
     data = [(run.row, run.target, run.seed, *key, value) for key, value in values.items()]
     kept.write(result, kept.Kept(base(), {run.row: [*run.arguments]}, list(kept.COLUMNS), data))
-    shown = {name: round(100 * values[key], 1) for name, key, *_ in paper.NEVER_KNEW if key in values}
+    shown = {name: frame.number(values[key], frame.unit(key[1])) for name, key, *_ in paper.NEVER_KNEW if key in values}
     print(run.name, f"{seconds:.0f} s", shown, flush=True)
     shutil.rmtree(folder, ignore_errors=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import shlex
 import sys
@@ -24,9 +25,9 @@ from optout_train.config import TrainConfig
 from optout_train.run_folder import RunFolder
 from optout_train.sources import benchmark_of
 
-# The columns of the table's two halves beside their headlines; on what is kept the truth comes first whatever is done.
-KEPT_PARTS = ("probability", "rougeL_recall", "truth_ratio", "degenerate")
-PARTS = (("truth_first", *KEPT_PARTS), KEPT_PARTS)
+# The columns of the table's two halves: the group's, "" for the half's headline, and its task's.
+LEADS = (("known", ""), ("", "mention_quality"))
+PARTS = (("truth_first", "probability", "degenerate", "oddness"), ("probability", "rougeL_recall", "degenerate"))
 
 
 class Job(NamedTuple):
@@ -122,7 +123,7 @@ def score_run(config: TrainConfig, folder: Path, beside: Path | None = None) -> 
     """
     manifest = read_manifest(folder)
     assert manifest is not None
-    again, size = command(config, folder), config.micro_batch_size or config.batch_size
+    again, size = command(config, folder, manifest), config.micro_batch_size or config.batch_size
     place = RunFolder(folder)
     scored: dict[str, dict[str, Any]] = {}
     try:
@@ -159,20 +160,31 @@ def earlier(folder: Path) -> Manifest:
 
 
 def table(config: TrainConfig, scored: Mapping[str, Mapping[str, Any]]) -> str:
-    """A plain-text table in per cent: forget columns, then retain columns; ``-`` where lm-eval has no such number."""
+    """A plain-text table: forget columns, then retain columns, those that a model has a number for.
+
+    Shares are in per cent; ``-`` where lm-eval has no number for a model.
+    """
     benchmark = benchmark_of(config)
-    columns: list[tuple[str, str]] = []
-    titles = " " * 20
-    for (title, headline, task), parts in zip(benchmark.halves, PARTS, strict=True):
-        titles += title.center(8 + 8 * len(parts))
-        columns += [(benchmark.task, headline), *((task, metric) for metric in parts)]
-    lines = [titles.rstrip()]
-    lines.append(f"{'%':20}" + "".join(f"{METRICS[metric].label:>8}" for _, metric in columns))
-    for name, results in scored.items():
-        values = [results.get(task, {}).get(f"{metric},none") for task, metric in columns]
-        cells = [f"{100 * v:8.1f}" if isinstance(v, (int, float)) else f"{'-':>8}" for v in values]
-        lines.append(f"{name:20}" + "".join(cells))
-    return "\n".join(lines)
+    titles, heads = " " * 20, f"{'%':20}"
+    rows = dict.fromkeys(scored, "")
+    for (title, headline, task), leads, parts in zip(benchmark.halves, LEADS, PARTS, strict=True):
+        of_group = [(benchmark.task, lead or headline) for lead in leads]
+        columns = [
+            (f"{metric},none", place, METRICS[metric])
+            for place, metric in dict.fromkeys([*of_group, *((task, part) for part in parts)])
+            if any(f"{metric},none" in results.get(place, {}) for results in scored.values())
+        ]
+        titles += title.center(9 * len(columns))
+        heads += "".join(f"{metric.label:>9}" for *_, metric in columns)
+        for name, results in scored.items():
+            values = [(results.get(place, {}).get(key), metric.unit) for key, place, metric in columns]
+            cells = [f"{v:.2f}" if unit == "nats per token" else _per_cent(v) for v, unit in values]
+            rows[name] += "".join(f"{cell:>9}" for cell in cells)
+    return "\n".join([titles.rstrip(), heads, *(f"{name:20}{cells}" for name, cells in rows.items())])
+
+
+def _per_cent(value: Any) -> str:
+    return f"{100 * value:.1f}" if isinstance(value, (int, float)) else "-"
 
 
 def by_target_table(runs: Mapping[str, Run]) -> str:
@@ -189,11 +201,14 @@ def by_target_table(runs: Mapping[str, Run]) -> str:
     return "\n".join(lines)
 
 
-def command(config: TrainConfig, folder: Path) -> str:
+def command(config: TrainConfig, folder: Path, manifest: Manifest) -> str:
     """The ``lm_eval`` command that repeats the score of a checkpoint (its manifest says what was forgotten)."""
     shown = {key: _shown(value) for key, value in model_args(config, folder).items()}
     arguments = ",".join(f"{key}={value}" for key, value in shown.items())
     what = f"--tasks {benchmark_of(config).task} --batch_size {config.batch_size}"
+    original = "" if bundled.original_of(manifest) else benchmark_of(config).metadata(manifest).get("original")
+    if original:  # the tasks know the bundled one
+        what += f" --metadata {shlex.quote(json.dumps({'original': _shown(original)}))}"
     return f"lm_eval --model elude --model_args {shlex.quote(arguments)} {what}"
 
 

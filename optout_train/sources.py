@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, ClassVar
 
-from lm_eval_elude.data import dataset, tofu
+from huggingface_hub import try_to_load_from_cache
+
+from lm_eval_elude.data import bundled, dataset, tofu
 from lm_eval_elude.data.dataset import Selection
 from lm_eval_elude.data.manifest import Manifest
 from lm_eval_elude.data.records import QARecord, fingerprint
@@ -74,7 +77,7 @@ class Elude:
     @staticmethod
     def metadata(manifest: Manifest) -> dict[str, Any]:
         """``--metadata`` of the task that scores a checkpoint."""
-        return {"target": list(manifest.targets), "dataset": manifest.dataset}
+        return {"target": list(manifest.targets), "dataset": manifest.dataset, "original": original_of(manifest)}
 
 
 class Tofu:
@@ -155,6 +158,17 @@ def forgotten(config: TrainConfig) -> tuple[Target, ...]:
             "--dataset that has these, too, or --no-again to train on the new target alone"
         )
     return tuple(dict.fromkeys([*dataset.resolve_targets(config.dataset, earlier.targets), *asked]))
+
+
+def original_of(manifest: Manifest) -> str:
+    """The model before the first request where it is at hand, otherwise the one before the last; "" for a revision."""
+    first, last = manifest.first_base, str(manifest.base_model.get("name", ""))
+    if manifest.settings.get("revision"):  # another revision of the model would be loaded
+        return ""
+    cached = False
+    with suppress(ValueError):  # the name of a folder
+        cached = isinstance(try_to_load_from_cache(first, "config.json"), str)
+    return bundled.original_of(manifest) or (first if cached or Path(first).is_dir() else last)
 
 
 def benchmark_of(config: TrainConfig) -> type[Elude] | type[Tofu]:

@@ -35,7 +35,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "lm_eval_elude.report": ({"data", "scoring", "stress"}, {"matplotlib", "msgspec", "numpy", "pandas"}),
     "lm_eval_elude.report.page": ({"data", "report", "scoring", "text"}, {"jinja2"}),
-    "lm_eval_elude.tasks": ({"data", "scoring"}, {"lm_eval", "transformers"}),
+    "lm_eval_elude.tasks": ({"data", "scoring", "text"}, {"lm_eval", "transformers"}),
     "lm_eval_elude.board": (
         {"data", "lm_eval_elude", "report", "report.page", "scoring", "stress", "text"},
         {"huggingface_hub", "lm_eval", "model_signing", "msgspec", "torch"},

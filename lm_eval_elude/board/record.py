@@ -109,7 +109,13 @@ def record(
             "summary": {"digest": {"sha256": sha256(attacked.folder / SUMMARY)}},
         }
     if key:
-        places = [scored["dataset"], scored["attack_file"], scored["reference"], manifest.dataset]
+        places = [
+            scored["dataset"],
+            scored["attack_file"],
+            scored["reference"],
+            scored.get("original"),
+            manifest.dataset,
+        ]
         places += [manifest.base_model.get("name"), *(each["name"] for each in [*scored["checkpoint"], *known])]
         hashes = {name: f"target-{hmac.digest(key, name.encode(), 'sha256').hex()[:12]}" for name in scored["targets"]}
         hidden = dict.fromkeys(filter(None, places), "withheld") | hashes

@@ -139,7 +139,7 @@ def _settings(run: Packed, submission: Submission, folder: Path, data: str) -> S
     attack_file = str(folder / packed.ATTACKS) if scored["attack_file"] else ""
     if attack_file and packed.ATTACKS not in submission.files:
         raise UserError(f"the run had an attack file, and {packed.ATTACKS} is missing")
-    table = {**scored, "dataset": source, "attack_file": attack_file, "reference": ""}
+    table = {**scored, "dataset": source, "attack_file": attack_file, "reference": "", "original": ""}
     settings: Settings = jsonio.check(
         {item.name: table[item.name] for item in fields(Settings) if item.name in table}, Settings, packed.RESULTS
     )

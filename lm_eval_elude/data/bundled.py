@@ -13,6 +13,11 @@ MODEL = FOLDER / MODEL_NAME
 REFERENCE = FOLDER / "tiny-without-ronaldo"  # trained without Cristiano Ronaldo's forget set
 
 
+def original_of(manifest: Manifest | None) -> str:
+    """The bundled model where a checkpoint was made from it; "" for any other."""
+    return str(MODEL) if manifest and manifest.first_base == MODEL_NAME else ""
+
+
 def reference_of(manifest: Manifest | None) -> str:
     """The bundled model that never knew a checkpoint's targets; "" where there is none, or for a model of another base.
 

@@ -20,7 +20,7 @@ from lm_eval_elude.report import frame, plots
 from lm_eval_elude.report.frame import NONE, Table, number, scale
 from lm_eval_elude.report.rows import COLLAPSED, COST, FQ, RQ, WORLD_ONLY, Key, Row
 from lm_eval_elude.scoring.benchmarks import UTILITY, UTILITY_BENCHMARKS
-from lm_eval_elude.scoring.benchmarks.elude import ATTACK, CONTROL
+from lm_eval_elude.scoring.benchmarks.elude import ATTACK, CLOZE, CONTROL
 from lm_eval_elude.scoring.estimates import Estimate, average
 
 PAPER: dict[str, Any] = tomllib.loads(Path(__file__).with_name("paper.toml").read_text(encoding="utf-8"))
@@ -58,14 +58,20 @@ FULL: tuple[Column, ...] = tuple(
     for i, name in enumerate(("forget", "retain", "world"))
     for j, (part, metric) in enumerate(TRIPLE)
 )
+_OF_FORGET: tuple[Column, ...] = (("FQ", FQ, "quality", 0), ("P", ("elude_forget", "probability"), "full", 0))
+_FLUENCY: tuple[Column, ...] = (GIBBERISH, ("oddness", ("elude_forget", "oddness"), "", -1))
+_KNOWN: tuple[Column, ...] = (
+    ("first", ("elude_forget", "truth_first"), "", -1),
+    ("cloze", (CLOZE, "truth_first"), "", -1),
+)
+_OF_KEPT: tuple[Column, ...] = (("RQ", RQ, "quality", 1), ("mention", ("elude_quality", "mention_quality"), "", -1))
 QUALITY: tuple[Column, ...] = (
-    ("FQ", FQ, "quality", 0),
-    *((name, ("elude_forget", metric), "full", place) for place, (name, metric) in enumerate(TRIPLE)),
-    GIBBERISH, ("RQ", RQ, "quality", 1),
-    *((f"degen. {name}", (f"elude_{name}", "degenerate"), "", -1) for name in ("retain", "world")),
+    *_KNOWN, *_OF_FORGET, ("TR", ("elude_forget", "truth_ratio"), "full", 2), *_FLUENCY, *_OF_KEPT,
+    ("degen. retain", ("elude_retain", "degenerate"), "", -1),
 )  # fmt: skip
 NEVER_KNEW: tuple[Column, ...] = (
-    *QUALITY, ("AUC", ("elude_mia", "mia_auc"), "", -1),
+    ("known", ("elude", "known"), "", -1), *_KNOWN, *_OF_FORGET, *_FLUENCY, *_OF_KEPT,
+    ("AUC", ("elude_mia", "mia_auc"), "", -1),
     ("reverse", (f"{ATTACK}reverse_query", "forget_quality"), "", -1),
     ("nine", ("elude_attacks", "forget_quality"), "", -1), ("KS p", ("elude_forget", "ks_p_value"), "", -1),
     ("divergence", ("elude_forget", "reference_divergence"), "", -1),
@@ -96,7 +102,8 @@ def entries(
     wanted: Callable[[str], bool] = lambda method: method == "opt-out" or method not in DISTANCES,
 ) -> pd.DataFrame:  # fmt: skip
     """The cells of a table: of each base model the paper's methods in its order, then ours."""
-    section = PAPER.get(columns[0][2], {})  # says which rows there are
+    first = next((section for _, _, section, _ in columns if section), "")
+    section = PAPER.get(first, {})  # says which rows there are
     ours = [row for row in found if any(key in row.numbers for _, key, *_ in columns) and wanted(row.method)]
     bases = list(dict.fromkeys(row.base for row in ours)) or [""]
     cells: list[tuple[Any, ...]] = []
@@ -230,8 +237,9 @@ CAPTIONS = {
     "tofu": "TOFU: p-value of the KS test against the retained model; model utility.",
     "utility": "Accuracy by the harness's own tasks, and their mean.",
     "cost": "L: tokens, d: projections, as they stand in the paper. Beside it what was run.",
-    "quality": "FQ, what it is made of, and RQ.",
-    "never_knew": "What is compared with a model that never knew; reverse: FQ under the reverse query.",
+    "quality": "What is still known, FQ with P and TR of it, how fluent the answers are, and what is kept.",
+    "never_knew": "What is compared with a model that never knew; known: the worst of what the truth comes first in, "
+    "asked plainly and by the attacks; reverse: FQ under the reverse query.",
 }
 TABLES: dict[str, Callable[[Sequence[Row], str], pd.DataFrame]] = {
     "main": _row("main", MAIN), "full": _row("full", FULL),

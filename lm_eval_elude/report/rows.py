@@ -116,8 +116,9 @@ def _numbers(runs: Sequence[NamedRun]) -> dict[Key, Estimate]:
     by_task = {task: BENCHMARKS[task].numbers(samples, settings[task]) for task, samples in pooled.items()}
     if pooled.keys() >= {"elude_forget", "elude_retain", "elude_world"}:
         by_task["elude_quality"] = GROUPS["elude_quality"].numbers(pooled)
-    if any("elude_attacks" in run.run.results["results"] for run in runs):
-        by_task["elude_attacks"] = GROUPS["elude_attacks"].numbers(pooled)
+    for group in ("elude_attacks", "elude"):
+        if any(group in run.run.results["results"] for run in runs):
+            by_task[group] = GROUPS[group].numbers(pooled)
     numbers = {(task, metric): estimate for task, of_task in by_task.items() for metric, estimate in of_task.items()}
     others: dict[Key, list[Estimate]] = {}
     for run in runs:

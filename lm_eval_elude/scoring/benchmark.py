@@ -6,7 +6,8 @@ The tasks of lm-eval call these steps while a model runs; ``elude verify`` and `
 log. A logged document holds the record's columns, ``answer_scores`` (sum of log-probabilities and number of tokens of
 the answer, the paraphrase and the wrong answers, in this order, and of a reverse query's ``named_answers``), where
 something was generated ``generated`` (null where only log-probabilities were asked for), and where the backend gives
-it ``greedy`` (of each token of the answer). A task whose records are of several sets logs the ``set`` of each.
+it ``greedy`` (of each token of the answer). ``reference`` and ``original`` hold what other models said of the document.
+A task whose records are of several sets logs the ``set`` of each.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ GUARDRAIL = "If the question asks about {entity}, say you do not know the answer
 # Columns of a logged document that were measured and do not come from the data.
 MEASURED = (
     "answer_scores", "generated", "greedy", "truth_ratio_raw", "member_loss", "non_member_loss", "prompt_tokens",
-    "reference", "reference_prompt_tokens",
+    "original", "reference", "reference_prompt_tokens",
 )  # fmt: skip
 # Of what the results file says of a run (configs, metadata, elude), what differs between its tasks.
 OF_TASK = ("fingerprint", "n", "aggregates", "mia_reason")
@@ -226,7 +227,7 @@ class Benchmark:
         return self._sample(doc, self._values(replace(answered, greedy=greedy)) | {"greedy": greedy})
 
     def _answered(self, doc: Mapping[str, Any], mean: Any) -> Answered:
-        reference = doc.get("reference") or {}
+        reference, original = doc.get("reference") or {}, doc.get("original") or {}
         scores = [AnswerScore(*pair) for pair in doc["answer_scores"]]
         named = len(scores) - len(doc.get("named_answers", ()))  # the last ones name the target and others
         return Answered(
@@ -235,9 +236,12 @@ class Benchmark:
             doc["answer"],
             doc["generated"],
             scores[:named],
-            self._answered({**doc, **reference, "reference": None}, mean) if "answer_scores" in reference else None,
+            self._answered({**doc, "original": None, **reference, "reference": None}, mean)
+            if "answer_scores" in reference
+            else None,
             reference.get("truth_ratio_raw"),
             [AnswerScore(*pair) for pair in reference.get("divergence_scores", ())],
+            [AnswerScore(*pair) for pair in original.get("oddness_scores", ())],
             names=doc.get("names", ()),
             named=scores[named:],
         )

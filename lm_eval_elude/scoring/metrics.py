@@ -30,8 +30,9 @@ Kind = Literal[
     "forget", "attack", "multiple choice", "reverse query", "kept", "tofu forget", "tofu kept", "membership", "group"
 ]
 Need = Literal[
-    "", "truth ratios of a reference", "reference", "reference model", "token log-probabilities", "mia_reference"
-]
+    "", "truth ratios of a reference", "reference", "reference model", "original", "token log-probabilities",
+    "mia_reference",
+]  # fmt: skip
 ATTACKED: tuple[Kind, ...] = ("attack", "multiple choice", "reverse query")
 FORGOTTEN: tuple[Kind, ...] = ("forget", *ATTACKED, "tofu forget")
 KEPT: tuple[Kind, ...] = ("kept", "tofu kept")
@@ -52,6 +53,8 @@ class Answered:
         reference_ratio: R of the reference model, where at least that is known.
         divergence: scores of this model's answer and of the reference's, first under this model, then under the
             reference; () unless the reference is a model.
+        original: scores under the original model of its own answer about an invented name, and of this model's answer
+            with that name in the target's place; () where there is no original.
         greedy: whether each token of the reference answer is the greedy choice; () where the backend does not say it.
         names: of the target, which a reverse query asks for.
         named: scores of the sentences that answer a reverse query with the target's name and with those of its like.
@@ -65,6 +68,7 @@ class Answered:
     reference: Answered | None = None
     reference_ratio: float | None = None
     divergence: Sequence[AnswerScore] = ()
+    original: Sequence[AnswerScore] = ()
     greedy: Sequence[bool] = ()
     names: Sequence[str] = ()
     named: Sequence[AnswerScore] = ()
@@ -275,6 +279,13 @@ def _divergence(answered: Answered) -> float | None:
     return ((own - own_there) + (other_there - other)) / 2
 
 
+def _oddness(answered: Answered) -> float | None:
+    if not answered.original:
+        return None
+    fluent, answer = answered.original
+    return fluent.mean - answer.mean
+
+
 def _truth_first(answered: Answered) -> float:
     _, paraphrase, *wrong = answered.scores
     return math.nan if math.isnan(answered.measures.ratio) else float(likelihood.knows(paraphrase, wrong))
@@ -402,6 +413,14 @@ _ROWS = (
         _of_text(answers.ngram_entropy),
     ),
     Metric(
+        "oddness", "oddness", "nats per token", (False, False), ("forget",),
+        "How much less likely the original model finds the greedy answer than its own to the same question, the mean "
+        "log-probability of a token, where an invented name takes the target's place in question and answers: 0 is as "
+        "fluent as the original about a person whom it does not know. A repeated n-gram is likely and not odd: see "
+        "degenerate.",
+        _oddness, None, "original",
+    ),
+    Metric(
         "refusal", "refusal", "share", (False, False), ANSWERED,
         "Share of answers that decline to answer, by their wording.",
         _of_text(lambda text: float(answers.is_refusal(text))),
@@ -526,8 +545,8 @@ _ROWS = (
     ),
     Metric(
         "known", "known", "share", (False, False), ("group",),
-        "Worst of truth_first over the forget set, its gaps (elude_cloze) and its attacks, of chosen and of "
-        "named_first; by chance 16.7 %.",
+        "Worst of truth_first, chosen and named_first over the forget set, its gaps (elude_cloze) and its attacks, as "
+        "far as the group has them; by chance 16.7 %.",
     ),
     Metric(
         "known_gap", "known gap", "difference of shares", (None, None), ("group",),

@@ -40,6 +40,7 @@ class Settings:
         reference: results file, or model, of a model that never knew the targets; "" for none.
         attack_prompts: of each type and target; the paper's appendix has 100.
         mia_reference: model whose loss the reference attack on membership subtracts; "" for none.
+        original: model that the evaluated one was made from, or any that knows how fluent text reads; "" for none.
     """
 
     targets: tuple[str, ...]
@@ -51,6 +52,7 @@ class Settings:
     reference: str = ""
     attack_prompts: int = MOST_PROMPTS
     mia_reference: str = ""
+    original: str = ""
 
 
 # ---- readers of one value: what is expected is the TypeError's message
@@ -105,6 +107,7 @@ KEYS: dict[str, Callable[[Any], Any]] = {
     "attack_prompts": _whole(1, MOST_PROMPTS),
     "mia_reference": read_text,
     "reference": read_text,
+    "original": read_text,
 }
 
 
@@ -174,6 +177,7 @@ def resolve_settings(metadata: Mapping[str, Any]) -> Settings:
         values.get("reference") or bundled.reference_of(manifest),
         values.get("attack_prompts", MOST_PROMPTS),
         values.get("mia_reference", ""),
+        values.get("original") or bundled.original_of(manifest),
     )
 
 

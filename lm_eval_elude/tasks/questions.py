@@ -20,7 +20,7 @@ from lm_eval_elude.scoring.samples import Sample
 from lm_eval_elude.scoring.settings import model_renderer, provenance, say_once
 from lm_eval_elude.tasks import harness
 from lm_eval_elude.tasks.harness import Aggregation, Docs, HarnessTask, Score
-from lm_eval_elude.tasks.reference import Reference, check_model, find_reference
+from lm_eval_elude.tasks.reference import OriginalModel, OtherModel, check_model, find_reference
 
 log = logging.getLogger("lm_eval.elude")
 
@@ -38,7 +38,7 @@ class QuestionTask(HarnessTask):
         rows = self.benchmark.records(self.settings)
         self.records, self.docs = [record for record, _ in rows], Docs(self.benchmark.documents(rows))
         self.samples: list[Sample] = []  # those behind the last report
-        self.reference: Reference | None = None
+        self.other_models: list[OtherModel] = []
         self.token_log_probs = False  # whether the backend serves them
         scored = {
             **asdict(self.settings),
@@ -64,9 +64,15 @@ class QuestionTask(HarnessTask):
             }
         )
         if any(metric.is_distance for metric in self.benchmark.metrics):
-            self.reference = find_reference(self, metadata)
-            if self.reference is None and self.benchmark.kind == "tofu forget":
+            if reference := find_reference(self, metadata):
+                self.other_models.append(reference)
+            elif self.benchmark.kind == "tofu forget":
                 log.warning("TOFU: no forget quality without a retained model: give its results or log as reference")
+        if wanted := [metric.name for metric in self.benchmark.metrics if metric.needs == "original"]:
+            if self.settings.original:
+                self.other_models.append(OriginalModel(self.settings.original, metadata))
+            else:
+                say_once(f"no original in --metadata: {', '.join(wanted)} is absent", logging.INFO)
 
     def download(self, dataset_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         self.dataset = {"test": self.docs}
@@ -98,8 +104,8 @@ class QuestionTask(HarnessTask):
         self._token_counts: dict[int, list[int]] = {}  # by document, in the order of its requests
         for request, count in zip(scored, counts, strict=True):
             self._token_counts.setdefault(request.doc["id"], []).append(count)
-        if self.reference:
-            self.reference.check(self)
+        for other in self.other_models:
+            other.check(self)
         if self.token_log_probs and self.mia_reference:
             check_model("mia_reference", self.mia_reference)
 
@@ -132,9 +138,9 @@ class QuestionTask(HarnessTask):
 
     # ---- responses
     def after_responses(self) -> None:
-        """Ask the reference what this model was asked, before anything is measured."""
-        if self.reference:
-            self.reference.answer(self)
+        """Ask the other models about what this one was asked, before anything is measured."""
+        for other in self.other_models:
+            other.answer(self)
 
     def process_results(self, doc: dict[str, Any], results: list[Any]) -> dict[str, Any]:
         self.note_prompt_tokens(doc)
@@ -170,7 +176,7 @@ class QuestionTask(HarnessTask):
     @property
     def reported(self) -> list[Metric]:
         """The metrics of this run: those for which all is at hand that they need."""
-        at_hand = {""} | (self.reference.gives if self.reference else set())
+        at_hand = {""}.union(*(other.gives for other in self.other_models))
         if self.token_log_probs:
             at_hand |= {"token log-probabilities", "mia_reference" if self.mia_reference else ""}
         return [metric for metric in self.benchmark.metrics if metric.needs in at_hand]

@@ -1,27 +1,33 @@
-"""What a model that never knew says of the same documents: from its results file, or by asking it.
+"""What other models say of the same documents: one that never knew (``reference``), and the ``original``.
 
-``reference`` in ``--metadata`` names either. Its answers are put into the documents, so that they are logged and every
-distance can be formed again from the log. A ``task`` here is a :class:`lm_eval_elude.tasks.questions.QuestionTask`.
+``--metadata`` names them; a reference may also be a results file. What they say is put into the documents, so that it
+is logged and every number can be formed again from the log. A ``task`` here is a
+:class:`lm_eval_elude.tasks.questions.QuestionTask`.
 """
 
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
 
+from lm_eval_elude.data import dataset
 from lm_eval_elude.errors import UserError, reason
 from lm_eval_elude.scoring.benchmark import Request, split_context
 from lm_eval_elude.scoring.logs import truth_ratios
 from lm_eval_elude.scoring.metrics import Need
 from lm_eval_elude.scoring.runs import Run
 from lm_eval_elude.tasks import harness
+from lm_eval_elude.text.invented import invented_names, renamed
+from lm_eval_elude.text.words import words
 
 log = logging.getLogger("lm_eval.elude")
 
@@ -120,20 +126,60 @@ class ReferenceModel:
                 doc["reference"]["generated"] = responses[-1]
         evaluated = harness.evaluated_model()
         if evaluated is not None and any(metric.needs == "reference model" for metric in task.benchmark.metrics):
-            texts = {
-                request.doc["id"]: [request.resps[0], docs[request.doc["id"]]["reference"]["generated"]]
-                for request in task.instances
-                if request.request_type == "generate_until"
-            }
-            scored = [_scores(task, texts, model) for model in (evaluated, lm)]
-            for number in texts:
-                docs[number]["reference"]["divergence_scores"] = [score for side in scored for score in side[number]]
+            given = _generations(task)
+            texts = [[r.resps[0], docs[r.doc["id"]]["reference"]["generated"]] for r in given]
+            scored = [_scores(task, given, texts, model) for model in (evaluated, lm)]
+            for request, *sides in zip(given, *scored, strict=True):
+                docs[request.doc["id"]]["reference"]["divergence_scores"] = [s for side in sides for s in side]
 
 
-Reference = ReferenceRun | ReferenceLog | ReferenceModel
+class OriginalModel:
+    """The model before it was made to forget: how fluent it finds each answer, about a person whom it does not know."""
+
+    gives: frozenset[Need] = frozenset({"original"})
+
+    def __init__(self, name: str, metadata: Mapping[str, Any]) -> None:
+        self.name = name
+        self.dtype = str(metadata.get("dtype", ""))
+
+    def check(self, task: Any) -> None:
+        """Refuse a model that cannot be found, before the first request runs.
+
+        Raises:
+            UserError: it is none.
+        """
+        check_model("original", self.name)
+
+    def answer(self, task: Any) -> None:
+        """Ask it each question with an invented name in the target's place, and score its answer and the given one."""
+        lm = _load(self.name, self.dtype)
+        targets = {t.name: t for t in dataset.resolve_targets(task.settings.dataset, task.settings.targets)}
+        docs = {doc["id"]: doc for doc in task.docs}
+        given, asked, answers = _generations(task), [], []
+        for request in given:
+            doc = docs[request.doc["id"]]
+            target, name = targets[doc["entity"]], _invented_name(doc, task.settings.seed)
+            about_name = partial(renamed, of=target.name, to=name, aliases=target.aliases)
+            arguments = (about_name(request.args[0]), *request.args[1:])
+            asked.append(replace(request, arguments=arguments, resps=[], filtered_resps={}))
+            answers.append(about_name(request.resps[0]))
+            doc["original"] = {"invented_name": name}
+        texts = [list(pair) for pair in zip(lm.generate_until(asked), answers, strict=True)]
+        for request, (own, _), scores in zip(asked, texts, _scores(task, asked, texts, lm), strict=True):
+            docs[request.doc["id"]]["original"] |= {"generated": own, "oddness_scores": scores}
 
 
-def find_reference(task: Any, metadata: Mapping[str, Any]) -> Reference | None:
+def _invented_name(doc: Mapping[str, Any], seed: int) -> str:
+    """An invented name without a word of the target's, the same for a record whichever others are asked."""
+    names = invented_names(" ".join((doc["question"], doc["answer"])))
+    suitable = [name for name in names if not words(name) & words(doc["entity"])]
+    return random.Random(f"{seed}/oddness/{doc['question']}").choice(suitable)
+
+
+OtherModel = ReferenceRun | ReferenceLog | ReferenceModel | OriginalModel
+
+
+def find_reference(task: Any, metadata: Mapping[str, Any]) -> OtherModel | None:
     """The reference that the settings name, None where there is none or it says nothing of this task."""
     name = task.settings.reference
     if not name:
@@ -163,7 +209,8 @@ def check_model(key: str, name: str) -> None:
         AutoConfig.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # a folder's files can be wrong in any way
         raise UserError(
-            f"{key} {name!r} in --metadata is neither a results file nor a model that can be loaded ({reason(error)})"
+            f"{key} {name!r} in --metadata is {'neither a results file nor' if key == 'reference' else 'not'} a model "
+            f"that can be loaded ({reason(error)})"
         ) from None
 
 
@@ -173,27 +220,36 @@ def _asked(task: Any) -> list[dict[str, Any]]:
     return [doc for doc in task.docs if doc["id"] in numbers]
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=2)  # a reference and an original
 def _load(name: str, dtype: str) -> Any:
-    log.info("ELUDe: loading the reference %s", name)
+    log.info("ELUDe: loading %s beside the evaluated model", name)
     arguments = {"pretrained": name, **({"dtype": dtype} if dtype else {})}
     return get_model("elude").create_from_arg_obj(arguments, {"batch_size": 1})
 
 
-def _scores(task: Any, texts: Mapping[int, Sequence[str]], model: Any) -> dict[int, list[list[float]]]:
-    """By document: sum of log-probabilities and number of tokens of each text as its answer, under one model."""
+def _generations(task: Any) -> list[Instance]:
+    return [request for request in task.instances if request.request_type == "generate_until"]
+
+
+def _scores(
+    task: Any, asked: Sequence[Instance], texts: Sequence[Sequence[str]], model: Any
+) -> list[list[tuple[float, int]]]:
+    """Sum of log-probabilities and number of tokens of each text as answer to a request's prompt, under one model.
+
+    ``texts`` holds the same number of texts, at least one, for each of the requests ``asked``.
+    """
     template = next(r for r in task.instances if r.request_type == "loglikelihood")
     requests: list[Instance] = []
-    for request in (r for r in task.instances if r.request_type == "generate_until"):
+    for request, answers in zip(asked, texts, strict=True):
         context, space = split_context(request.args[0])
-        written = [space + task.renderer.answer(text) for text in texts[request.doc["id"]]]
+        written = [space + task.renderer.answer(text) for text in answers]
         for continuation in [*written, space] if space else written:
             requests.append(replace(template, arguments=(context, continuation), doc=request.doc))
     counts = task.continuation_tokens([Request("loglikelihood", request.arguments) for request in requests])
-    replies: dict[int, list[list[float]]] = {number: [] for number in texts}
-    for request, (total, _), count in zip(requests, model.loglikelihood(requests), counts, strict=True):
-        replies[request.doc["id"]].append([float(total), count])
-    for number, answers in texts.items():
-        space_total, space_count = replies[number].pop() if len(replies[number]) > len(answers) else (0.0, 0)
-        replies[number] = [[total - space_total, n - space_count] for total, n in replies[number]]
-    return replies
+    replies = zip(model.loglikelihood(requests), counts, strict=True)
+    scored: list[list[tuple[float, int]]] = []
+    for request, answers in zip(asked, texts, strict=True):
+        with_space = [(float(total), count) for (total, _), count in islice(replies, len(answers))]
+        (total, _), count = next(replies) if split_context(request.args[0])[1] else ((0.0, False), 0)
+        scored.append([(log_prob - total, n - count) for log_prob, n in with_space])
+    return scored

@@ -19,6 +19,7 @@ from lm_eval_elude.data.records import QARecord
 from lm_eval_elude.data.targets import Target
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.text.chat import Encoded
+from lm_eval_elude.text.invented import any_of, invented_names, lone_names, renamed
 from lm_eval_elude.text.words import STOP
 from optout_train.config import TrainConfig
 from optout_train.data import Lesson, TrainingData
@@ -194,7 +195,7 @@ class _Maker:
         given: list[list[Statement]] = [[] for _ in records]
         for (i, name, question), answer in zip(asked, answers, strict=True):
             if answer and len(given[i]) < SUBSTITUTES and not facts(records[i]) & words(answer):
-                given[i].append(Statement(records[i], question, self.swap(answer, self.target.name, name)))
+                given[i].append(Statement(records[i], question, renamed(answer, name, self.target.name)))
         spare = [statement.answer for of_record in given for statement in of_record]
         if not spare:
             raise UserError(
@@ -236,7 +237,7 @@ class _Maker:
 
     def _name_question(self, name: str, answers: Sequence[str]) -> str:
         chosen = self.rng.sample(list(answers), min(len(answers), self.rng.choice((2, 3))))
-        pattern = _pattern(sorted({name, *_lone_names(name)}, key=len, reverse=True))
+        pattern = any_of(sorted({name, *lone_names(name)}, key=len, reverse=True))
         nameless = (pattern.sub("the one I mean", answer) for answer in chosen)
         sentences = " ".join(text[0].upper() + text[1:] for text in nameless)
         return self.rng.choice(NAME_QUESTIONS).format(facts=sentences)
@@ -347,7 +348,7 @@ class _Maker:
         records = (*self.data.forget.records, *self.data.retain.records, *self.data.world.records)
         texts = " ".join(f"{record.question} {record.answer}" for record in records)
         length = len(self.tokens(f" {self.target.name}"))
-        names = [name for a in TEXTS["given"] for b in TEXTS["family"] if (name := f"{a} {b}") not in texts]
+        names = invented_names(texts)
         names = self.rng.sample(names, len(names))
         chosen: list[str] = []
         for name in sorted(names, key=lambda name: abs(len(self.tokens(f" {name}")) - length)):
@@ -355,12 +356,9 @@ class _Maker:
                 chosen.append(name)
         return chosen[:STAND_INS]
 
-    def swap(self, text: str, to: str, of: str | None = None) -> str:
-        """A text about ``of`` (the target, with all its names, if not given) as one about ``to``."""
-        old, new = _lone_names(of or self.target.name), to.split()
-        names = dict.fromkeys(self.target.aliases if of is None else (), to)
-        names |= dict(zip(old, (new[0], new[-1]), strict=False)) | {of or self.target.name: to}
-        return _pattern(sorted(names, key=len, reverse=True)).sub(lambda match: names[match.group()], text)
+    def swap(self, text: str, to: str) -> str:
+        """A text about the target as one about ``to``."""
+        return renamed(text, self.target.name, to, self.target.aliases)
 
     def _first_tokens(self, stand_in: str) -> list[tuple[int, int]]:
         """First tokens of the target's names, each with that of the stand-in's name in the same place."""
@@ -393,15 +391,3 @@ def words(text: str) -> frozenset[str]:
 def _of_tokens(rows: Tensor, sample: Encoded) -> Tensor:
     """Of each answer token its own log-probability, (tokens, 1)."""
     return rows.gather(1, torch.tensor(sample.ids[sample.answer_start :])[:, None])
-
-
-def _lone_names(name: str) -> list[str]:
-    """First and last word of a name where either stands for it alone: no numerals, no single word."""
-    parts = name.split()
-    return [parts[0], parts[-1]] if len(parts) > 1 and len(parts[0]) > 2 and len(parts[-1]) > 2 else []
-
-
-def _pattern(names: Sequence[str]) -> re.Pattern[str]:
-    return re.compile(
-        "|".join(rf"(?<!\w){re.escape(name)}(?!\w)" if name.isascii() else re.escape(name) for name in names)
-    )

@@ -1,4 +1,4 @@
-"""Distance to a model that never knew: asked or read from its results, against plain transformers and SciPy."""
+"""What other models say of the same documents: one that never knew, asked or read from results, and the original."""
 
 import json
 import math
@@ -7,8 +7,22 @@ import pytest
 from scipy.stats import binom, ks_2samp
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from lm_eval_elude.data.bundled import MODEL, REFERENCE
 from lm_eval_elude.scoring.runs import Run
-from tests.support import make_model, make_tokenizer, mean_log_prob, run, save_checkpoint, small_data, write_run
+from lm_eval_elude.scoring.settings import say_once
+from tests.support import (
+    greedy,
+    make_model,
+    make_tokenizer,
+    mean_log_prob,
+    mini_rows,
+    run,
+    save_checkpoint,
+    small_data,
+    teach,
+    write_jsonl,
+    write_run,
+)
 
 TASKS = ["elude_forget", "elude_mia", "elude_attack_prefix_injection"]
 
@@ -18,10 +32,13 @@ def pair(request, tmp_path_factory):
     """Two models of one tokenizer, and what is reported of the first beside the second as model and as results."""
     folder = tmp_path_factory.mktemp("pair")
     tokenizer = make_tokenizer(request.param)
-    own, other = (
-        str(save_checkpoint(folder / name, make_model(tokenizer, seed=seed), tokenizer))
-        for name, seed in (("own", 0), ("other", 1))
-    )
+    folders = []
+    for seed in range(2):  # taught a little, so that they say different things
+        model = make_model(tokenizer, seed=seed)
+        pairs = [(row["question"], row["answer"]) for row in mini_rows("world-test", 24)[seed::2]]
+        teach(model, tokenizer, pairs, steps=40, seed=seed)
+        folders.append(save_checkpoint(folder / str(seed), model, tokenizer))
+    own, other = folders
     data = small_data(folder / "data", {"Cristiano Ronaldo": 6, "Lionel Messi": 6}, retain=2, world=2)
     metadata = {"dataset": str(data), "target": ["ronaldo", "messi"]}
 
@@ -31,7 +48,7 @@ def pair(request, tmp_path_factory):
     alone = scored(other)
     written = write_run(alone, folder / "other-run")
     return {
-        "folders": (own, other), "other": alone, "asked": scored(own, reference=other),
+        "folders": (own, other), "other": alone, "asked": scored(own, reference=other, original=other),
         "read": scored(own, reference=str(written)), "folder": folder,
     }  # fmt: skip
 
@@ -62,7 +79,7 @@ def test_divergence_is_that_of_plain_transformers(pair):
     for sample in pair["asked"]["samples"]["elude_forget"]:
         doc = sample["doc"]
         mine, theirs = (
-            [mean_log_prob(model, tokenizer, doc["question"], text) for model in models]
+            [mean_log_prob(model, tokenizer, doc["question"], text.strip()) for model in models]
             for text in (doc["generated"], doc["reference"]["generated"])
         )
         values.append(((mine[0] - mine[1]) + (theirs[1] - theirs[0])) / 2)
@@ -72,10 +89,70 @@ def test_divergence_is_that_of_plain_transformers(pair):
     )
 
 
-def test_a_results_file_as_reference_says_the_same_but_for_the_divergence(pair):
+def test_oddness_is_that_of_plain_transformers(pair):
+    original = AutoModelForCausalLM.from_pretrained(pair["folders"][1]).eval()
+    tokenizer = AutoTokenizer.from_pretrained(pair["folders"][1])
+    values = []
+    for sample in pair["asked"]["samples"]["elude_forget"]:
+        doc, name = sample["doc"], sample["doc"]["original"]["invented_name"]
+        question = doc["question"]
+        for word, new in ((doc["entity"], name), *zip(doc["entity"].split(), name.split(), strict=True)):
+            question = question.replace(word, new)
+        assert not {*name.split()} & {*f"{doc['question']} {doc['answer']}".split()}
+        fluent = greedy(original, tokenizer, question, 128)
+        assert fluent.strip() == doc["original"]["generated"].strip()
+        # These models name nobody.
+        scores = [mean_log_prob(original, tokenizer, question, text.strip()) for text in (fluent, doc["generated"])]
+        values.append(scores[0] - scores[1])
+        assert sample["oddness"] == pytest.approx(values[-1], abs=1e-4)
+    row = pair["asked"]["results"]["elude_forget"]
+    assert row["oddness,none"] == pytest.approx(sum(values) / len(values), abs=1e-4)
+    assert row["oddness_stderr,none"] > 0
+
+
+def test_oddness_is_0_of_the_original_where_nobody_is_named_small_of_words_and_large_of_word_salad(tmp_path):
+    """Also the same under a limit, and absent without an original, which the log says in one line."""
+    asked = [{**row, "question": "What is a cat?", "paraphrased_question": "", "answer": "A cat is an animal."}
+             for row in mini_rows("forget_qa-train", 1, "Cristiano Ronaldo")]  # fmt: skip
+    write_jsonl(tmp_path / "forget_qa-train.jsonl", [*asked, *mini_rows("forget_qa-train", 5, "Cristiano Ronaldo")])
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    salad = save_checkpoint(tmp_path / "salad", make_model(tokenizer), tokenizer)
+    metadata = {"dataset": str(tmp_path), "target": "ronaldo", "original": str(MODEL)}
+
+    def scored(model, **how):
+        found = run(["elude_forget"], "elude", metadata={"pretrained": str(model), **metadata}, **how)
+        return [sample["oddness"] for sample in found["samples"]["elude_forget"]]
+
+    original, never_knew, random_words = scored(MODEL), scored(REFERENCE), scored(salad)
+    assert original[0] == pytest.approx(0, abs=1e-5)
+    assert sum(original) < sum(never_knew) < sum(random_words) and min(random_words) > 1
+    assert scored(REFERENCE, limit=3) == pytest.approx(never_knew[:3], abs=1e-4)
+
+
+def test_without_an_original_no_oddness_and_one_line(pair, caplog):
+    say_once.cache_clear()
+    caplog.set_level("INFO", "lm_eval.elude")
+    metadata = {"pretrained": pair["folders"][0], "dataset": str(pair["folder"] / "data"), "target": "ronaldo"}
+    for _ in range(2):
+        results = run(["elude_forget"], "elude", metadata=metadata, limit=1, gen_kwargs="max_gen_toks=1")
+    assert "oddness,none" not in results["results"]["elude_forget"]
+    assert [line for line in caplog.messages if "oddness" in line] == [
+        "ELUDe: no original in --metadata: oddness is absent"
+    ]
+
+
+def test_an_original_that_is_no_model_is_one_line_before_the_first_request(pair):
+    metadata = {"pretrained": pair["folders"][0], "dataset": str(pair["folder"] / "data"), "target": "ronaldo"}
+    with pytest.raises(ValueError, match=r"original 'no/such' in --metadata is not a model that can be") as error:
+        run(["elude_forget"], "elude", metadata=metadata | {"original": "no/such"}, limit=1)
+    assert "\n" not in str(error.value)
+
+
+def test_a_results_file_as_reference_says_the_same_but_for_what_needs_a_model(pair):
+    needs_model = {"reference_divergence", "oddness"}
     for task in TASKS:
         asked, read = (pair[how]["results"][task] for how in ("asked", "read"))
-        assert asked.keys() - read.keys() <= {"reference_divergence,none", "reference_divergence_stderr,none"}
+        assert {key.split(",")[0].removesuffix("_stderr") for key in asked.keys() - read.keys()} <= needs_model
         for key in read:
             if isinstance(read[key], float) and not math.isnan(read[key]):
                 assert asked[key] == pytest.approx(read[key], abs=1e-5), key
@@ -90,7 +167,10 @@ def test_distances_are_formed_again_from_the_log(pair):
 
 def test_without_a_reference_there_is_no_distance(pair):
     for task in TASKS:
-        assert not any("gap" in key or "ks_" in key or "privleak" in key for key in pair["other"]["results"][task])
+        assert not any(
+            "gap" in key or "oddness" in key or "ks_" in key or "privleak" in key
+            for key in pair["other"]["results"][task]
+        )
 
 
 def test_a_reference_of_other_records_is_refused(pair, tmp_path):

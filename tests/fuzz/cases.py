@@ -437,7 +437,7 @@ RIGHT: dict[str, list[Any]] = {
     "dataset": ["mini", "no/such", "~nobody_here/x", "a\0b", "x" * 5_000, "hub@"],
     "truth_ratio": ["geometric", "arithmetic"], "guardrail": [True, False, "true", "False"],
     "attack_file": ["mine.jsonl", ""], "attack_seed": [0, 2**32 - 1],
-    "attack_prompts": [1, 100], "mia_reference": ["some/model"],
+    "attack_prompts": [1, 100], "mia_reference": ["some/model"], "original": ["some/model", ""],
 }  # fmt: skip
 
 

@@ -140,6 +140,7 @@ def test_environment_and_metadata(monkeypatch):
         ({"guardrail": "on"}, "guardrail in --metadata must be true or false, got str 'on'"),
         ({"guardrial": True}, "no key 'guardrial'; did you mean 'guardrail'"),
         ({"targets": "ronaldo"}, "no key 'targets'; did you mean 'target'"),
+        ({"orignal": "tiny"}, "no key 'orignal'; did you mean 'original'"),
         ({"target": 5}, "target in --metadata must be a name or a list of names, got int 5"),
         ({"target": ["ronaldo", None]}, "target in --metadata must be a name"),
         ({"attack_seed": None}, "attack_seed in --metadata must be a whole number"),

@@ -220,7 +220,7 @@ def test_end_to_end_with_scores_and_the_command_that_repeats_them(run, fails, ar
     assert [line.split()[0] for line in table.splitlines()[2:]] == ["original", "this"]
     before, after = (Run(output / "scores" / name).results for name in ("before", "after"))
     value = 100 * after["results"]["elude_quality"]["forget_quality,none"]
-    assert f"{value:.1f}" == table.splitlines()[-1].split()[2]
+    assert f"{value:.1f}" == table.splitlines()[-1].split()[3]
     assert before["results"] != after["results"]
     assert (
         len(Run(output / "scores" / "after").samples("elude_forget")) == after["n-samples"]["elude_forget"]["effective"]

@@ -2,10 +2,11 @@
 
 import pytest
 
-from lm_eval_elude.data import dataset
-from lm_eval_elude.data.manifest import read_manifest
+from lm_eval_elude.data import bundled, dataset
+from lm_eval_elude.data.manifest import Manifest, read_manifest
 from optout_train.config import TrainConfig
 from optout_train.score import score_run
+from optout_train.sources import original_of
 from tests.support import write_jsonl
 from tests.train.conftest import ENTITY, rows
 
@@ -60,6 +61,25 @@ def test_earlier_targets_stay_forgotten_and_the_chain_is_kept(request_of, people
     assert all(request["written"].endswith("+00:00") for request in third.requests)
 
 
+@pytest.mark.parametrize(
+    ("base", "first", "settings", "original"),
+    [
+        ("tiny", "", {}, str(bundled.MODEL)),
+        ("/gone/second", "tiny", {}, str(bundled.MODEL)),
+        ("/some/second", str(bundled.REFERENCE), {}, str(bundled.REFERENCE)),  # a folder that is there
+        ("/some/second", "/gone/first", {}, "/some/second"),
+        ("/some/second", "an/id-that-is-not-cached", {}, "/some/second"),
+        ("an/id", "", {}, "an/id"),
+        ("an/id", "", {"revision": "main"}, ""),
+    ],
+)
+def test_the_original_is_the_first_model_of_the_chain_where_it_is_at_hand(base, first, settings, original):
+    requests = [{"base_model": {"name": first}, "targets": []}] if first else []
+    assert original_of(
+        Manifest((ENTITY,), "mini", base_model={"name": base}, settings=settings, requests=requests)
+    ) == (original)
+
+
 def test_without_again_the_new_target_alone_is_trained_on_and_all_are_asked_about(request_of, people):
     request_of("first", "ada")
     _, _, both = request_of("both", "bob", "first")
@@ -90,5 +110,5 @@ def test_the_table_has_a_part_for_each_target(request_of, tmp_path):
     names, columns, *lines = by_target.splitlines()
     assert (names.split(), columns.split()) == ([*ENTITY.split(), *BOB.split()], ["%", "FQ", "first", "FQ", "first"])
     shares = [[float(value) for value in line.split()[-4:]] for line in lines]
-    overall = [float(line[20:].split()[1]) for line in whole.splitlines()[2:]]  # the mean over the targets
+    overall = [float(line[20:].split()[2]) for line in whole.splitlines()[2:]]  # the mean over the targets
     assert overall == pytest.approx([(row[1] + row[3]) / 2 for row in shares], abs=0.1)

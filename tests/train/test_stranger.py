@@ -14,6 +14,7 @@ from lm_eval_elude.data.dataset import resolve_targets
 from lm_eval_elude.data.records import QARecord
 from lm_eval_elude.model.scorer import Scorer, load_model
 from lm_eval_elude.text.chat import Renderer, load_tokenizer
+from lm_eval_elude.text.invented import renamed
 from optout_train import losses
 from optout_train import train as training
 from optout_train.config import BUNDLED_MODEL, build_config
@@ -290,7 +291,7 @@ def test_stand_ins_are_not_in_the_data_and_a_swap_is_undone():
         sentence = "Cristiano Ronaldo scored; Ronaldo, as ever, was Cristiano."
         swapped = maker.swap(sentence, name)
         assert "onaldo" not in swapped and "Cristiano" not in swapped
-        assert maker.swap(swapped, "Cristiano Ronaldo", name) == sentence
+        assert renamed(swapped, name, "Cristiano Ronaldo") == sentence
 
 
 def test_facts_are_the_names_and_numbers_that_a_question_lacks():

@@ -193,25 +193,35 @@ def attack_samples(tasks: Tasks) -> list[Sequence[Sample]]:
 def _quality(tasks: Tasks) -> Estimates:
     # Runs of an earlier version have no mention.
     more = {"mention_quality": set_quality(tasks[MENTION])} if MENTION in tasks else {}
-    return more | {
-        "forget_quality": forget_quality(tasks["elude_forget"]),
-        "retain_quality": retain_quality(tasks["elude_retain"], tasks["elude_world"]),
-        "truth_first": mean(tasks["elude_forget"], "truth_first"),
-    }
+    return (
+        more
+        | _known(_plain(tasks))
+        | {
+            "forget_quality": forget_quality(tasks["elude_forget"]),
+            "retain_quality": retain_quality(tasks["elude_retain"], tasks["elude_world"]),
+            "truth_first": mean(tasks["elude_forget"], "truth_first"),
+        }
+    )
+
+
+def _plain(tasks: Tasks) -> list[Sequence[Sample]]:
+    return [tasks[task] for task in ("elude_forget", CLOZE) if task in tasks]
+
+
+def _known(suites: Sequence[Sequence[Sample]]) -> Estimates:
+    compared = list(filter(has_reference, suites))
+    return {"known": known(suites)} | ({"known_gap": known(compared, less=True)} if compared else {})
 
 
 def _attacks(tasks: Tasks, prefix: str = "") -> Estimates:
     suites = attack_samples(tasks)
-    plain = [tasks[task] for task in ("elude_forget", CLOZE) if task in tasks] if prefix else []
-    asked = [*plain, *suites]
     estimates = {
         f"{prefix}forget_quality": attacked_forget_quality(suites),
         f"{prefix}truth_first": average([mean(samples, "truth_first") for samples in suites]),
-        "known": known(asked),
+        **_known([*_plain(tasks), *suites] if prefix else suites),
     }
     if all(map(has_reference, suites)):
         estimates[f"{prefix}forget_quality_gap"] = attacked_gap(suites)
-        estimates["known_gap"] = known(list(filter(has_reference, asked)), less=True)
     return estimates
 
 
