@@ -21,7 +21,7 @@ from lm_eval_elude.scoring.metrics import METRICS
 COLUMNS = ("run", "task", "metric", "target", "value", "stderr", "low", "high", "n", "records", "seed")
 # What the tables call the tasks and groups, in their order; the group ``elude`` repeats the others.
 SECTIONS = {
-    "elude_forget": "forget set", "elude_quality": "retain and world", "elude_retain": "retain set",
+    "elude_quality": "plain questions", "elude_forget": "forget set", "elude_retain": "retain set",
     "elude_world": "world set", MENTION: "mention set", CLOZE: "cloze set", "elude_attacks": "mean of the attacks",
     "elude_mia": "membership",
     "tofu": "TOFU", "tofu_forget": "TOFU forget set", "tofu_retain": "TOFU retain set",

@@ -133,8 +133,11 @@ def _places() -> list[tuple[str, str]]:
     for task in SECTIONS:
         kind = BENCHMARKS[task].kind if task in BENCHMARKS else "group"
         places += [(task, metric.name) for metric in METRICS.values() if kind in metric.kinds]
-    # The forget sets have FQ, and TOFU's forget quality as KS p; the mention quality stands beside RQ.
-    twice = {("elude_quality", "forget_quality"), ("tofu", "forget_quality"), (MENTION, "set_quality")}
+    # The forget sets have FQ and truth first, and TOFU's forget quality as KS p; the mention quality stands beside RQ.
+    twice = {
+        *(("elude_quality", metric) for metric in ("forget_quality", "truth_first")),
+        ("tofu", "forget_quality"), (MENTION, "set_quality"),
+    }  # fmt: skip
     return [place for place in places if place not in twice]
 
 

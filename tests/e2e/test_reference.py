@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+import torch
 from scipy.stats import binom, ks_2samp
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -110,23 +111,28 @@ def test_oddness_is_that_of_plain_transformers(pair):
     assert row["oddness_stderr,none"] > 0
 
 
-def test_oddness_is_0_of_the_original_where_nobody_is_named_small_of_words_and_large_of_word_salad(tmp_path):
-    """Also the same under a limit, and absent without an original, which the log says in one line."""
+def test_oddness_is_0_of_the_original_where_nobody_is_named_and_large_of_word_salad(tmp_path):
+    """A limit changes nothing of a record."""
     asked = [{**row, "question": "What is a cat?", "paraphrased_question": "", "answer": "A cat is an animal."}
              for row in mini_rows("forget_qa-train", 1, "Cristiano Ronaldo")]  # fmt: skip
-    write_jsonl(tmp_path / "forget_qa-train.jsonl", [*asked, *mini_rows("forget_qa-train", 5, "Cristiano Ronaldo")])
+    write_jsonl(tmp_path / "forget_qa-train.jsonl", [*asked, *mini_rows("forget_qa-train", 4, "Cristiano Ronaldo")])
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
-    salad = save_checkpoint(tmp_path / "salad", make_model(tokenizer), tokenizer)
+    model = AutoModelForCausalLM.from_pretrained(MODEL)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for weights in model.parameters():
+            weights.add_(0.6 * weights.std() * torch.randn_like(weights))
+    broken = save_checkpoint(tmp_path / "broken", model, tokenizer)
     metadata = {"dataset": str(tmp_path), "target": "ronaldo", "original": str(MODEL)}
 
     def scored(model, **how):
         found = run(["elude_forget"], "elude", metadata={"pretrained": str(model), **metadata}, **how)
         return [sample["oddness"] for sample in found["samples"]["elude_forget"]]
 
-    original, never_knew, random_words = scored(MODEL), scored(REFERENCE), scored(salad)
-    assert original[0] == pytest.approx(0, abs=1e-5)
-    assert sum(original) < sum(never_knew) < sum(random_words) and min(random_words) > 1
-    assert scored(REFERENCE, limit=3) == pytest.approx(never_knew[:3], abs=1e-4)
+    (same, *original), (_, *never_knew), (_, *salad) = scored(MODEL), scored(REFERENCE), scored(broken)
+    assert same == pytest.approx(0, abs=1e-5)
+    assert sum(salad) > sum(never_knew) + 4 and sum(salad) > sum(original) + 4  # of four records
+    assert scored(REFERENCE, limit=3)[1:] == pytest.approx(never_knew[:2], abs=1e-4)
 
 
 def test_without_an_original_no_oddness_and_one_line(pair, caplog):
