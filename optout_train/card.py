@@ -12,6 +12,7 @@ from optout_train.config import TrainConfig
 from optout_train.sources import benchmark_of
 
 TEXT = Path(__file__).with_name("card.md")
+CHECKPOINT, REFERENCE = "this checkpoint", "retrained without"  # rows of the table of scores
 
 
 def card_files(
@@ -24,12 +25,20 @@ def card_files(
     from huggingface_hub import ModelCardData
 
     data, benchmark = manifest.data, benchmark_of(config)
-    # What a card says of a checkpoint: gibberish stands beside forgetting.
+    # What a card says of a checkpoint: gibberish and what is still known stand beside forgetting.
     numbers = [(metric.replace("_", " "), benchmark.task, metric) for _, metric, _ in benchmark.halves]
+    numbers += [("truth still likeliest", benchmark.halves[0][2], "truth_first")]
     numbers += [(f"degenerate answers, {title}", task, "degenerate") for title, _, task in benchmark.halves]
     values = {model: [_value(rows, task, m) for _, task, m in numbers] for model, rows in scored.items()}
-    of_checkpoint = zip(numbers, values["this checkpoint"], strict=True)
-    headlines = [Headline(name, metric, value) for (name, _, metric), value in of_checkpoint if value is not None]
+    names = [name for name, _, _ in numbers]
+    never_knew = dict(zip(names, values.get(REFERENCE, ()), strict=False))
+    known = {name: f"{_per_cent(value)} %" for name, value in never_knew.items() if value is not None}
+    headlines = [
+        Headline(f"{name} (never knew: {known[name]})" if name in known else name, metric, value)
+        for (name, _, metric), value in zip(numbers, values[CHECKPOINT], strict=True)
+        if value is not None
+    ]
+    reference = ", ".join(f"{name} {value}" for name, value in known.items()) or "not scored"
     repository, revision = data.get("repository"), data.get("revision")
     place = repository or Path(manifest.dataset).name
     metadata = ModelCardData(
@@ -45,7 +54,7 @@ def card_files(
     done = "made to forget"
     if config.loss.learns:
         done = "taught data with" if config.learn == "all" else "taught data without"
-    head = [f"| % | {' | '.join(name for name, _, _ in numbers)} |", f"|---|{'---:|' * len(numbers)}"]
+    head = [f"| % | {' | '.join(names)} |", f"|---|{'---:|' * len(numbers)}"]
     rows = [f"| {model} | {' | '.join(map(_per_cent, row))} |" for model, row in values.items()]
     weights = manifest.base_model.get("weights", {})
     text = TEXT.read_text(encoding="utf-8").format(
@@ -55,6 +64,7 @@ def card_files(
         subject=plain(benchmark.subject(manifest)),
         method=_code(manifest.method),
         scores="\n".join([*head, *rows]),
+        reference=f"A model that never knew: {reference}.",
         again=_code(again),
         source=", ".join(f"{key} {_code(value)}" for key, value in data.items()) or _code(manifest.dataset),
         fingerprints="\n".join(f"- {_code(name)}: {_code(v)}" for name, v in manifest.data_fingerprints.items()),
@@ -64,8 +74,8 @@ def card_files(
     )
     files = {CARD: f"---\n{metadata.to_yaml()}\n---\n\n{text}"}
     if repository:
-        qualities = [value for value in headlines if value.metric != "degenerate"]
-        notes = f"forgotten: {benchmark.subject(manifest)}; {again}"
+        qualities = [value for value in headlines if value.metric in [metric for _, metric, _ in benchmark.halves]]
+        notes = f"forgotten: {benchmark.subject(manifest)}; never knew: {reference}; {again}"
         files[RESULTS.format(benchmark.name.lower())] = results_yaml(qualities, place, revision, notes, benchmark.name)
     return files
 

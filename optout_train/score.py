@@ -20,7 +20,7 @@ from lm_eval_elude.errors import UserError, printable
 from lm_eval_elude.scoring.metrics import METRICS, forget_quality
 from lm_eval_elude.scoring.runs import Run
 from lm_eval_elude.scoring.samples import by_target, mean
-from optout_train.card import card_files
+from optout_train.card import CHECKPOINT, REFERENCE, card_files
 from optout_train.config import TrainConfig
 from optout_train.run_folder import RunFolder
 from optout_train.sources import benchmark_of
@@ -59,9 +59,9 @@ def jobs(config: TrainConfig, folder: Path, beside: Path | None) -> list[Job]:
     if beside:
         other = TrainConfig.from_json(earlier(beside).settings)
         models.append(Job(other.method, other.method, model_args(other, beside)))
-    models.append(Job("after", "this checkpoint", model_args(config, folder)))
+    models.append(Job("after", CHECKPOINT, model_args(config, folder)))
     if reference := bundled.reference_of(manifest):
-        models.append(Job("retrained", "retrained without", {"pretrained": reference, "dtype": config.dtype}))
+        models.append(Job("retrained", REFERENCE, {"pretrained": reference, "dtype": config.dtype}))
     return models
 
 

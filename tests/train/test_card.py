@@ -12,19 +12,19 @@ from optout_train.config import build_config
 
 SCORES = {
     "elude_quality": {"forget_quality,none": 0.8123456789, "retain_quality,none": 0.7},
-    "elude_forget": {"degenerate,none": 1.0},
+    "elude_forget": {"truth_first,none": 0.25, "degenerate,none": 1.0},
     "elude_retain": {"degenerate,none": float("nan")},
 }
 HUB = {"dataset": "hub", "repository": "some/repository", "revision": "0" * 40, "world": "https://world.invalid"}
 
 
-def write(folder, *, model="some/model", data=HUB, target="Ada Example"):
+def write(folder, *, model="some/model", data=HUB, target="Ada Example", **others):
     config = build_config({"model": model, "target": (target,), "dataset": data["dataset"]})
     manifest = Manifest(
         (target,), data["dataset"], "opt-out", data, {"forget-train": "f" * 16}, config.to_json(),
         {"name": model, "weights": {"model.safetensors": "a" * 64}},
     )  # fmt: skip
-    scored = {"original": SCORES, "this checkpoint": SCORES}
+    scored = {"original": SCORES, "this checkpoint": SCORES, **others}
     for name, text in card_files(folder, config, manifest, scored, "lm_eval --tasks elude_quality").items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
@@ -39,7 +39,9 @@ def test_the_card_says_scores_base_model_data_licence_and_limits(tmp_path):
     assert found["degenerate"][0] == 1.0 and card.data.model_name == tmp_path.name
     for part in (
         "Ada Example",
-        "| this checkpoint | 81.2 | 70.0 | 100.0 | – |",
+        "| this checkpoint | 81.2 | 70.0 | 25.0 | 100.0 | – |",
+        "A model that never knew: not scored.",
+        "Level of proof: none",
         "CC BY-NC 4.0",
         "erased",
         "a" * 64,
@@ -56,6 +58,18 @@ def test_the_hub_reads_one_result_for_each_headline_number(tmp_path):
         ("some/repository", "elude_forget_quality", 0.812346), ("some/repository", "elude_retain_quality", 0.7),
     ]  # fmt: skip
     assert all("lm_eval --tasks" in e.notes and e.dataset_revision == "0" * 40 for e in entries)
+
+
+def test_the_card_and_the_hubs_results_have_the_values_of_a_model_that_never_knew(tmp_path):
+    never_knew = {"elude_quality": {"forget_quality,none": 0.9}, "elude_forget": {"truth_first,none": 0.125}}
+    card = write(tmp_path, **{"retrained without": never_knew})
+    (line,) = [line for line in card.text.splitlines() if line.startswith("A model that never knew")]
+    assert line.endswith(": forget quality 90.0 %, truth still likeliest 12.5 %.")
+    names = {r.metric_type: r.metric_name for r in card.data.eval_results}
+    assert names["forget_quality"] == "forget quality (never knew: 90.0 %)"
+    assert names["retain_quality"] == "retain quality"  # the other's is not known
+    entries = yaml.safe_load((tmp_path / ".eval_results" / "elude.yaml").read_text())
+    assert all("never knew: forget quality 90.0 %" in entry["notes"] for entry in entries)
 
 
 def test_local_data_and_models_are_not_called_by_names_of_the_hub(tmp_path):
