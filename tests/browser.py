@@ -28,7 +28,8 @@ class Browser:
         def three_and_four() -> None:  # the ends that Chromium talks through
             ends = os.dup(read), os.dup(write)
             for number, end in zip((3, 4), ends, strict=True):
-                os.dup2(end, number, inheritable=True)
+                os.dup2(end, number)
+                os.set_inheritable(number, True)  # also where the end has this number already
 
         self._process = subprocess.Popen(
             [BROWSER, *flags, "about:blank"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

@@ -6,18 +6,23 @@ made once for a submission's content. Tables, scores and ranks are formed anew e
 
 from __future__ import annotations
 
+import base64
 import gc
+import gzip
 import hashlib
+import html
 import json
 import math
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+import pandas as pd
 
 from lm_eval_elude import __version__
 from lm_eval_elude.board import keeper
@@ -28,9 +33,12 @@ from lm_eval_elude.board.score import Score
 from lm_eval_elude.board.submission import Packed, Submission, shown
 from lm_eval_elude.board.verify import LEVELS, Verdict, verify
 from lm_eval_elude.data import jsonio
-from lm_eval_elude.data.files import write_text
+from lm_eval_elude.data.files import stamp as stamp_of_file
+from lm_eval_elude.data.files import write_bytes, write_text
 from lm_eval_elude.errors import UserError, reason
-from lm_eval_elude.report.comparison import NamedRun
+from lm_eval_elude.report import plots
+from lm_eval_elude.report.comparison import GIBBERISH, NamedRun
+from lm_eval_elude.report.frame import csv_text
 from lm_eval_elude.report.page import render
 from lm_eval_elude.report.page.page import write_report
 from lm_eval_elude.scoring.metrics import METRICS
@@ -38,7 +46,7 @@ from lm_eval_elude.scoring.metrics import METRICS
 PAGE = Path(__file__).with_name("page")
 STARTER = Path(__file__).with_name("starter")
 FILES = "leaderboard-files.json"  # names of a site's files that builds wrote; no other file is replaced or removed
-_NAMES = re.compile(r"index\.html|leaderboard\.json|data/[0-9a-f]{64}\.json|submissions/[0-9a-f]{64}\.html")
+_NAMES = re.compile(r"index\.html|leaderboard\.(json|csv)|data/[0-9a-f]{64}\.json|submissions/[0-9a-f]{64}\.html")
 
 
 class Built(NamedTuple):
@@ -47,6 +55,9 @@ class Built(NamedTuple):
     rows: int
     formed: int
     refused: dict[str, str]
+
+
+COMPANIONS = {"original": "original", "retrained": "never knew"}  # what stands beside a row in its report, by role
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -114,11 +125,12 @@ def build(folder: Path, site: Path) -> Built:
             entries.append(Entry(place, digest, submission, table, keeper.data(folder, table)))
         except Exception as error:  # one submission never stops a build
             refused[place.name] = reason(error).replace(f"{folder}/", "")
-    names = {"index.html", "leaderboard.json"}
+    names = {"index.html", "leaderboard.json", "leaderboard.csv"}
     names |= {name for e in entries for name in (f"data/{e.digest}.json", f"submissions/{e.digest}.html")}
     written = _claim(site, names)
     references = [entry for entry in entries if entry.role == "retrained"]
-    formed = _formed(references, site, {})
+    companions = {table.name: [e for e in entries if e.table is table and e.role in COMPANIONS] for table in tables}
+    formed = _formed(references, site, {}, companions)
     measured = {}
     for entry in references:
         if isinstance(kept := formed.kept[entry.place], str):
@@ -126,11 +138,13 @@ def build(folder: Path, site: Path) -> Built:
         measured[entry.table.name] = kept.measured
     if missing := [table.name for table in tables if table.retrained and table.name not in measured]:
         raise UserError(f"{folder / keeper.FILE}: {missing[0]}: no submission has the digest of its retrained model")
-    others = _formed([entry for entry in entries if entry not in references], site, measured)
+    others = _formed([entry for entry in entries if entry not in references], site, measured, companions)
     known = formed.kept | others.kept
     refused |= {place.name: kept for place, kept in known.items() if isinstance(kept, str)}
     rows = {e.digest: (e, kept) for e in entries if isinstance(kept := known[e.place], Kept)}
-    _write(site, _tables(tables, list(rows.values()), verdicts))
+    ranking = _tables(tables, list(rows.values()), verdicts)
+    write_tables(site, ranking)
+    _write_standings(site, ranking)
     for name in written - names:
         (site / name).unlink(missing_ok=True)
     write_text(site / FILES, json.dumps(sorted(names)))
@@ -164,8 +178,15 @@ class Formed(NamedTuple):
     anew: int
 
 
-def _formed(entries: Sequence[Entry], site: Path, references: dict[str, dict[str, float]]) -> Formed:
-    """Submissions against the references of their tables, kept ones as they are; a reference against itself."""
+def _formed(
+    entries: Sequence[Entry], site: Path, references: dict[str, dict[str, float]], companions: dict[str, list[Entry]]
+) -> Formed:
+    """Submissions against the references of their tables, kept ones as they are; a reference against itself.
+
+    Args:
+        references: by table, what the score is formed of under its model that never knew.
+        companions: by table, the submissions that the report of each row has beside it.
+    """
     jobs = []
     kept: dict[Path, Kept | str] = {}
     for entry in entries:
@@ -174,7 +195,8 @@ def _formed(entries: Sequence[Entry], site: Path, references: dict[str, dict[str
         if before := _known(entry, site, made_with):
             kept[entry.place] = before
         else:
-            jobs.append((entry, site, made_with, reference))
+            others = [other for other in companions[entry.table.name] if other is not entry]
+            jobs.append((entry, site, made_with, reference, others))
     workers = min(os.cpu_count() or 1, len(jobs))
     if workers > 1 and len(jobs) > 4:
         # Rows are large and have no cycles: what looks for some takes a tenth of the time.
@@ -196,14 +218,24 @@ def _known(entry: Entry, site: Path, made_with: str) -> Kept | None:
     try:
         kept = packed.load(Kept, site / "data" / f"{entry.digest}.json", nan=True)
         packed.check_files(entry.place, entry.submission.files)
+        stamp_of_file(site / "submissions" / f"{entry.digest}.html")
     except (UserError, OSError):  # not formed yet, or kept no longer as it was written
         return None
-    return kept if kept.stamp == made_with and kept.columns.keys() == scores.COLUMNS.keys() else None
+    whole = kept.columns.keys() == scores.COLUMNS.keys() and kept.score.parts.keys() == PARTS.keys()
+    return kept if kept.stamp == made_with and whole else None
 
 
-def _form(job: tuple[Entry, Path, str, dict[str, float]]) -> Kept | str:
+@lru_cache(maxsize=4)
+def _companion(digest: str, role: str, place: Path, data: str) -> NamedRun | None:
+    """The run of a table's original or reference for the reports of its other rows; None where it does not verify."""
+    verdict = verify(place, data=data)
+    whole = not verdict.findings and verdict.digest == digest
+    return NamedRun(COMPANIONS[role], Shown(place, verdict), role == "retrained") if whole else None
+
+
+def _form(job: tuple[Entry, Path, str, dict[str, float], list[Entry]]) -> Kept | str:
     """Verify a submission, write its report, and keep what tables need; of one that fails, its first finding."""
-    entry, site, made_with, reference = job
+    entry, site, made_with, reference, others = job
     verdict = verify(entry.place, data=entry.data)
     if verdict.findings:
         return verdict.findings[0]
@@ -214,9 +246,16 @@ def _form(job: tuple[Entry, Path, str, dict[str, float]]) -> Kept | str:
         given = [[doc["answer_scores"], doc.get("generated")] for docs in verdict.docs.values() for doc in docs]
         answers = hashlib.sha256(json.dumps(given).encode()).hexdigest()
         kept = Kept(made_with, verdict.remarks, answers, scores.columns(verdict.numbers), values, score)
+        run = NamedRun(
+            COMPANIONS.get(entry.role, entry.submission.model), Shown(entry.place, verdict), entry.role == "retrained"
+        )
+        runs = {other.role: _companion(other.digest, other.role, other.place, other.data) for other in others}
+        runs[entry.role] = run
         write_report(
-            [NamedRun(entry.submission.model, Shown(entry.place, verdict))],
+            [shown_run for role in (*COMPANIONS, "submission") if (shown_run := runs.get(role))],
             site / "submissions" / f"{entry.digest}.html",
+            title=f"{entry.submission.model}, {entry.submission.method}",
+            standing="not placed yet",
         )
     except Exception as error:  # one submission never stops a build
         return f"cannot be shown ({type(error).__name__}: {shown(str(error))})"
@@ -259,11 +298,20 @@ def _row(entry: Entry, kept: Kept, verdict: keeper.Verdict | None, twins: list[s
     return {
         "digest": entry.digest, "name": entry.place.name, "level": verdict.level if verdict and not why else LEVELS[0],
         "date": verdict.date if verdict else "", "status": status, "reason": why, "rank": None, "tied": False,
-        "remarks": [*twins, *kept.remarks], **{name: about[name] for name in names}, "role": entry.role,
+        "remarks": [*twins, *([] if verdict else kept.remarks)],
+        "links": _links(entry.submission), **{name: about[name] for name in names}, "role": entry.role,
         "method": entry.submission.method + " + guardrail" * bool(about["scored"]["guardrail"]),
         "versions": about["scored"]["versions"], "weights": about["weights"] or {},
         **msgspec.to_builtins(kept.columns), "score": msgspec.to_builtins(kept.score),
     }  # fmt: skip
+
+
+def _links(submission: Submission) -> dict[str, str]:
+    """Addresses of the model, its code and its paper, as far as the submitter named them."""
+    links = {"model": f"https://huggingface.co/{submission.model}/tree/{submission.revision}"}
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+/\w+", f"{submission.model}/{submission.revision}", re.ASCII):
+        links = {}
+    return links | {name: link for name in ("code", "paper") if (link := getattr(submission, name))}
 
 
 def _twins(members: Sequence[tuple[Entry, Kept]]) -> dict[str, list[str]]:
@@ -300,16 +348,117 @@ def _claim(site: Path, names: Iterable[str]) -> set[str]:
     return written
 
 
-def _write(site: Path, tables: list[dict[str, Any]]) -> None:
+def write_tables(site: Path, tables: list[dict[str, Any]]) -> None:
+    """The page of a board, and all that is in it as JSON and as CSV."""
     about = (PAGE / "score.txt").read_text(encoding="utf-8")
-    board = jsonio.finite({"version": __version__, "score": about, "tables": tables})
+    tables = jsonio.finite(tables)
+    board = {"version": __version__, "score": about, "tables": tables}
     write_text(site / "leaderboard.json", json.dumps(board, ensure_ascii=False) + "\n")
+    flat = [_flat(row, table["name"]) for table in tables for row in table["rows"]]
+    write_text(site / "leaderboard.csv", csv_text(pd.DataFrame(flat)))
+    shown = {"tables": [{"id": table["id"], "rows": [_page_row(row) for row in table["rows"]]} for table in tables]}
+    block = gzip.compress(json.dumps(shown, ensure_ascii=False, separators=(",", ":")).encode(), mtime=0)
     page = render(
-        PAGE / "board.html.j2", {"percent": _percent}, tables=board["tables"], levels=LEVELS, version=__version__,
-        about=about, metrics=METRICS, columns=scores.COLUMNS,
+        PAGE / "board.html.j2", tables=tables, planes=[_plane(table["rows"]) for table in tables], levels=LEVELS,
+        version=__version__, about=about, columns=PAGE_COLUMNS, gibberish=GIBBERISH,
+        block=base64.b64encode(block).decode(),
     )  # fmt: skip
     write_text(site / "index.html", page)
 
 
-def _percent(value: float | None, places: int = 1) -> str:
-    return "–" if value is None else f"{100 * value:.{places}f}"
+class PageColumn(NamedTuple):
+    """A column of the page."""
+
+    label: str
+    sentence: str
+    text: bool = False  # whether it holds texts, otherwise numbers
+
+
+PARTS = {
+    "forgets": "how near FQ and what is still first come to the reference, the worst of plain questions and attacks.",
+    "keeps": "how near RQ comes to the reference.",
+    "speaks": "whether it answers about the target, in words that differ from question to question.",
+    "hides": "how near the worst membership attack comes to what it finds in the reference.",
+}
+PAGE_COLUMNS = {
+    "rank": PageColumn("#", "1 + how many of the rows shown have a higher score; = where several share it; a row that "
+                       "the keeper has not scored again has none."),
+    "model": PageColumn("model", "Opens the report of its run, beside the table's original and reference.", True),
+    "method": PageColumn("method", "How it was made, and who submits it.", True),
+    "score": PageColumn("score", "Harmonic mean of forgets, keeps, speaks and hides, with its 95 % interval."),
+    **{name: PageColumn(name, f"Part of the score: {sentence}")
+       for name, sentence in PARTS.items()},
+    **{name: PageColumn(METRICS[metric].label, METRICS[metric].sentence)
+       for name, (_, metric) in scores.COLUMNS.items()},
+    "proof": PageColumn("proof", "How far the keeper checked it, and when: recomputed, every number follows from the "
+                        "samples; rescored, the model gave a drawn part of them again; reproduced, all of them.", True),
+    "cost": PageColumn("hours", "Of one device, as the submitter says."),
+}  # fmt: skip
+
+
+_WORST = {"fq": "FQ in", "known": "known in", "auc": "membership by"}
+
+
+def _page_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row as the page's script reads it."""
+    names = ("digest", "model", "method", "submitter", "hardware", "cost", "links", "level", "status", "role", "rank")
+    worst = [
+        f"{_WORST[kind]} {re.sub('^elude_(attack_)?|^mia_|_auc$', '', name).replace('_', ' ')}"
+        for kind, name in row["score"]["worst"].items()
+    ]
+    dated = [f"scored again on {row['date'][:10]}"] if row["date"] else []
+    numbers = {
+        "score": {"value": row["score"]["value"], "stderr": row["score"]["stderr"]},
+        **{name: {"value": part} for name, part in row["score"]["parts"].items()},
+        **{name: row[name] for name in scores.COLUMNS},
+    }
+    return {
+        **{name: row[name] for name in names},
+        **{name: {key: value and round(value, 5) for key, value in number.items()} for name, number in numbers.items()},
+        "proof": LEVELS.index(row["level"]), "reason": row["reason"],
+        "broken": (row["degenerate"]["value"] or 0) > GIBBERISH,
+        "notes": [*filter(None, [row["reason"]]), *row["remarks"], f"worst: {', '.join(worst)}", *dated],
+    }  # fmt: skip
+
+
+def _flat(row: Mapping[str, Any], table: str) -> dict[str, Any]:
+    """A row of the CSV."""
+    names = ("status", "model", "method", "base_model", "submitter", "level", "date", "cost", "hardware")
+    flat = {"table": table, "rank": row["rank"] or "", **{name: row[name] for name in names}}
+    for name in ("score", *scores.COLUMNS):
+        flat |= {name: row[name]["value"], f"{name}_stderr": row[name]["stderr"]}
+    notes = "; ".join(filter(None, [row["reason"], *row["remarks"]]))
+    return flat | row["score"]["parts"] | {"notes": notes, "digest": row["digest"], **row["links"]}
+
+
+def _plane(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The picture of a table, with its references; the page's script draws the other rows."""
+    marks = {
+        COMPANIONS[row["role"]]: (row["fq"]["value"], row["rq"]["value"])
+        for row in rows
+        if row["role"] in COMPANIONS and None not in (row["fq"]["value"], row["rq"]["value"])
+    }
+    drawing = plots.plane(marks, COMPANIONS["retrained"])
+    return drawing[drawing.index("<svg") :]
+
+
+def _write_standings(site: Path, tables: Sequence[Mapping[str, Any]]) -> None:
+    """Put the rank of each row, its score and the parts of it into its report, where they changed."""
+    for table in tables:
+        ranked = sum(row["rank"] is not None for row in table["rows"])
+        for row in table["rows"]:
+            score, file = row["score"], site / "submissions" / f"{row['digest']}.html"
+            place = f"rank {row['rank']} of {ranked}" if row["rank"] else row["reason"] or f"the {row['role']} model"
+            parts = ", ".join(f"{name} {_percent(part)}" for name, part in score["parts"].items())
+            scored = f"score {_percent(score['value'])} ± {_percent(1.96 * score['stderr'])} ({parts})"
+            line = html.escape(f"{table['name']}: {place}; {scored}; proof: {row['level']}")
+            before = file.read_bytes()
+            start, old, end = before.partition(b'<p id="standing">')
+            _, close, end = end.partition(b"</p>")
+            after = start + old + line.encode() + close + end
+            if old and after != before:
+                write_bytes(file, after)
+
+
+def _percent(value: float) -> str:
+    return "?" if math.isnan(value) else f"{100 * value:.1f}"

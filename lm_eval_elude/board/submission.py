@@ -49,6 +49,8 @@ class Submission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fingerprints: dict[str, str]  # of the scored documents, by task
     files: dict[str, str]  # SHA-256 of every other file of the folder
     revision: str = ""  # of a model of the Hub
+    code: jsonio.Link = ""  # what made the model
+    paper: jsonio.Link = ""  # that describes the method
     weights: dict[str, str] | None = None  # SHA-256 of each weight file, where they were at hand
     cost: Annotated[float, msgspec.Meta(ge=0, le=1e7)] | None = None  # hours of one device that making the model took
     schema_version: Literal[1] = 1

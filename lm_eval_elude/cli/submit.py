@@ -17,6 +17,8 @@ from lm_eval_elude.cli.options import say
 @click.option("--base-model", default="", help="What it was made from [default: as its optout.json says].")
 @click.option("--method", default="", help="How it was made [default: as its optout.json says].")
 @click.option("--trained-on", default="", help="Data that the method saw [default: as its optout.json says].")
+@click.option("--code", default="", metavar="URL", help="What the model was made with; https.")
+@click.option("--paper", default="", metavar="URL", help="What describes the method; https.")
 @click.option("--hardware", default="", help="What it was made on, e.g. '8 H100'.")
 @click.option("--cost", type=click.FloatRange(0), help="Hours on one such device that making it took.")
 @click.option(

@@ -26,6 +26,7 @@ MAX_DEPTH = 64  # lists and objects within each other: what reads the value late
 _TOKENS = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{]|[\]}]', re.DOTALL)
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 Text = Annotated[str, msgspec.Meta(pattern=r"\S")]  # a text that is not blank, for the types of check()
+Link = Annotated[str, msgspec.Meta(pattern=r"^(https://\S+)?$")]  # an address that a page may link to, or nothing
 
 
 def loads(text: str, where: str, *, nan: bool = False) -> Any:
@@ -64,6 +65,7 @@ def check(value: Any, kind: Any, where: str) -> Any:
     except msgspec.ValidationError as error:
         problem, _, place = printable(reason(error)).partition(" - at `$")
         problem = problem.replace(r" matching regex '\\S'", " that is not blank")
+        problem = problem.replace(r" matching regex '^(https://\\S+)?$'", " that begins with https:// and has no space")
         problem = re.sub(r"^Object missing required field `(.*)`$", r"field '\1' is missing", problem)
         field = f"field {place.strip('.`')!r}: " if place else ""
         raise UserError(f"{where}: {field}{problem[0].lower()}{problem[1:]}") from None

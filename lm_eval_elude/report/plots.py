@@ -75,6 +75,32 @@ def quality(points: Sequence[Point | None], reference: int | None, forgotten: st
     return drawing.text
 
 
+def plane(marks: Mapping[str, tuple[float, float]], reference: str) -> str:
+    """The plane of forget against retain quality with some models in it, and an empty group of class ``dots``.
+
+    The group's units are per cent of each axis: who shows the plane draws further models into it.
+
+    Args:
+        marks: FQ and RQ of models by name.
+        reference: the name of the model that never knew, whose values are lines.
+    """
+    with _figure(4.0, 3.85) as (drawing, axes):  # so that an inch of both axes is as many per cent
+        axes.set(xlim=(-2, 102), ylim=(-2, 102), xlabel="forget quality (FQ), %", ylabel="retain quality (RQ), %")
+        for name, values in marks.items():
+            x, y = (100 * value for value in values)
+            axes.plot(x, y, "D", color="#333", mfc="white", markersize=5)
+            place, side = ((-6, 5), "right") if x > 60 else ((6, 5), "left")
+            axes.annotate(_name(name), (x, y), place, textcoords="offset points", fontsize=8, ha=side)
+            if name == reference:
+                axes.axvline(x, color="#333", linestyle=":", linewidth=1)
+                axes.axhline(y, color="#333", linestyle=":", linewidth=1)
+        points = 72 / axes.figure.dpi
+        (left, bottom), (right, top) = points * axes.transData.transform([(0, 0), (100, 100)])
+        height = points * axes.figure.bbox.height
+    matrix = f"{(right - left) / 100:.4f} 0 0 {(bottom - top) / 100:.4f} {left:.2f} {height - bottom:.2f}"
+    return drawing.text.replace("</svg>", f'<g class="dots" transform="matrix({matrix})"/></svg>')
+
+
 def bars(title: str, groups: Sequence[str], series: Mapping[str, Sequence[Estimate | None]]) -> str:
     """Grouped bars from 0 to 100 % with 95 % intervals; a missing value is a dash.
 

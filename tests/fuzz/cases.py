@@ -701,7 +701,7 @@ TABLE = keeper.Table(
 ROW = {
     "stamp": site.stamp(TABLE, {}), "remarks": ["not looked at"], "answers": "0",
     "columns": dict.fromkeys(scores.COLUMNS, NUMBER), "measured": {"rq": 0.5},
-    "score": {**NUMBER, "parts": {"keeps": 0.5}, "worst": {"fq": "elude_attack_none"}},
+    "score": {**NUMBER, "parts": dict.fromkeys(site.PARTS, 0.5), "worst": {"fq": "elude_attack_none"}},
 }  # fmt: skip
 
 
@@ -712,9 +712,10 @@ def make_site(rng: random.Random, folder: Path) -> tuple[Path, dict[Path, bytes]
     (inside / packed.FILE_NAME).write_text(json.dumps(table))
     digest = packed.digest(inside)
     names = [f"data/{digest}.json", f"data/{'0' * 64}.json", f"submissions/{digest}.html", "index.html",
-             "leaderboard.json"]  # fmt: skip
+             "leaderboard.json", "leaderboard.csv"]  # fmt: skip
     verdict = {"digest": digest, "level": "rescored", "findings": [], "remarks": []}
-    files = {out / site.FILES: names, out / f"data/{digest}.json": ROW}
+    report = ['<p id="standing"></p>']
+    files = {out / site.FILES: names, out / f"data/{digest}.json": ROW, out / f"submissions/{digest}.html": report}
     (folder / keeper.FILE).write_text(keeper.toml(TABLE))
     return make_own(rng, folder, {**files, folder / "verdicts/one.json": verdict})
 

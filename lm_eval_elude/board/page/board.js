@@ -1,38 +1,166 @@
 "use strict";
-// Rows stand in the page; sorting and filtering only moves and hides them.
-const filters = document.getElementById("filters");
+// Shows the rows of a board that pass its filter. Whatever a submitter wrote is set as text, never as markup.
 
-function filter() {
+const FIRST = 100; // rows of a table that are shown before more are asked for
+const MORE = 1000;
+const PARTS = ["forgets", "keeps", "speaks", "hides"];
+const filters = document.getElementById("filters");
+const controls = [...filters.elements].filter((control) => control.name);
+const held = (control) => (control.type === "checkbox" ? String(control.checked) : control.value);
+const DEFAULTS = new Map(controls.map((control) => [control.name, held(control)]));
+
+function el(tag, attributes, ...children) {
+  const node = document.createElement(tag);
+  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+  node.append(...children.flat().filter((child) => child !== null));
+  return node;
+}
+
+async function read() {
+  const bytes = Uint8Array.from(atob(document.getElementById("data").textContent), (c) => c.charCodeAt(0));
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).json();
+}
+
+// ---- one row
+const isReference = (row) => row.role !== "submission";
+const report = (row) => `submissions/${row.digest}.html`;
+const percent = (share) => (share === null ? "–" : (100 * share).toFixed(1));
+const small = (...parts) => (parts.some(Boolean) ? el("small", {}, ...parts) : null);
+
+/** What a column sorts by, null where it is not known. */
+const value = (row, key) => (row[key] && typeof row[key] === "object" ? row[key].value : row[key]);
+
+const cells = {
+  rank: (row, place) => el("td", {}, place ? place.text : el("span", { class: "tag" }, row.status),
+    small(place && place.filtered && `all: ${row.rank}`)),
+  model: (row) => el("th", { scope: "row", class: "text" }, el("a", { href: report(row) }, row.model.split(/(?<=\/)/).flatMap((part) => [part, el("wbr", {})])),
+    small(...Object.entries(row.links).flatMap(([name, address]) => [el("a", { href: address, rel: "noopener nofollow ugc" }, name), " "]))),
+  method: (row) => el("td", { class: "text" }, row.method, small(row.submitter && `by ${row.submitter}`)),
+  proof: (row) => el("td", { class: "text" }, row.level,
+    el("details", {}, el("summary", {}, row.reason ? "why" : "notes"), row.notes.map((note) => small(note)))),
+  cost: (row) => el("td", {}, row.cost === null ? "–" : String(row.cost), small(row.hardware)),
+};
+
+function share(row, key) {
+  const { value, stderr } = row[key];
+  const cell = el("td", {}, key === "score" ? el("b", {}, percent(value)) : percent(value),
+    small(stderr === undefined ? "" : `± ${stderr === null ? "?" : percent(1.96 * stderr)}`));
+  if (key === "degenerate" && row.broken) cell.className = "warn";
+  return cell;
+}
+
+// ---- what is shown
+/** The place of each ranked row among those shown, which come best first; who shares a rank shares a place. */
+function places(rows, filtered) {
+  const ranked = rows.filter((row) => row.rank !== null);
+  const found = new Map();
+  ranked.forEach((row, i) => {
+    const tied = [ranked[i - 1], ranked[i + 1]].some((other) => other?.rank === row.rank);
+    const place = ranked[i - 1]?.rank === row.rank ? found.get(ranked[i - 1]).place : i + 1;
+    found.set(row, { place, text: `${place}${tied ? "=" : ""}`, filtered });
+  });
+  return found;
+}
+
+function sorted(rows) {
+  const [falling, key] = [filters.sort.value.startsWith("-"), filters.sort.value.replace("-", "")];
+  if (!key || !rows.length || !(key in rows[0])) return rows;
+  return [...rows].sort((a, b) => {
+    const [x, y] = [value(a, key), value(b, key)];
+    if (x === null || y === null) return (x === null) - (y === null); // what is not known comes last
+    return (typeof x === "number" ? x - y : x.localeCompare(y)) * (falling ? -1 : 1);
+  });
+}
+
+function dot(row, _, all) {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", "circle");
+  for (const [key, at] of Object.entries({ cx: 100 * row.fq.value, cy: 100 * row.rq.value, r: all.length < 500 ? 1.2 : 0.5, class: row.broken ? "broken" : row.status })) node.setAttribute(key, at);
+  const title = document.createElementNS("http://www.w3.org/2000/svg", "title");
+  title.textContent = `${row.model}, ${row.method}: score ${percent(row.score.value)}`;
+  node.append(title);
+  node.addEventListener("click", () => { location.href = report(row); });
+  return node;
+}
+
+/** The first row in a sentence, which says what it loses its score by. */
+function best(row) {
+  if (!row || row.rank === null) return ["None of these submissions is ranked."];
+  const weakest = PARTS.reduce((a, b) => (value(row, b) < value(row, a) ? b : a));
+  return ["Best of these: ", el("b", {}, row.model), ` (${row.method}), score ${percent(row.score.value)}. Its weakest part: ${weakest} ${percent(value(row, weakest))}.`];
+}
+
+function show(section, table) {
   const words = filters.text.value.toLowerCase().split(/\s+/).filter(Boolean);
-  for (const section of document.querySelectorAll("section[data-table]")) {
-    section.hidden = filters.table.value !== "" && filters.table.value !== section.dataset.table;
-    for (const row of section.querySelectorAll("tbody tr")) {
-      const reference = !row.classList.contains("submission");
-      row.hidden = !words.every((word) => row.dataset.text.includes(word))
-        || (reference ? !filters.references.checked : Number(row.dataset.level) < Number(filters.level.value));
-    }
+  section.hidden = filters.table.value !== "" && filters.table.value !== table.id;
+  const passing = table.rows.filter((row) => words.every((word) => row.searched.includes(word))
+    && (isReference(row) ? filters.references.checked : row.proof >= Number(filters.level.value)));
+  const submitted = table.rows.filter((row) => !isReference(row)).length;
+  const passed = passing.filter((row) => !isReference(row));
+  const place = places(passing, passed.length < submitted);
+  const rows = sorted(passing);
+  const keys = [...section.querySelectorAll("thead th")].map((head) => head.dataset.key);
+  const body = section.querySelector("tbody");
+  const more = section.querySelector(".more");
+  const grow = (count) => {
+    const start = body.rows.length;
+    body.append(...rows.slice(start, start + count).map((row) => el("tr", { class: isReference(row) ? "reference" : row.status },
+      keys.map((key) => (cells[key] ? cells[key](row, place.get(row)) : share(row, key))))));
+    more.hidden = body.rows.length === rows.length;
+    more.textContent = `show more (${body.rows.length.toLocaleString("en")} of ${rows.length.toLocaleString("en")})`;
+  };
+  body.replaceChildren();
+  more.onclick = () => grow(MORE);
+  grow(FIRST);
+  section.querySelector(".best").replaceChildren(...best(passed[0]));
+  section.querySelector(".dots").replaceChildren(...passed.filter((row) => row.fq.value !== null && row.rq.value !== null).reverse().map(dot));
+  return section.hidden ? 0 : passed.length;
+}
+
+function update(data) {
+  const count = data.tables.reduce((sum, table) => sum + show(document.querySelector(`[data-table="${table.id}"]`), table), 0);
+  filters.querySelector("output").textContent = `${count.toLocaleString("en")} submissions`;
+  for (const head of document.querySelectorAll("thead th")) {
+    head.removeAttribute("aria-sort");
+    if (filters.sort.value.replace("-", "") === head.dataset.key) head.setAttribute("aria-sort", filters.sort.value.startsWith("-") ? "descending" : "ascending");
   }
 }
 
-function sort(head) {
-  const table = head.closest("table");
-  const index = [...head.parentNode.children].indexOf(head);
-  const number = "number" in head.dataset;
-  const rising = head.getAttribute("aria-sort") ? head.getAttribute("aria-sort") === "descending" : !number || head.dataset.key === "rank";
-  for (const other of head.parentNode.children) other.removeAttribute("aria-sort");
-  head.setAttribute("aria-sort", rising ? "ascending" : "descending");
-  const body = table.tBodies[0];
-  const keyed = [...body.rows].map((row) => [row.cells[index].dataset.value, row]);
-  keyed.sort(([a], [b]) => {
-    if (a === "" || b === "") return (a === "") - (b === ""); // what is not known comes last
-    const order = number ? Number(a) - Number(b) : a.localeCompare(b);
-    return rising ? order : -order;
-  });
-  body.append(...keyed.map(([, row]) => row));
+// ---- the filter is in the address, so that a link shows the same view
+function fromAddress() {
+  if (location.hash && !location.hash.includes("=")) return; // a place on the page
+  const given = new URLSearchParams(location.hash.slice(1));
+  for (const control of controls) {
+    const text = given.get(control.name) ?? DEFAULTS.get(control.name);
+    if (control.type === "checkbox") control.checked = text === "true";
+    else control.value = text;
+  }
 }
 
-for (const head of document.querySelectorAll("thead th")) head.firstChild.addEventListener("click", () => sort(head));
-filters.addEventListener("input", filter);
-filters.addEventListener("submit", (event) => event.preventDefault());
-filter();
-document.documentElement.dataset.ready = "yes";
+function toAddress() {
+  const changed = controls.filter((control) => held(control) !== DEFAULTS.get(control.name));
+  const hash = new URLSearchParams(changed.map((control) => [control.name, held(control)])).toString();
+  history.replaceState(null, "", hash ? `#${hash}` : location.pathname + location.search);
+}
+
+read().then((data) => {
+  for (const table of data.tables) {
+    for (const row of table.rows) row.searched = [row.model, row.method, row.submitter, row.status].join(" ").toLowerCase();
+  }
+  const changed = () => { toAddress(); update(data); };
+  for (const head of document.querySelectorAll("thead th")) {
+    head.firstElementChild.addEventListener("click", () => {
+      const { key } = head.dataset;
+      const falls = "text" in head.dataset || key === "rank" ? [key, `-${key}`] : [`-${key}`, key];
+      filters.sort.value = falls[filters.sort.value === falls[0] ? 1 : 0];
+      changed();
+    });
+  }
+  filters.addEventListener("input", changed);
+  filters.addEventListener("submit", (event) => event.preventDefault());
+  addEventListener("hashchange", () => { fromAddress(); update(data); });
+  fromAddress();
+  update(data);
+  document.documentElement.dataset.ready = "yes";
+}).catch((error) => {
+  document.querySelector("main").prepend(el("p", { class: "warn" }, `This browser cannot show the tables (${error}).`));
+});

@@ -54,8 +54,10 @@ class Plot(NamedTuple):
         return self.svg[self.svg.index("<svg") :]
 
 
-def write_report(runs: Sequence[NamedRun], out: Path, title: str = "") -> None:
+def write_report(runs: Sequence[NamedRun], out: Path, title: str = "", standing: str = "") -> None:
     """Write the page that compares runs, the first of which is what the others are compared with.
+
+    ``standing`` is a line below the title, which a board puts anew where the rank changes.
 
     Raises:
         UserError: a run's samples are not there or cannot be measured.
@@ -72,6 +74,7 @@ def write_report(runs: Sequence[NamedRun], out: Path, title: str = "") -> None:
         HERE / "page.html.j2",
         {"groups": _groups},
         title=title or f"Unlearning {of}{' …' if len(targets) > 3 else ''}",
+        standing=standing,
         runs=runs,
         colors=[plots.color(place) for place in range(len(runs))],
         verdicts=verdicts(runs),
