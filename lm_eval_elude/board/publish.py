@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from lm_eval_elude.board.submission import Packed, Submission, shown
-from lm_eval_elude.board.verify import Verdict
+from lm_eval_elude.board.verify import MEANING, Verdict
 from lm_eval_elude.data.files import write_text
 from lm_eval_elude.data.hub_metadata import CARD, RESULTS, Headline, model_index, plain, results_yaml
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.report.page.page import leaks
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS
 from lm_eval_elude.scoring.metrics import METRICS
+from lm_eval_elude.scoring.runs import Run
 
 # Name, task or group, metric: what a card says; those of the whole are tasks of the benchmark on the Hub.
 HEADLINES = (
@@ -46,13 +47,14 @@ def token(repository: str) -> str:
     raise UserError(f"--hub {repository}: set HF_TOKEN to a token that may write there")
 
 
-def pull_request(repository: str, verdict: Verdict, card: Path | None) -> str:
+def pull_request(repository: str, verdict: Verdict, card: Path | None, reference: Run | None = None) -> str:
     """Open a pull request with the model card and, for published data, the evaluation results.
 
     Args:
         repository: of the model on the Hub.
         verdict: of the submission, without findings.
         card: the checkpoint's own, for a repository that has none; text stays, numbers are put in.
+        reference: the run of the model that never knew, whose values stand beside the submission's.
 
     Returns:
         The request's address.
@@ -71,11 +73,12 @@ def pull_request(repository: str, verdict: Verdict, card: Path | None) -> str:
     ]  # fmt: skip
     data = submission.scored["data"]
     source, revision = data.get("repository"), data.get("revision")
+    text = _description(verdict, reference)
     try:
         with tempfile.TemporaryDirectory() as folder:
             with suppress(RemoteEntryNotFoundError):  # its parent also stands for a Hub that does not answer
                 card = Path(api.hf_hub_download(repository, CARD, local_dir=folder))
-            page = ModelCard(card.read_text(encoding="utf-8") if card else _new_card(submission))
+            page = ModelCard(card.read_text(encoding="utf-8") if card else _new_card(submission, text))
         about: Any = page.data
         name = source or Path(str(submission.scored["dataset"])).name
         index = model_index([headline for _, headline in known], name, revision)
@@ -85,23 +88,41 @@ def pull_request(repository: str, verdict: Verdict, card: Path | None) -> str:
         about.eval_results = [*others, *index]
         files = {CARD: str(page)}
         if source:
-            notes = f"targets: {', '.join(submission.scored['targets'])}; submission {verdict.digest[:16]}"
+            notes = (
+                f"targets: {', '.join(submission.scored['targets'])}; submission {verdict.digest[:16]}, {verdict.level}"
+            )
             of_the_whole = [headline for task, headline in known if task == "elude"]
             files[RESULTS.format("elude")] = results_yaml(of_the_whole, source, revision, notes)
         done = api.create_commit(
             repository, [CommitOperationAdd(name, content.encode()) for name, content in files.items()],
             commit_message="Evaluation results on ELUDe", create_pr=True,
-            commit_description=f"Submission {verdict.digest}, level of proof: {verdict.level}.",
+            commit_description=text,
         )  # fmt: skip
     except Exception as error:  # what carries the library's requests has errors of its own, by version
         raise UserError(f"--hub {repository}: {shown(' '.join(str(error).split()))}") from None
     return str(done.pr_url)
 
 
-def _new_card(submission: Submission) -> str:
+def _description(verdict: Verdict, reference: Run | None) -> str:
+    """The numbers of a submission beside those of the model that never knew, and how far they were checked."""
+    rows = []
+    for name, task, metric in HEADLINES:
+        numbers = [verdict.numbers, *([reference.numbers] if reference else [])]
+        values = [of_run.get(task, {}).get(metric, {}).get("value", math.nan) for of_run in numbers]
+        rows.append(f"| {' | '.join([name, *('–' if math.isnan(v) else f'{100 * v:.1f} %' for v in values)])} |")
+    heads = ["", "this model", *(["a model that never knew"] if reference else [])]
+    assert verdict.level
+    return "\n".join([
+        f"Level of proof: {verdict.level} ({MEANING[verdict.level]}). Submission {verdict.digest}.",
+        "" if reference else "No run of a model that never knew stands beside it.",
+        "", f"| {' | '.join(heads)} |", f"|---{'|--:' * len(heads[1:])}|", *rows,
+    ])  # fmt: skip
+
+
+def _new_card(submission: Submission, text: str) -> str:
     name, base, method = (plain(getattr(submission, field)) for field in ("model", "base_model", "method"))
     head = "---\ntags: [unlearning, elude]\n---\n"
-    return f"{head}\n# {name}\n\nMade from {base} by {method}, and scored with lm-eval-elude.\n"
+    return f"{head}\n# {name}\n\nMade from {base} by {method}, and scored with lm-eval-elude.\n\n{text}\n"
 
 
 # ---- Every Eval Ever

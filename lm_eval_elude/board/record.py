@@ -18,7 +18,7 @@ from typing import Any
 
 from lm_eval_elude.board import submission as packed
 from lm_eval_elude.board.rescore import rescore
-from lm_eval_elude.board.verify import Verdict, verify
+from lm_eval_elude.board.verify import MEANING, Verdict, verify
 from lm_eval_elude.data import jsonio
 from lm_eval_elude.data.files import file_hashes, sha256, write_text
 from lm_eval_elude.data.manifest import FILE_NAME, read_manifest
@@ -61,13 +61,16 @@ def record(
     manifest = read_manifest(checkpoint)
     if manifest is None:
         raise UserError(f"{checkpoint} has no {FILE_NAME}: what was done to it is not known")
-    if file_hashes(checkpoint) != manifest.weights:
+    hashes = file_hashes(checkpoint, "**/*")
+    weights = {name: value for name, value in hashes.items() if name.endswith(".safetensors") and "/" not in name}
+    if weights != manifest.weights:
         raise UserError(f"{checkpoint}: the weights are not those that {FILE_NAME} names")
-    digest = sha256(checkpoint / FILE_NAME)
     if "elude_forget" not in run.tasks:
         raise UserError(f"{run.path} has no elude_forget: run lm_eval --tasks elude")
     scored = run.settings("elude_forget")
-    if (digest, manifest.weights) not in [(c.get("manifest"), c.get("weights")) for c in scored["checkpoint"] or ()]:
+    if (hashes[FILE_NAME], manifest.weights) not in [
+        (c.get("manifest"), c.get("weights")) for c in scored["checkpoint"] or ()
+    ]:
         raise UserError(f"{run.path} is not a run of {checkpoint}")
     reference = _reference(run, scored.get("reference"), reference)
     known = reference.settings("elude_forget")["checkpoint"] or []
@@ -78,7 +81,7 @@ def record(
     _verified(reference)
     if attacked:
         _belongs(attacked, run, reference)
-    verdict = _verified(run, reference, checkpoint, records)
+    verdict = _verified(run, reference, checkpoint, records, weights)
     tests = tested(verdict.samples, scored)
     on_weights = tested_weights(attacked) if attacked else {}
     tests += [test for of_attack in on_weights.values() for test in of_attack]
@@ -120,12 +123,9 @@ def record(
         hashes = {name: f"target-{hmac.digest(key, name.encode(), 'sha256').hex()[:12]}" for name in scored["targets"]}
         hidden = dict.fromkeys(filter(None, places), "withheld") | hashes
         predicate = _replaced({**predicate, "settings": "withheld"}, hidden)
-    files = sorted(path for path in checkpoint.rglob("*") if path.is_file())
     return {
         "_type": STATEMENT,
-        "subject": [
-            {"name": path.relative_to(checkpoint).as_posix(), "digest": {"sha256": sha256(path)}} for path in files
-        ],
+        "subject": [{"name": name, "digest": {"sha256": value}} for name, value in hashes.items()],
         "predicateType": PREDICATE,
         "predicate": predicate,
     }
@@ -138,16 +138,16 @@ def _reference(run: Run, name: str | None, given: Run | None) -> Run:
             f'{run.path} has no reference: score it with --metadata \'{{"reference": "RESULTS"}}\', where RESULTS are '
             "those of a model that never knew the targets"
         )
-    if given:
-        return given
-    path = Path(name).expanduser()
-    if not path.exists() or (path / "config.json").exists():
-        raise UserError(f"the reference {name} is a model, or not there: name the results of that model by --reference")
-    return packed.finished(path)
+    if reference := given or packed.reference_of(run):
+        return reference
+    raise UserError(f"the reference {name} is a model, or not there: name the results of that model by --reference")
 
 
-def _verified(run: Run, reference: Run | None = None, checkpoint: Path | None = None, records: int = 0) -> Verdict:
-    """What ``elude verify`` says of a run, which must have no finding; a checkpoint is asked again.
+def _verified(
+    run: Run, reference: Run | None = None, checkpoint: Path | None = None, records: int = 0,
+    weights: dict[str, str] | None = None,
+) -> Verdict:  # fmt: skip
+    """What ``elude verify`` says of a run, which must have no finding; a checkpoint, with its hashes, is asked again.
 
     Raises:
         UserError: there is a finding.
@@ -160,7 +160,8 @@ def _verified(run: Run, reference: Run | None = None, checkpoint: Path | None = 
         verdict = verify(folder, data=data, renderer=renderer, reference=reference)
         if checkpoint and not verdict.findings:
             asked = str(checkpoint)
-            rescore(folder, verdict, asked, asked, seed=secrets.randbits(48), records=records, data=data)
+            how: dict[str, Any] = {"seed": secrets.randbits(48), "records": records, "data": data, "weights": weights}
+            rescore(folder, verdict, asked, asked, **how)
     if verdict.findings:
         first, *more = verdict.findings
         raise UserError(f"{run.path}: {first}{f' (and {len(more)} more findings)' if more else ''}")
@@ -175,6 +176,7 @@ def write(statement: Mapping[str, Any], folder: Path) -> None:
         Path(__file__).with_name("page") / "record.html.j2",
         subject=statement["subject"],
         digest=sha256(folder / JSON),
+        meaning=MEANING[statement["predicate"]["checked"]],
         **jsonio.finite(statement["predicate"]),
     )
     write_text(folder / PAGE, page)

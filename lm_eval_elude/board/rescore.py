@@ -33,7 +33,7 @@ class Rescored(NamedTuple):
 
 def rescore(
     folder: Path, verdict: Verdict, model: str, tokenizer: str, *, seed: int, backend: str = "elude", records: int = 50,
-    tolerance: float = 0.02, data: str = "",
+    tolerance: float = 0.02, data: str = "", weights: dict[str, str] | None = None,
 ) -> Rescored:  # fmt: skip
     """Score a part of a verified submission again: raise the level of its verdict, or add findings.
 
@@ -46,6 +46,7 @@ def rescore(
         records: about how many documents, as many of each task, 0 for all.
         tolerance: of an answer's mean log-probability (nats a token).
         data: the data set, where the submission's is a path elsewhere.
+        weights: SHA-256 of each weight file in the folder, where they are known.
 
     Raises:
         UserError: there is no model in the folder.
@@ -55,7 +56,7 @@ def rescore(
     from lm_eval.tasks import TaskManager
 
     assert verdict.submission
-    weights = file_hashes(Path(model))
+    weights = weights or file_hashes(Path(model))
     if not weights:
         raise UserError(
             f"--rescore {model}: no folder with *.safetensors; `hf download ID --revision COMMIT --local-dir DIR`"

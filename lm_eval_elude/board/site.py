@@ -31,7 +31,7 @@ from lm_eval_elude.board import submission as packed
 from lm_eval_elude.board.keeper import Table
 from lm_eval_elude.board.score import Score
 from lm_eval_elude.board.submission import Packed, Submission, shown
-from lm_eval_elude.board.verify import LEVELS, Verdict, verify
+from lm_eval_elude.board.verify import LEVELS, MEANING, Verdict, verify
 from lm_eval_elude.data import jsonio
 from lm_eval_elude.data.files import stamp as stamp_of_file
 from lm_eval_elude.data.files import write_bytes, write_text
@@ -390,8 +390,9 @@ PAGE_COLUMNS = {
        for name, sentence in PARTS.items()},
     **{name: PageColumn(METRICS[metric].label, METRICS[metric].sentence)
        for name, (_, metric) in scores.COLUMNS.items()},
-    "proof": PageColumn("proof", "How far the keeper checked it, and when: recomputed, every number follows from the "
-                        "samples; rescored, the model gave a drawn part of them again; reproduced, all of them.", True),
+    "proof": PageColumn(
+        "proof", f"How far it was checked: {'; '.join(f'{name}, {means}' for name, means in MEANING.items())}.", True
+    ),
     "cost": PageColumn("hours", "Of one device, as the submitter says."),
 }  # fmt: skip
 

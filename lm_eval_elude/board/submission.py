@@ -75,6 +75,13 @@ def finished(path: Path) -> Run:
     return Packed(path) if (path / FILE_NAME).is_file() else Run(path)
 
 
+def reference_of(run: Run) -> Run | None:
+    """The finished run that a run names as its reference; None where it names none, a model, or what is not there."""
+    name = run.settings(run.tasks[0]).get("reference") or ""
+    path = Path(name).expanduser()
+    return finished(path) if name and path.exists() and not (path / "config.json").exists() else None
+
+
 # ---- reading
 def load(kind: type[T], file: Path, *, nan: bool = False) -> T:
     """A small JSON file as the type that it must have; ``nan``: whether a number in it may be NaN.

@@ -1,9 +1,7 @@
 """A submission checked without trust: documents against the data loaded here, prompts, responses, every number.
 
-Levels of proof, from the lowest: ``recomputed`` (every number follows from the samples, and these are what the data and
-the template ask), ``rescored`` (a random part of the samples came out of the model again, see
-:mod:`~lm_eval_elude.board.rescore`), ``reproduced`` (all of them did). What a task asks and measures is said by its
-:class:`~lm_eval_elude.scoring.benchmark.Benchmark`; here it is only compared.
+:data:`MEANING` has the levels of proof; the two higher ones are given by :mod:`~lm_eval_elude.board.rescore`. What a
+task asks and measures is said by its :class:`~lm_eval_elude.scoring.benchmark.Benchmark`; here it is only compared.
 """
 
 from __future__ import annotations
@@ -33,7 +31,12 @@ from lm_eval_elude.scoring.settings import MOST_PROMPTS, Settings
 from lm_eval_elude.text.chat import Renderer
 
 Level = Literal["recomputed", "rescored", "reproduced"]
-LEVELS: tuple[Level, ...] = get_args(Level)
+LEVELS: tuple[Level, ...] = get_args(Level)  # the lowest first
+MEANING: dict[Level, str] = {
+    "recomputed": "every number follows from the logged answers",
+    "rescored": "a drawn part of the answers came out of the model again",
+    "reproduced": "all answers came out of the model again",
+}
 TOLERANCE = 1e-6  # of a number that is formed again, relative above 1
 _MOST = 20  # findings of one task that are listed
 

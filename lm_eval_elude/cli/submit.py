@@ -50,6 +50,7 @@ def submit(results: Path, out: Path, dataset: str, hub: str | None, exchange: Pa
     if hub:
         publish.token(hub)
     run = Run(results)
+    reference = packed.reference_of(run) if hub else None
     with new_folder(out) as staged:
         packed.pack(run, staged, **about)
         source = dataset or str(run.settings(run.tasks[0])["dataset"])
@@ -64,7 +65,7 @@ def submit(results: Path, out: Path, dataset: str, hub: str | None, exchange: Pa
         folder = run.checkpoint
         card = folder / publish.CARD if folder else None
         try:
-            address = publish.pull_request(hub, verdict, card if card and card.is_file() else None)
+            address = publish.pull_request(hub, verdict, card if card and card.is_file() else None, reference)
         except UserError as error:
             raise UserError(f"{error}; {out} is written, only the pull request is missing") from None
         say(f"pull request: {address}")

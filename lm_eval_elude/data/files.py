@@ -95,8 +95,9 @@ def sha256(path: Path) -> str:
 
 
 def file_hashes(folder: Path, pattern: str = "*.safetensors") -> dict[str, str]:
-    """SHA-256 (hexadecimal) by name of the files that match, in name order."""
-    return {path.name: sha256(path) for path in sorted(folder.glob(pattern))}
+    """SHA-256 (hexadecimal) by path below the folder of the files that match, in the order of the paths."""
+    files = sorted(path for path in folder.glob(pattern) if path.is_file())
+    return {path.relative_to(folder).as_posix(): sha256(path) for path in files}
 
 
 def _umask() -> int:
