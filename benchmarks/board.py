@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lm_eval_elude.board import keeper, site
+from lm_eval_elude.board import keeper, pages, site
 from lm_eval_elude.board import submission as packed
 from lm_eval_elude.scoring import membership
 from tests.browser import Browser
@@ -63,7 +63,7 @@ def opened(out: Path, rows: int, folder: Path) -> str:
     """The size of the page with so many rows, the seconds until a Chromium shows it, and those that a filter takes."""
     tables = json.loads((out / "leaderboard.json").read_text(encoding="utf-8"))["tables"][:1]
     tables[0]["rows"] = many(tables[0]["rows"], rows)
-    site.write_tables(out, tables)
+    pages.write_tables(out, tables)
     browser = Browser(folder / "profile")
     try:
         start = time.perf_counter()

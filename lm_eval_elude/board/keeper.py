@@ -69,10 +69,10 @@ def read(folder: Path) -> list[Table]:
     if not file.is_file():
         raise UserError(f"{file} is missing: it says what each table compares; `elude leaderboard table` writes it")
     try:
-        found = tomllib.loads(jsonio.read_text(file))
+        content = tomllib.loads(jsonio.read_text(file))
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{file}: not valid TOML ({error})") from None
-    tables: list[Table] = jsonio.check(found, dict[str, list[Table]], str(file)).get("tables", [])
+    tables: list[Table] = jsonio.check(content, dict[str, list[Table]], str(file)).get("tables", [])
     if not tables:
         raise UserError(f"{file}: no [[tables]] in it; `elude leaderboard table` writes one")
     if len({table.name for table in tables}) < len(tables):

@@ -61,14 +61,14 @@ def record(
     manifest = read_manifest(checkpoint)
     if manifest is None:
         raise UserError(f"{checkpoint} has no {FILE_NAME}: what was done to it is not known")
-    hashes = file_hashes(checkpoint, "**/*")
-    weights = {name: value for name, value in hashes.items() if name.endswith(".safetensors") and "/" not in name}
+    files = file_hashes(checkpoint, "**/*")
+    weights = {name: value for name, value in files.items() if name.endswith(".safetensors") and "/" not in name}
     if weights != manifest.weights:
         raise UserError(f"{checkpoint}: the weights are not those that {FILE_NAME} names")
     if "elude_forget" not in run.tasks:
         raise UserError(f"{run.path} has no elude_forget: run lm_eval --tasks elude")
     scored = run.settings("elude_forget")
-    if (hashes[FILE_NAME], manifest.weights) not in [
+    if (files[FILE_NAME], manifest.weights) not in [
         (c.get("manifest"), c.get("weights")) for c in scored["checkpoint"] or ()
     ]:
         raise UserError(f"{run.path} is not a run of {checkpoint}")
@@ -125,7 +125,7 @@ def record(
         predicate = _replaced({**predicate, "settings": "withheld"}, hidden)
     return {
         "_type": STATEMENT,
-        "subject": [{"name": name, "digest": {"sha256": value}} for name, value in hashes.items()],
+        "subject": [{"name": name, "digest": {"sha256": value}} for name, value in files.items()],
         "predicateType": PREDICATE,
         "predicate": predicate,
     }

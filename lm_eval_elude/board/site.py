@@ -6,44 +6,35 @@ made once for a submission's content. Tables, scores and ranks are formed anew e
 
 from __future__ import annotations
 
-import base64
 import gc
-import gzip
 import hashlib
-import html
 import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-import pandas as pd
 
 from lm_eval_elude import __version__
 from lm_eval_elude.board import keeper
 from lm_eval_elude.board import score as scores
 from lm_eval_elude.board import submission as packed
 from lm_eval_elude.board.keeper import Table
+from lm_eval_elude.board.pages import COMPANIONS, PARTS, write_standings, write_tables
 from lm_eval_elude.board.score import Score
 from lm_eval_elude.board.submission import Packed, Submission, shown
-from lm_eval_elude.board.verify import LEVELS, MEANING, Verdict, verify
-from lm_eval_elude.data import jsonio
+from lm_eval_elude.board.verify import LEVELS, Verdict, verify
 from lm_eval_elude.data.files import stamp as stamp_of_file
-from lm_eval_elude.data.files import write_bytes, write_text
+from lm_eval_elude.data.files import write_text
 from lm_eval_elude.errors import UserError, reason
-from lm_eval_elude.report import plots
-from lm_eval_elude.report.comparison import GIBBERISH, NamedRun
-from lm_eval_elude.report.frame import csv_text
-from lm_eval_elude.report.page import render
+from lm_eval_elude.report.comparison import NamedRun
 from lm_eval_elude.report.page.page import write_report
-from lm_eval_elude.scoring.metrics import METRICS
 
-PAGE = Path(__file__).with_name("page")
 STARTER = Path(__file__).with_name("starter")
 FILES = "leaderboard-files.json"  # names of a site's files that builds wrote; no other file is replaced or removed
 _NAMES = re.compile(r"index\.html|leaderboard\.(json|csv)|data/[0-9a-f]{64}\.json|submissions/[0-9a-f]{64}\.html")
@@ -55,9 +46,6 @@ class Built(NamedTuple):
     rows: int
     formed: int
     refused: dict[str, str]
-
-
-COMPANIONS = {"original": "original", "retrained": "never knew"}  # what stands beside a row in its report, by role
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -144,7 +132,7 @@ def build(folder: Path, site: Path) -> Built:
     rows = {e.digest: (e, kept) for e in entries if isinstance(kept := known[e.place], Kept)}
     ranking = _tables(tables, list(rows.values()), verdicts)
     write_tables(site, ranking)
-    _write_standings(site, ranking)
+    write_standings(site, ranking)
     for name in written - names:
         (site / name).unlink(missing_ok=True)
     write_text(site / FILES, json.dumps(sorted(names)))
@@ -268,7 +256,7 @@ def _tables(
     tables: Sequence[Table], known: Sequence[tuple[Entry, Kept]], verdicts: dict[str, keeper.Verdict]
 ) -> list[dict[str, Any]]:
     """Rows by table: ranked ones, best first, then those without a rank and why, then references."""
-    found = []
+    filled = []
     for table in tables:
         members = [(entry, kept) for entry, kept in known if entry.table is table]
         twins = _twins(members)
@@ -279,8 +267,8 @@ def _tables(
         for row, rank in zip(ranked, values, strict=True):
             row |= {"rank": rank, "tied": values.count(rank) > 1}
         identity = hashlib.sha256(table.name.encode()).hexdigest()[:12]
-        found.append({**msgspec.to_builtins(table), "id": identity, "rows": rows})
-    return found
+        filled.append({**msgspec.to_builtins(table), "id": identity, "rows": rows})
+    return filled
 
 
 _ORDER = ("ranked", "unverified", "withdrawn", "retrained", "original")  # of rows in a table
@@ -346,120 +334,3 @@ def _claim(site: Path, names: Iterable[str]) -> set[str]:
         raise UserError(f"--out {site}: {foreign[0]} was not written by a build; name another folder, or take it away")
     write_text(file, json.dumps(sorted(written.union(names))))
     return written
-
-
-def write_tables(site: Path, tables: list[dict[str, Any]]) -> None:
-    """The page of a board, and all that is in it as JSON and as CSV."""
-    about = (PAGE / "score.txt").read_text(encoding="utf-8")
-    tables = jsonio.finite(tables)
-    board = {"version": __version__, "score": about, "tables": tables}
-    write_text(site / "leaderboard.json", json.dumps(board, ensure_ascii=False) + "\n")
-    flat = [_flat(row, table["name"]) for table in tables for row in table["rows"]]
-    write_text(site / "leaderboard.csv", csv_text(pd.DataFrame(flat)))
-    shown = {"tables": [{"id": table["id"], "rows": [_page_row(row) for row in table["rows"]]} for table in tables]}
-    block = gzip.compress(json.dumps(shown, ensure_ascii=False, separators=(",", ":")).encode(), mtime=0)
-    page = render(
-        PAGE / "board.html.j2", tables=tables, planes=[_plane(table["rows"]) for table in tables], levels=LEVELS,
-        version=__version__, about=about, columns=PAGE_COLUMNS, gibberish=GIBBERISH,
-        block=base64.b64encode(block).decode(),
-    )  # fmt: skip
-    write_text(site / "index.html", page)
-
-
-class PageColumn(NamedTuple):
-    """A column of the page."""
-
-    label: str
-    sentence: str
-    text: bool = False  # whether it holds texts, otherwise numbers
-
-
-PARTS = {
-    "forgets": "how near FQ and what is still first come to the reference, the worst of plain questions and attacks.",
-    "keeps": "how near RQ comes to the reference.",
-    "speaks": "whether it answers about the target, in words that differ from question to question.",
-    "hides": "how near the worst membership attack comes to what it finds in the reference.",
-}
-PAGE_COLUMNS = {
-    "rank": PageColumn("#", "1 + how many of the rows shown have a higher score; = where several share it; a row that "
-                       "the keeper has not scored again has none."),
-    "model": PageColumn("model", "Opens the report of its run, beside the table's original and reference.", True),
-    "method": PageColumn("method", "How it was made, and who submits it.", True),
-    "score": PageColumn("score", "Harmonic mean of forgets, keeps, speaks and hides, with its 95 % interval."),
-    **{name: PageColumn(name, f"Part of the score: {sentence}")
-       for name, sentence in PARTS.items()},
-    **{name: PageColumn(METRICS[metric].label, METRICS[metric].sentence)
-       for name, (_, metric) in scores.COLUMNS.items()},
-    "proof": PageColumn(
-        "proof", f"How far it was checked: {'; '.join(f'{name}, {means}' for name, means in MEANING.items())}.", True
-    ),
-    "cost": PageColumn("hours", "Of one device, as the submitter says."),
-}  # fmt: skip
-
-
-_WORST = {"fq": "FQ in", "known": "known in", "auc": "membership by"}
-
-
-def _page_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row as the page's script reads it."""
-    names = ("digest", "model", "method", "submitter", "hardware", "cost", "links", "level", "status", "role", "rank")
-    worst = [
-        f"{_WORST[kind]} {re.sub('^elude_(attack_)?|^mia_|_auc$', '', name).replace('_', ' ')}"
-        for kind, name in row["score"]["worst"].items()
-    ]
-    dated = [f"scored again on {row['date'][:10]}"] if row["date"] else []
-    numbers = {
-        "score": {"value": row["score"]["value"], "stderr": row["score"]["stderr"]},
-        **{name: {"value": part} for name, part in row["score"]["parts"].items()},
-        **{name: row[name] for name in scores.COLUMNS},
-    }
-    return {
-        **{name: row[name] for name in names},
-        **{name: {key: value and round(value, 5) for key, value in number.items()} for name, number in numbers.items()},
-        "proof": LEVELS.index(row["level"]), "reason": row["reason"],
-        "broken": (row["degenerate"]["value"] or 0) > GIBBERISH,
-        "notes": [*filter(None, [row["reason"]]), *row["remarks"], f"worst: {', '.join(worst)}", *dated],
-    }  # fmt: skip
-
-
-def _flat(row: Mapping[str, Any], table: str) -> dict[str, Any]:
-    """A row of the CSV."""
-    names = ("status", "model", "method", "base_model", "submitter", "level", "date", "cost", "hardware")
-    flat = {"table": table, "rank": row["rank"] or "", **{name: row[name] for name in names}}
-    for name in ("score", *scores.COLUMNS):
-        flat |= {name: row[name]["value"], f"{name}_stderr": row[name]["stderr"]}
-    notes = "; ".join(filter(None, [row["reason"], *row["remarks"]]))
-    return flat | row["score"]["parts"] | {"notes": notes, "digest": row["digest"], **row["links"]}
-
-
-def _plane(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The picture of a table, with its references; the page's script draws the other rows."""
-    marks = {
-        COMPANIONS[row["role"]]: (row["fq"]["value"], row["rq"]["value"])
-        for row in rows
-        if row["role"] in COMPANIONS and None not in (row["fq"]["value"], row["rq"]["value"])
-    }
-    drawing = plots.plane(marks, COMPANIONS["retrained"])
-    return drawing[drawing.index("<svg") :]
-
-
-def _write_standings(site: Path, tables: Sequence[Mapping[str, Any]]) -> None:
-    """Put the rank of each row, its score and the parts of it into its report, where they changed."""
-    for table in tables:
-        ranked = sum(row["rank"] is not None for row in table["rows"])
-        for row in table["rows"]:
-            score, file = row["score"], site / "submissions" / f"{row['digest']}.html"
-            place = f"rank {row['rank']} of {ranked}" if row["rank"] else row["reason"] or f"the {row['role']} model"
-            parts = ", ".join(f"{name} {_percent(part)}" for name, part in score["parts"].items())
-            scored = f"score {_percent(score['value'])} ± {_percent(1.96 * score['stderr'])} ({parts})"
-            line = html.escape(f"{table['name']}: {place}; {scored}; proof: {row['level']}")
-            before = file.read_bytes()
-            start, old, end = before.partition(b'<p id="standing">')
-            _, close, end = end.partition(b"</p>")
-            after = start + old + line.encode() + close + end
-            if old and after != before:
-                write_bytes(file, after)
-
-
-def _percent(value: float) -> str:
-    return "?" if math.isnan(value) else f"{100 * value:.1f}"

@@ -366,7 +366,7 @@ class RowCheck:
                 raise UserError(f"generated is {shown(doc['generated'])}")
             _demand("generated", doc["generated"], responses[-1])
         logged = Logged(requests, responses, scores, self.counts.of_text)
-        if line := next((line for line, found in CHECKS.items() if found(logged)), ""):
+        if line := next((line for line, contradicts in CHECKS.items() if contradicts(logged)), ""):
             raise UserError(line)
         doc.pop("reference", None)  # nobody's word: a distance is formed from the reference's own samples
         if self.reference:

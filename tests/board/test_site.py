@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from lm_eval_elude import __version__
-from lm_eval_elude.board import keeper, site
+from lm_eval_elude.board import keeper, pages, site
 from lm_eval_elude.board import submission as packed
 from lm_eval_elude.errors import UserError
 from tests.board import runs
@@ -386,7 +386,7 @@ def test_the_csv_has_every_row_and_no_formula(built, board, tmp_path):
     assert lines.keys() == {row["digest"] for row in known.values()}
     assert lines[known["candidate"]["digest"]]["submitter"] == "'=1+1"
     row = known["forgot"]
-    assert float(lines[row["digest"]]["hides"]) == row["score"]["parts"]["hides"]
+    assert float(lines[row["digest"]]["score_parts_hides"]) == row["score"]["parts"]["hides"]
     assert lines[row["digest"]]["rank"] == "1" and lines[known["retrained"]["digest"]]["rank"] == ""
 
 
@@ -418,7 +418,7 @@ def test_a_page_of_many_rows_shows_the_first(built, tmp_path):
     (table,) = json.loads((built / "leaderboard.json").read_text())["tables"]
     row = table["rows"][0]
     table["rows"] = [row | {"digest": f"{i:064}", "model": f"m{i}", "rank": i + 1} for i in range(2_500)]
-    site.write_tables(tmp_path, [table])
+    pages.write_tables(tmp_path, [table])
     assert (tmp_path / "index.html").stat().st_size < 200_000
     if BROWSER:
         browser = Browser(tmp_path / "profile")

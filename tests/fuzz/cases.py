@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from lm_eval_elude import __version__, llm
 from lm_eval_elude.attacks.builders import ATTACKS
 from lm_eval_elude.attacks.files import load_attack_file
-from lm_eval_elude.board import keeper, site
+from lm_eval_elude.board import keeper, pages, site
 from lm_eval_elude.board import score as scores
 from lm_eval_elude.board import submission as packed
 from lm_eval_elude.board.verify import verify
@@ -701,7 +701,7 @@ TABLE = keeper.Table(
 ROW = {
     "stamp": site.stamp(TABLE, {}), "remarks": ["not looked at"], "answers": "0",
     "columns": dict.fromkeys(scores.COLUMNS, NUMBER), "measured": {"rq": 0.5},
-    "score": {**NUMBER, "parts": dict.fromkeys(site.PARTS, 0.5), "worst": {"fq": "elude_attack_none"}},
+    "score": {**NUMBER, "parts": dict.fromkeys(pages.PARTS, 0.5), "worst": {"fq": "elude_attack_none"}},
 }  # fmt: skip
 
 

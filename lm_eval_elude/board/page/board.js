@@ -24,7 +24,7 @@ async function read() {
 // ---- one row
 const isReference = (row) => row.role !== "submission";
 const report = (row) => `submissions/${row.digest}.html`;
-const percent = (share) => (share === null ? "–" : (100 * share).toFixed(1));
+const shown = (number, { factor = 100, digits = 1 } = {}) => (number === null ? "–" : (factor * number).toFixed(digits));
 const small = (...parts) => (parts.some(Boolean) ? el("small", {}, ...parts) : null);
 
 /** What a column sorts by, null where it is not known. */
@@ -41,10 +41,10 @@ const cells = {
   cost: (row) => el("td", {}, row.cost === null ? "–" : String(row.cost), small(row.hardware)),
 };
 
-function share(row, key) {
+function number(row, { key, ...form }) {
   const { value, stderr } = row[key];
-  const cell = el("td", {}, key === "score" ? el("b", {}, percent(value)) : percent(value),
-    small(stderr === undefined ? "" : `± ${stderr === null ? "?" : percent(1.96 * stderr)}`));
+  const cell = el("td", {}, key === "score" ? el("b", {}, shown(value)) : shown(value, form),
+    small(stderr === undefined ? "" : `± ${stderr === null ? "?" : shown(1.96 * stderr, form)}`));
   if (key === "degenerate" && row.broken) cell.className = "warn";
   return cell;
 }
@@ -53,13 +53,13 @@ function share(row, key) {
 /** The place of each ranked row among those shown, which come best first; who shares a rank shares a place. */
 function places(rows, filtered) {
   const ranked = rows.filter((row) => row.rank !== null);
-  const found = new Map();
+  const byRow = new Map();
   ranked.forEach((row, i) => {
     const tied = [ranked[i - 1], ranked[i + 1]].some((other) => other?.rank === row.rank);
-    const place = ranked[i - 1]?.rank === row.rank ? found.get(ranked[i - 1]).place : i + 1;
-    found.set(row, { place, text: `${place}${tied ? "=" : ""}`, filtered });
+    const place = ranked[i - 1]?.rank === row.rank ? byRow.get(ranked[i - 1]).place : i + 1;
+    byRow.set(row, { place, text: `${place}${tied ? "=" : ""}`, filtered });
   });
-  return found;
+  return byRow;
 }
 
 function sorted(rows) {
@@ -76,7 +76,7 @@ function dot(row, _, all) {
   const node = document.createElementNS("http://www.w3.org/2000/svg", "circle");
   for (const [key, at] of Object.entries({ cx: 100 * row.fq.value, cy: 100 * row.rq.value, r: all.length < 500 ? 1.2 : 0.5, class: row.broken ? "broken" : row.status })) node.setAttribute(key, at);
   const title = document.createElementNS("http://www.w3.org/2000/svg", "title");
-  title.textContent = `${row.model}, ${row.method}: score ${percent(row.score.value)}`;
+  title.textContent = `${row.model}, ${row.method}: score ${shown(row.score.value)}`;
   node.append(title);
   node.addEventListener("click", () => { location.href = report(row); });
   return node;
@@ -86,7 +86,7 @@ function dot(row, _, all) {
 function best(row) {
   if (!row || row.rank === null) return ["None of these submissions is ranked."];
   const weakest = PARTS.reduce((a, b) => (value(row, b) < value(row, a) ? b : a));
-  return ["Best of these: ", el("b", {}, row.model), ` (${row.method}), score ${percent(row.score.value)}. Its weakest part: ${weakest} ${percent(value(row, weakest))}.`];
+  return ["Best of these: ", el("b", {}, row.model), ` (${row.method}), score ${shown(row.score.value)}. Its weakest part: ${weakest} ${shown(value(row, weakest))}.`];
 }
 
 function show(section, table) {
@@ -98,13 +98,13 @@ function show(section, table) {
   const passed = passing.filter((row) => !isReference(row));
   const place = places(passing, passed.length < submitted);
   const rows = sorted(passing);
-  const keys = [...section.querySelectorAll("thead th")].map((head) => head.dataset.key);
+  const columns = [...section.querySelectorAll("thead th")].map((head) => head.dataset);
   const body = section.querySelector("tbody");
   const more = section.querySelector(".more");
   const grow = (count) => {
     const start = body.rows.length;
     body.append(...rows.slice(start, start + count).map((row) => el("tr", { class: isReference(row) ? "reference" : row.status },
-      keys.map((key) => (cells[key] ? cells[key](row, place.get(row)) : share(row, key))))));
+      columns.map((column) => cells[column.key]?.(row, place.get(row)) ?? number(row, column)))));
     more.hidden = body.rows.length === rows.length;
     more.textContent = `show more (${body.rows.length.toLocaleString("en")} of ${rows.length.toLocaleString("en")})`;
   };
