@@ -38,7 +38,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "lm_eval_elude.tasks": ({"data", "scoring", "text"}, {"lm_eval", "transformers"}),
     "lm_eval_elude.board": (
         {"data", "lm_eval_elude", "report", "report.page", "scoring", "stress", "text"},
-        {"huggingface_hub", "lm_eval", "model_signing", "msgspec", "torch"},
+        {"huggingface_hub", "lm_eval", "model_signing", "msgspec", "pandas", "torch"},
     ),
     "lm_eval_elude.curate": (
         {"attacks", "data", "fetch", "llm", "lm_eval_elude", "model", "scoring", "text"},

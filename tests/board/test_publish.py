@@ -107,6 +107,16 @@ def test_published_data_give_the_hubs_own_results(hub, verdict, monkeypatch, tmp
     assert entries[0].value == round(verdict.numbers["elude"]["forget_quality"]["value"], 6)
 
 
+def test_the_request_says_the_references_values_and_the_level_of_proof(hub, verdict, never_knew):
+    publish.pull_request("org/name", verdict, None, never_knew)
+    (body,) = [body for path, _, body in hub.seen if "/commit/" in path]
+    text = json.loads(body.splitlines()[0])["value"]["description"]
+    numbers = [of_run["elude"]["retain_quality"]["value"] for of_run in (verdict.numbers, never_knew.numbers)]
+    assert f"| retain quality (RQ) | {100 * numbers[0]:.1f} % | {100 * numbers[1]:.1f} % |" in text.splitlines()
+    assert "Level of proof: recomputed (every number follows from the logged answers)" in text
+    assert text in committed(hub)["README.md"]  # the repository has no card
+
+
 def test_a_hub_that_refuses_is_one_line_and_the_submission_stays(hub, original, data, tmp_path, capsys, monkeypatch):
     out, exchange = tmp_path / "mine", tmp_path / "exchange"
     submit = ("submit", original.path, "--out", out, "--submitter", "A. Nobody", "--base-model", "b", "--role",
