@@ -26,7 +26,7 @@ from lm_eval_elude.report.verdict import GIBBERISH
 from lm_eval_elude.scoring.metrics import METRICS
 
 PAGE = Path(__file__).with_name("page")
-COMPANIONS = {"original": "original", "retrained": "never knew"}  # what stands beside a row in its report, by role
+COMPANIONS = {"original": "original", "retrained": "reference"}  # what stands beside a row in its report, by role
 
 
 class PageColumn(NamedTuple):

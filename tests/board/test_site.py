@@ -72,8 +72,8 @@ def test_a_report_has_the_tables_references_beside_it_and_the_rank(board, built,
     found = rows(built)
     page = built / "submissions" / f"{found['gibberish']['digest']}.html"
     before = page.read_text()
-    names = re.findall(r"swatch c\d\"></i>([^<]+)", before.split('<ul class="runs">')[1].split("</ul>")[0])
-    assert [name.strip() for name in names] == ["original", "never knew", "gibberish"]
+    titles = re.findall(r"<strong>(\w+)", before.split('<section id="verdicts">')[1].split("</section>")[0])
+    assert titles == ["original", "reference", "gibberish"]
     (line,) = re.findall(r'<p id="standing">(.*)</p>', before)
     assert line.startswith(f"Ronaldo: rank {found['gibberish']['rank']} of 3; score ") and "proof: rescored" in line
     assert all(f"{name} {100 * part:.1f}" in line for name, part in found["gibberish"]["score"]["parts"].items())
