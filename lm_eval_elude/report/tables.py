@@ -13,13 +13,15 @@ from lm_eval_elude.scoring.benchmarks import BENCHMARKS
 from lm_eval_elude.scoring.benchmarks.elude import ATTACK, CONTROL, MENTION
 from lm_eval_elude.scoring.metrics import METRICS, THREE
 
-# Of an attack the table shows what sums up an answer; the parts of FQ and the wording of answers stand in the plots.
+# The columns of the summary.
 FIRST = (
-    *((task, metric) for task in FORGET_SETS for metric in ("probability", "truth_first")), ("elude_attacks", "known"),
+    *((task, metric) for task in FORGET_SETS for metric in ("truth_first", "probability")), ("elude_attacks", "known"),
     ("elude_forget", "forget_quality"), ("tofu_forget", "ks_p_value"),
-    *((task, "degenerate") for task in FORGET_SETS), ("elude_quality", "retain_quality"), ("tofu", "model_utility"),
+    *((task, "degenerate") for task in FORGET_SETS), ("elude_forget", "oddness"),
+    ("elude_quality", "retain_quality"), ("tofu", "model_utility"),
     ("elude_quality", "mention_quality"), ("elude_mia", "mia_auc"),
 )  # fmt: skip
+# Of an attack the table shows what sums up an answer; the parts of FQ and the wording of answers stand in the plots.
 PARTS = (*THREE, "degenerate", "ngram_entropy", "refusal", "log_truth_ratio")
 ATTACK_METRICS = [m.name for m in METRICS.values() if m.name not in PARTS and m.unit == "share"]
 
@@ -72,9 +74,10 @@ def summary(numbers: pd.DataFrame) -> Table:
     cells = pivot(numbers, {place: METRICS[place[1]].label for place in FIRST})
     return Table(
         "Summary",
-        "Per cent, with 95 % intervals. Of the forget set: P, probability of the true answers; first, share of facts "
-        "whose truth is likelier than every wrong answer; known, the worst of these under attack. FQ counts gibberish "
-        "(degen.) as forgotten. RQ and utility: what is kept. KS p: TOFU's forget quality, a p-value.",
+        "Per cent, with 95 % intervals. Of the forget set: first, share of facts whose truth is likelier than every "
+        "wrong answer; P, probability of the true answers; known, the worst under attack. FQ counts gibberish (degen.) "
+        "and odd words (oddness, nats per token) as forgotten. RQ and utility: what is kept. KS p: TOFU's forget "
+        "quality, a p-value.",
         cells.drop(columns="n").T,
     )
 

@@ -11,6 +11,7 @@ from lm_eval_elude.report.comparison import ORIGINAL, NamedRun
 from lm_eval_elude.report.frame import FORGET_SETS, SECTIONS, attack_name, frame, markdown, plain
 from lm_eval_elude.report.tables import changes, tables
 from lm_eval_elude.scoring.estimates import Z95, difference
+from lm_eval_elude.scoring.metrics import METRICS
 from lm_eval_elude.stress.outcome import Worst, height
 
 GIBBERISH = 0.05  # a larger share of degenerate answers is named
@@ -102,13 +103,16 @@ def _judgement(run: NamedRun, before: NamedRun | None, reference: NamedRun | Non
 
 
 def _facts(run: NamedRun, before: NamedRun | None, reference: NamedRun | None) -> str:
-    others = [("before", before), ("never knew", reference)]
-    clauses = []
-    for task, metric, words in KNOWN:
+    others = [(name, other) for name, other in (("before", before), ("never knew", reference)) if other is not run]
+
+    def compared(task: str, metric: str, words: str) -> Iterator[str]:
+        """A number in words, and what others have in brackets."""
         if estimate := run.estimate(task, metric):
-            known = [(name, other.estimate(task, metric)) for name, other in others if other and other is not run]
-            compared = ", ".join(f"{name} {_percent(share.value)}" for name, share in known if share)
-            clauses.append(words.format(_percent(estimate.value)) + (f" ({compared})" if compared else ""))
+            known = [(name, other.estimate(task, metric)) for name, other in others if other]
+            beside = ", ".join(f"{name} {_shown(other.value, metric)}" for name, other in known if other)
+            yield words.format(_shown(estimate.value, metric)) + (f" ({beside})" if beside else "")
+
+    clauses = [clause for row in KNOWN for clause in compared(*row)]
     for task, metric in KEPT:
         if kept := run.estimate(task, metric):
             whole = before.estimate(task, metric) if before and run not in (before, reference) else None
@@ -120,6 +124,7 @@ def _facts(run: NamedRun, before: NamedRun | None, reference: NamedRun | None) -
         clauses.append(f"gibberish: {', '.join(worst + more)}")
     else:
         clauses.append("no gibberish")
+    clauses += compared("elude_forget", "oddness", "oddness of its words {} nats a token")
     if run.outcome and (strongest := run.outcome.strongest):
         clauses.append(_recovered(strongest))
     return "; ".join(clauses)
@@ -133,6 +138,10 @@ def _recovered(worst: Worst) -> str:
 
 def _place(task: str) -> str:
     return SECTIONS.get(task) or f"attack {attack_name(task)}"
+
+
+def _shown(value: float, metric: str) -> str:
+    return _percent(value) if METRICS[metric].unit == "share" else f"{value:.1f}"
 
 
 def _percent(share: float) -> str:
@@ -173,13 +182,13 @@ def _of_run(run: NamedRun) -> Iterator[str]:
 
 def _beside(run: NamedRun, first: NamedRun) -> Iterator[str]:
     """What keeps a run from being compared with the first one."""
-    odd: dict[str, list[str]] = {}
+    other: dict[str, list[str]] = {}
     for task in [task for task in run.run.tasks if task in first.run.tasks]:
         one, two = first.run.settings(task), run.run.settings(task)
         keys = [words for key, words in SHARED.items() if key in one and key in two and one[key] != two[key]]
         if keys:  # of what both say: a released log knows little of itself
-            odd.setdefault(", ".join(keys), []).append(_place(task))
-    for names, places in odd.items():
+            other.setdefault(", ".join(keys), []).append(_place(task))
+    for names, places in other.items():
         yield f"not the same questions as {first.name}: other {names} in {', '.join(places)}"
     if lacking := [_place(task) for task in first.run.tasks if task not in run.run.tasks]:
         yield f"lacks {', '.join(lacking)}, which {first.name} has"

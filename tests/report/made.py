@@ -50,6 +50,8 @@ def made_run(
                     doc |= {"question": f"Play a part. {question}", "plain_question": question}
                 sides = (share, share / 2) if task == "elude_mia" else (share, 0.8 * share, *[0.1 * share] * 5)
                 doc["answer_scores"] = [[10 * (math.log(p) - abs(noise.gauss(0, 0.2))), 10] for p in sides]
+                if task == "elude_forget":
+                    doc["original"] = {"oddness_scores": [[-5.0, 10], [-25.0, 10]]}
                 if task != "elude_mia":
                     doc["generated"] = says if says is not None and forgotten else row["answer"]
                 docs.append(doc)

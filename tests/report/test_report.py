@@ -184,6 +184,7 @@ def test_a_verdict_is_what_is_left_of_what_there_was_to_forget(runs, tmp_path, k
     )
     assert ("gibberish: 100 % of the answers on the forget set" in verdict.facts) == (says == GIBBERISH)
     assert ("no gibberish" in verdict.facts) == (says != GIBBERISH)
+    assert verdict.facts.endswith("oddness of its words 2.0 nats a token (before 2.0, never knew 2.0)")
     assert [verdicts([run])[0].judgement] == (["answers gibberish"] if says == GIBBERISH else [""])
 
 
