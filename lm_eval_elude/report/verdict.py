@@ -10,6 +10,7 @@ from lm_eval_elude.data import jsonio
 from lm_eval_elude.report.comparison import ORIGINAL, NamedRun
 from lm_eval_elude.report.frame import FORGET_SETS, SECTIONS, attack_name, frame, markdown, plain
 from lm_eval_elude.report.tables import changes, tables
+from lm_eval_elude.scoring.benchmarks.elude import CLOZE
 from lm_eval_elude.scoring.estimates import Z95, difference
 from lm_eval_elude.scoring.metrics import METRICS
 from lm_eval_elude.stress.outcome import Worst, height
@@ -21,7 +22,8 @@ GONE, LEFT = 0.1, 0.5
 KNOWN = (
     *((task, "probability", "probability of the true answers {}") for task in FORGET_SETS),
     *((task, "truth_first", "truth still likeliest for {} of the facts") for task in FORGET_SETS),
-    ("elude_attacks", "known", "under the worst attack {}"),
+    (CLOZE, "truth_first", "for {} as a gap in a sentence"),
+    ("elude_attacks", "known", "for {} under the worst attack"),
 )
 KEPT = (("elude_quality", "retain_quality"), ("tofu", "model_utility"))
 # What an attack on the weights does, by the start of its name; ``at`` is the place on its curve.
@@ -103,25 +105,26 @@ def _judgement(run: NamedRun, before: NamedRun | None, reference: NamedRun | Non
 
 
 def _facts(run: NamedRun, before: NamedRun | None, reference: NamedRun | None) -> str:
-    others = [(name, other) for name, other in (("before", before), ("never knew", reference)) if other is not run]
+    alone = run in (before, reference)
 
     def compared(task: str, metric: str, words: str) -> Iterator[str]:
-        """A number in words, and what others have in brackets."""
+        """A number in words: from what before unlearning to what, and what the reference has in brackets."""
         if estimate := run.estimate(task, metric):
-            known = [(name, other.estimate(task, metric)) for name, other in others if other]
-            beside = ", ".join(f"{name} {_shown(other.value, metric)}" for name, other in known if other)
-            yield words.format(_shown(estimate.value, metric)) + (f" ({beside})" if beside else "")
+            first, last = (other and not alone and other.estimate(task, metric) for other in (before, reference))
+            start = f"{_shown(first.value, metric)} → " if first else ""
+            end = f" (never knew {_shown(last.value, metric)})" if last else ""
+            yield words.format(start.replace(" %", "") + _shown(estimate.value, metric)) + end
 
     clauses = [clause for row in KNOWN for clause in compared(*row)]
     for task, metric in KEPT:
         if kept := run.estimate(task, metric):
-            whole = before.estimate(task, metric) if before and run not in (before, reference) else None
+            whole = before.estimate(task, metric) if before and not alone else None
             share = f"keeps {_percent(kept.value / whole.value)} of the rest" if whole and whole.value else ""
             clauses.append(share or f"{metric.replace('_', ' ')} {_percent(kept.value)}")
     if shares := gibberish(run):
-        worst = [f"{_percent(share)} of the answers on the {_place(task)}" for task, share in list(shares.items())[:3]]
-        more = [f"some on {len(shares) - 3} others"] if len(shares) > 3 else []
-        clauses.append(f"gibberish: {', '.join(worst + more)}")
+        worst = [f"{_percent(share)} of the {_place(task)}" for task, share in list(shares.items())[:3]]
+        more = [f"a part of {len(shares) - 3} others"] if len(shares) > 3 else []
+        clauses.append(f"gibberish on {', '.join(worst + more)}")
     else:
         clauses.append("no gibberish")
     clauses += compared("elude_forget", "oddness", "oddness of its words {} nats a token")

@@ -179,12 +179,10 @@ def test_a_verdict_is_what_is_left_of_what_there_was_to_forget(runs, tmp_path, k
     probability = verdict.facts.split(";")[0]
     share = 100 * run.estimate("elude_forget", "probability").value
     assert verdict.judgement == judged
-    assert re.fullmatch(
-        rf"probability of the true answers {share:.0f} % \(before \d+ %, never knew \d+ %\)", probability
-    )
-    assert ("gibberish: 100 % of the answers on the forget set" in verdict.facts) == (says == GIBBERISH)
+    assert re.fullmatch(rf"probability of the true answers \d+ → {share:.0f} % \(never knew \d+ %\)", probability)
+    assert ("gibberish on 100 % of the forget set" in verdict.facts) == (says == GIBBERISH)
     assert ("no gibberish" in verdict.facts) == (says != GIBBERISH)
-    assert verdict.facts.endswith("oddness of its words 2.0 nats a token (before 2.0, never knew 2.0)")
+    assert verdict.facts.endswith("oddness of its words 2.0 → 2.0 nats a token (never knew 2.0)")
     assert [verdicts([run])[0].judgement] == (["answers gibberish"] if says == GIBBERISH else [""])
 
 
