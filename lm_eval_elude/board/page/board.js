@@ -36,7 +36,7 @@ const cells = {
   model: (row) => el("th", { scope: "row", class: "text" }, el("a", { href: report(row) }, row.model.split(/(?<=\/)/).flatMap((part) => [part, el("wbr", {})])),
     small(...Object.entries(row.links).flatMap(([name, address]) => [el("a", { href: address, rel: "noopener nofollow ugc" }, name), " "]))),
   method: (row) => el("td", { class: "text" }, row.method, small(row.submitter && `by ${row.submitter}`)),
-  proof: (row) => el("td", { class: "text" }, row.level,
+  proof: (row) => el("td", { class: "text proof" }, row.level,
     el("details", {}, el("summary", {}, row.reason ? "why" : "notes"), row.notes.map((note) => small(note)))),
   cost: (row) => el("td", {}, row.cost === null ? "–" : String(row.cost), small(row.hardware)),
 };
@@ -72,14 +72,33 @@ function sorted(rows) {
   });
 }
 
-function dot(row, _, all) {
-  const node = document.createElementNS("http://www.w3.org/2000/svg", "circle");
-  for (const [key, at] of Object.entries({ cx: 100 * row.fq.value, cy: 100 * row.rq.value, r: all.length < 500 ? 1.2 : 0.5, class: row.broken ? "broken" : row.status })) node.setAttribute(key, at);
-  const title = document.createElementNS("http://www.w3.org/2000/svg", "title");
-  title.textContent = `${row.model}, ${row.method}: score ${shown(row.score.value)}`;
-  node.append(title);
-  node.addEventListener("click", () => { location.href = report(row); });
-  return node;
+/** The rows in the picture, whose group has per cent as its units: one path for all of a kind, for there may be many. */
+function draw(plane, rows) {
+  const group = plane.querySelector(".dots");
+  const known = rows.filter((row) => row.fq.value !== null && row.rq.value !== null);
+  const at = (row) => [100 * row.fq.value, 100 * row.rq.value];
+  const dot = (row) => `M${at(row).map((x) => x.toFixed(1)).join(" ")}${row.broken ? "m-1-1l2 2m0-2l-2 2" : "h0"}`;
+  group.replaceChildren(...["open", "broken", "ranked"].map((kind) => {
+    const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
+    const of = known.filter((row) => (row.broken ? "broken" : row.rank === null ? "open" : "ranked") === kind);
+    path.setAttribute("class", `${kind}${known.length > 500 ? " many" : ""}`);
+    path.setAttribute("d", of.map(dot).join(""));
+    return path;
+  }));
+  const nearest = (event) => {
+    const { x, y } = new DOMPoint(event.clientX, event.clientY).matrixTransform(group.getScreenCTM().inverse());
+    const far = (row) => Math.hypot(at(row)[0] - x, at(row)[1] - y);
+    return known.reduce((best, row) => (far(row) < (best ? far(best) : 3) ? row : best), null);
+  };
+  plane.onpointermove = (event) => {
+    const row = nearest(event);
+    plane.title = row ? `${row.model}, ${row.method}: score ${shown(row.score.value)}` : "";
+    plane.style.cursor = row ? "pointer" : "";
+  };
+  plane.onclick = (event) => {
+    const row = nearest(event);
+    if (row) location.href = report(row);
+  };
 }
 
 /** The first row in a sentence, which says what it loses its score by. */
@@ -112,7 +131,7 @@ function show(section, table) {
   more.onclick = () => grow(MORE);
   grow(FIRST);
   section.querySelector(".best").replaceChildren(...best(passed[0]));
-  section.querySelector(".dots").replaceChildren(...passed.filter((row) => row.fq.value !== null && row.rq.value !== null).reverse().map(dot));
+  draw(section.querySelector(".plane"), passed);
   return section.hidden ? 0 : passed.length;
 }
 
