@@ -76,7 +76,8 @@ def opened(out: Path, rows: int, folder: Path) -> str:
         browser.ask("filters.text.value = 'model-77'; filters.dispatchEvent(new Event('input'))")
         return (
             f"page of {rows} rows: {(out / 'index.html').stat().st_size / 1e6:.1f} MB, opens in {seconds:.1f} s "
-            f"({metrics['TaskDuration']:.1f} s of the page's processor time), is filtered in {time.perf_counter() - start:.2f} s"
+            f"({metrics['TaskDuration']:.1f} s of the page's processor time), "
+            f"is filtered in {time.perf_counter() - start:.2f} s"
         )
     finally:
         browser.close()
