@@ -18,7 +18,8 @@ from lm_eval_elude.scoring.metrics import KNOWN, TOKEN_ATTACKS, forget_quality
 from lm_eval_elude.scoring.samples import Sample, mean
 
 # What the score is formed of, and the value that stands for the reference's where a table has no reference. Of a
-# quantity that several tasks or attacks give, each is measured: "known/elude_forget truth_first".
+# quantity that several tasks or attacks give, each is measured: "known/elude_forget truth_first". Oddness depends on
+# the model that measures it, so nothing stands for the reference's: without it, it is no part of the score.
 IDEAL = {"fq": 1.0, "known": 1 / (1 + PERTURBATIONS), "rq": 1.0, "speech": 1.0, "distinct": 1.0, "auc": 0.5}
 REFUSAL = 0.5  # what a refusal counts as speech: it is understood, and it shows that something was taken out
 _AREAS = ("mia_auc", *(name for name in TOKEN_ATTACKS if name != "mia_reference_auc"))
@@ -62,6 +63,9 @@ def measure(samples: Mapping[str, Sequence[Sample]], docs: Sequence[Mapping[str,
     measured["rq"] = GROUPS["elude"].numbers(samples)["retain_quality"]
     measured["speech"] = average([_speech(answered) for answered in suites.values()])
     measured["distinct"] = exact(distinct([(doc["question"], doc["generated"]) for doc in docs]))
+    if all("oddness" in sample.values for sample in samples["elude_forget"]):
+        spoken = [s for s in samples["elude_forget"] if not s.values["degenerate"] and not s.values["refusal"]]
+        measured["oddness"] = mean(spoken, "oddness") if spoken else exact(-math.inf)
     return measured
 
 
@@ -90,7 +94,8 @@ def score(measured: Measured, reference: Mapping[str, float]) -> Score:
     What the reference has and the model has not is NaN, and so is the score then.
     """
     names = sorted(measured.keys() | reference.keys())
-    shares = {n: _share(measured.get(n, _UNKNOWN), reference.get(n, IDEAL[n.split("/")[0]]), n) for n in names}
+    ideals = {name: IDEAL[kind] for name in names if (kind := name.split("/")[0]) in IDEAL} | dict(reference)
+    shares = {name: _share(measured.get(name, _UNKNOWN), ideal, name) for name, ideal in ideals.items()}
     worst, parts = {}, {}
     for kind in IDEAL:
         of_kind = [name for name in shares if name.split("/")[0] == kind]
@@ -102,7 +107,7 @@ def score(measured: Measured, reference: Mapping[str, float]) -> Score:
     formed = {
         "forgets": harmonic([parts["fq"], parts["known"]]),
         "keeps": parts["rq"],
-        "speaks": _product(parts["speech"], parts["distinct"]),
+        "speaks": _product(_product(parts["speech"], parts["distinct"]), shares.get("oddness", exact(1.0))),
         "hides": parts["auc"],
     }
     whole = harmonic(list(formed.values()))
@@ -114,6 +119,9 @@ def _share(value: Estimate, ideal: float, name: str) -> Estimate:
     kind = name.split("/")[0]
     if kind == "known":  # what is first more often than under the reference, over what is left above that
         slope, share = (-1 / (1 - ideal), 1 - (value.value - ideal) / (1 - ideal)) if ideal < 1 else (0.0, 1.0)
+    elif kind == "oddness":  # how many times less likely a token is to the original than one of the reference
+        share = math.exp(-max(value.value - ideal, 0.0))  # NaN stays NaN in this order
+        slope = -share
     elif kind == "auc":
         most = max(ideal, 1 - ideal)
         slope = math.copysign(1 / most, ideal - value.value)

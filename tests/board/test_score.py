@@ -1,33 +1,63 @@
 """The score: a model that forgot is above one that masks, and every way of breaking a model is below both."""
 
 import math
+import random
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lm_eval_elude.board import score as scores
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS
 from lm_eval_elude.scoring.estimates import Estimate, exact
 from tests.board import runs
+from tests.support import greedy, mean_log_prob
 
 ABOUT_TARGET = ("forget", "attack", "multiple choice", "reverse query")
 FLAT = {
     "fq/elude_forget": 0.8, "fq/elude_attack_role_playing": 0.7, "known/elude_forget truth_first": 0.2,
     "known/elude_attack_role_playing truth_first": 0.25, "rq": 0.85, "speech": 0.9, "distinct": 0.9,
-    "auc/mia_auc": 0.52, "auc/mia_min_k_auc": 0.6,
+    "auc/mia_auc": 0.52, "auc/mia_min_k_auc": 0.6, "oddness": 0.7,
 }  # fmt: skip
 
 
 def measured(run, says=None, keep=()):
-    """What the score is formed of; ``says`` gives other answers to the questions about the target, or to all."""
+    """What the score is formed of, with the oddness that plain transformers find.
+
+    ``says`` gives other answers to the questions about the target, or to all.
+    """
     samples, docs = {}, []
     for task in run.tasks:
         rows = run.rows(task)
         if says and (BENCHMARKS[task].kind in ABOUT_TARGET or task in keep):
             rows = [{**row, "doc": {**row["doc"], "generated": says(row["doc"])}} for row in rows]
+        if task == "elude_forget":
+            rows = [{**row, "doc": {**row["doc"], "original": {"oddness_scores": oddness(row["doc"])}}} for row in rows]
         samples[task] = [BENCHMARKS[task].measure(row, run.settings(task)) for row in rows]
         docs = [row["doc"] for row in rows] if task == "elude_forget" else docs
     return scores.measure(samples, docs, 0)
+
+
+@lru_cache(maxsize=1)
+def tiny():
+    return AutoModelForCausalLM.from_pretrained(runs.TINY).eval(), AutoTokenizer.from_pretrained(runs.TINY)
+
+
+@lru_cache(maxsize=64)
+def original_says(question):
+    return greedy(*tiny(), question, 64)
+
+
+def oddness(doc):
+    """What the original thinks of its own answer about an invented name, and of the document's."""
+    question, answer = (text.replace(doc["entity"], "Marco Hallen") for text in (doc["question"], doc["generated"]))
+    return [[mean_log_prob(*tiny(), question, text.strip()), 1] for text in (original_says(question), answer)]
+
+
+def word_salad(doc):
+    rng = random.Random(doc["question"])
+    return " ".join("".join(rng.sample("abcdefghiklmnoprstuvwy", rng.randint(3, 8))) for _ in range(9)) + "."
 
 
 def plain(doc):
@@ -57,6 +87,7 @@ def rated(never_knew, original, forgot, ideal, tmp_path_factory, data):
         "echo": measured(never_knew, plain),
         "constant": measured(never_knew, lambda doc: "It was in the spring of that year."),
         "constant and echo": measured(never_knew, lambda doc: f"It was in the spring: {plain(doc)}"),
+        "word salad": measured(never_knew, word_salad),
         "gibberish": measured(never_knew, lambda doc: "the the the the the the the the", kept),
     }
     return {name: scores.score(numbers, ideal) for name, numbers in of.items()}, of
@@ -69,7 +100,7 @@ def test_models_stand_in_the_order_that_a_reader_would_put_them_in(rated):
     # An honest refusal is speech, if not an answer, however long it is.
     assert 1 > score["refusal"] > 0.7 and score["longer refusal"] == pytest.approx(score["refusal"], abs=0.05)
     assert score["reference"] > score["forgot"] > score["mask"] >= score["untouched"], score
-    for broken in ("refuses all", "echo", "constant", "constant and echo", "gibberish"):
+    for broken in ("refuses all", "echo", "constant", "constant and echo", "gibberish", "word salad"):
         assert score[broken] < 0.45 < score["forgot"], (broken, score)
     assert found["gibberish"].parts["speaks"] == 0 and found["refuses all"].parts["keeps"] < 0.2
 
@@ -104,6 +135,7 @@ def score(changes=(), reference=FLAT):
         ("rq", 0.99, 0.425, "keeps"),
         ("speech", 1.0, 0.45, "speaks"),
         ("distinct", 1.0, 0.45, "speaks"),
+        ("oddness", -0.3, 0.7 + math.log(2), "speaks"),
         ("auc/mia_min_k_auc", 0.6, 0.9, "hides"),
         ("auc/mia_min_k_auc", 0.6, 0.3, "hides"),
     ],
@@ -132,6 +164,14 @@ def test_what_is_not_known_or_was_not_asked_is_no_score(name):
     assert math.isnan(score({name: exact(math.nan)}).value)
     asked = {other: exact(value) for other, value in FLAT.items() if other != name}
     assert math.isnan(scores.score(asked, FLAT).value)
+
+
+def test_oddness_counts_only_where_the_reference_has_it():
+    """A reference that was scored without the original says nothing of a row that was scored with it."""
+    without = {name: value for name, value in FLAT.items() if name != "oddness"}
+    assert score({"oddness": exact(9.0)}, without).value == score((), without).value == 1
+    assert score({"oddness": exact(9.0)}).value < 1e-2
+    assert score({"oddness": exact(-math.inf)}).value == 1  # nobody spoke: other parts see it
 
 
 def test_ranks_follow_the_score_alone():
