@@ -204,6 +204,8 @@ def test_an_answer_has_an_address_and_neighbours_and_shows_all_that_is_known_of_
     def here() -> str:
         address, focused = browser.ask("[location.hash.slice(1), document.activeElement.closest('article').id]")
         assert address == focused
+        top = browser.ask("document.activeElement.querySelector('.where').getBoundingClientRect().top")
+        assert browser.ask(f"document.elementFromPoint(40, {top + 3}).closest('article')?.id") == address  # in sight
         return address
 
     browser.ask("document.querySelector('input[name=gibberish]').click()")  # a filter that hides nothing of it

@@ -164,6 +164,8 @@ function answers(data) {
     history.replaceState(null, "", `#${key}`);
     const node = document.getElementById(key);
     node.focus({ preventScroll: true });
+    const above = place.querySelector(".filters"); // where it stays in sight it must not cover the answer
+    node.style.scrollMarginTop = getComputedStyle(above).position === "sticky" ? `${above.offsetHeight}px` : "";
     node.scrollIntoView();
   };
   const follow = () => {
