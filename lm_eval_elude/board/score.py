@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -138,7 +139,8 @@ def _product(a: Estimate, b: Estimate) -> Estimate:
 
 def ranks(values: Sequence[float]) -> list[int]:
     """1 + how many are higher; who has the same value shares a rank."""
-    return [1 + sum(other > value for other in values) for value in values]
+    rising = sorted(values)
+    return [1 + len(values) - bisect_right(rising, value) for value in values]
 
 
 def columns(numbers: Mapping[str, Mapping[str, Any]]) -> dict[str, Column]:

@@ -12,6 +12,7 @@ import json
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache
@@ -37,6 +38,7 @@ from lm_eval_elude.report.page.page import write_report
 
 STARTER = Path(__file__).with_name("starter")
 FILES = "leaderboard-files.json"  # names of a site's files that builds wrote; no other file is replaced or removed
+_NAMING = ("pretrained", "peft", "revision", "dtype")  # arguments of a model that run no code of its repository
 _NAMES = re.compile(r"index\.html|leaderboard\.(json|csv)|data/[0-9a-f]{64}\.json|submissions/[0-9a-f]{64}\.html")
 
 
@@ -79,6 +81,16 @@ class Shown(Packed):
     def __init__(self, folder: Path, verdict: Verdict) -> None:
         super().__init__(folder)
         self._samples, self.numbers, self._docs = verdict.samples, verdict.numbers, verdict.docs
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """As the run has it, but of the model's arguments only what names it: a reader may copy the command."""
+        given = super().config.get("model_args")
+        if isinstance(given, str):
+            given = dict(part.split("=", 1) for part in given.split(",") if "=" in part)
+        texts = {name: str(value) for name, value in given.items()} if isinstance(given, dict) else {}
+        named = {name: text for name, text in texts.items() if name in _NAMING and re.fullmatch(r"[\w./@:+-]+", text)}
+        return {**super().config, "model_args": named}
 
     def settings(self, task: str) -> dict[str, Any]:
         return {**super().settings(task), "checkpoint": []}
@@ -263,9 +275,10 @@ def _tables(
         rows = [_row(e, kept, verdicts.get(e.digest), twins[e.digest]) for e, kept in members]
         rows.sort(key=lambda row: (_ORDER.index(row["status"]), -row["score"]["value"], row["digest"]))
         ranked = [row for row in rows if row["status"] == "ranked"]
-        values = scores.ranks([row["score"]["value"] for row in ranked])
-        for row, rank in zip(ranked, values, strict=True):
-            row |= {"rank": rank, "tied": values.count(rank) > 1}
+        ranks = scores.ranks([row["score"]["value"] for row in ranked])
+        shared = Counter(ranks)
+        for row, rank in zip(ranked, ranks, strict=True):
+            row |= {"rank": rank, "tied": shared[rank] > 1}
         identity = hashlib.sha256(table.name.encode()).hexdigest()[:12]
         filled.append({**msgspec.to_builtins(table), "id": identity, "rows": rows})
     return filled

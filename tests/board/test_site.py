@@ -17,7 +17,10 @@ import yaml
 from lm_eval_elude import __version__
 from lm_eval_elude.board import keeper, pages, site
 from lm_eval_elude.board import submission as packed
+from lm_eval_elude.board.verify import Verdict
 from lm_eval_elude.errors import UserError
+from lm_eval_elude.report.comparison import NamedRun
+from lm_eval_elude.report.page import page
 from tests.board import runs
 from tests.browser import BROWSER, Browser
 
@@ -70,8 +73,8 @@ def test_rows_are_ranked_by_the_score_and_references_are_not(built):
 def test_a_report_has_the_tables_references_beside_it_and_the_rank(board, built, tmp_path):
     """The line of the rank is put anew where another row comes or goes; the rest of the report stays."""
     found = rows(built)
-    page = built / "submissions" / f"{found['gibberish']['digest']}.html"
-    before = page.read_text()
+    report = built / "submissions" / f"{found['gibberish']['digest']}.html"
+    before = report.read_text()
     titles = re.findall(r"<strong>(\w+)", before.split('<section id="verdicts">')[1].split("</section>")[0])
     assert titles == ["original", "reference", "gibberish"]
     (line,) = re.findall(r'<p id="standing">(.*)</p>', before)
@@ -80,9 +83,25 @@ def test_a_report_has_the_tables_references_beside_it_and_the_rank(board, built,
     copy, out = Path(shutil.copytree(board, tmp_path / "board")), Path(shutil.copytree(built, tmp_path / "site"))
     (copy / keeper.VERDICTS / "gibberish.json").unlink()
     assert site.build(copy, out).formed == 0
-    after = (out / "submissions" / page.name).read_text()
+    after = (out / "submissions" / report.name).read_text()
     assert after == before.replace(line, re.findall(r'<p id="standing">(.*)</p>', after)[0])
     assert "unverified: the keeper has not scored it again" in after
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "pretrained=org/m,trust_remote_code=True,revision=a1",
+        {"pretrained": "org/m", "trust_remote_code": True, "revision": "a1", "dtype": "x,trust_remote_code=True"},
+        {"pretrained": "org/m", "revision": "a1", "tokenizer": "evil/code"},
+    ],
+)
+def test_the_command_of_a_report_runs_no_code_of_a_submitter(arguments, small):
+    folder = small / "submissions" / "candidate"
+    with runs.changed(folder / "results.json") as results:
+        results["config"]["model_args"] = arguments
+    text = page.command(NamedRun("m", site.Shown(folder, Verdict())))
+    assert "--model_args pretrained=org/m,revision=a1 --" in text and "trust" not in text and "evil" not in text
 
 
 @pytest.mark.parametrize(
