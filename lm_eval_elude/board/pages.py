@@ -41,7 +41,7 @@ class PageColumn(NamedTuple):
 PARTS = {
     "forgets": "how near FQ and what is still first come to the reference, the worst of plain questions and attacks.",
     "keeps": "how near RQ comes to the reference.",
-    "speaks": "whether it answers about the target, in words that differ from question to question.",
+    "speaks": "whether it answers about the target, as fluently as the reference and not the same to every question.",
     "hides": "how near the worst membership attack comes to what it finds in the reference.",
 }
 PAGE_COLUMNS = {
