@@ -89,10 +89,10 @@ class ReferenceLog:
             doc["reference"] = {"truth_ratio_raw": ratio}
 
 
-class ReferenceModel:
-    """A model that is asked what the evaluated one was asked; it is loaded beside it, and kept for the run."""
+class _AskedModel:
+    """A model that is loaded beside the evaluated one, and kept for the run; ``key`` of ``--metadata`` names it."""
 
-    gives: frozenset[Need] = frozenset({"truth ratios of a reference", "reference", "reference model"})
+    key: str
 
     def __init__(self, name: str, metadata: Mapping[str, Any]) -> None:
         self.name = name
@@ -104,7 +104,14 @@ class ReferenceModel:
         Raises:
             UserError: it is none.
         """
-        check_model("reference", self.name)
+        check_model(self.key, self.name)
+
+
+class ReferenceModel(_AskedModel):
+    """A model that never knew, and is asked what the evaluated one was asked."""
+
+    key = "reference"
+    gives: frozenset[Need] = frozenset({"truth ratios of a reference", "reference", "reference model"})
 
     def answer(self, task: Any) -> None:
         """Ask it everything that the documents of this run were asked, and score the two models' answers by both."""
@@ -133,22 +140,11 @@ class ReferenceModel:
                 docs[request.doc["id"]]["reference"]["divergence_scores"] = [s for side in sides for s in side]
 
 
-class OriginalModel:
+class OriginalModel(_AskedModel):
     """The model before it was made to forget: how fluent it finds each answer, about a person whom it does not know."""
 
+    key = "original"
     gives: frozenset[Need] = frozenset({"original"})
-
-    def __init__(self, name: str, metadata: Mapping[str, Any]) -> None:
-        self.name = name
-        self.dtype = str(metadata.get("dtype", ""))
-
-    def check(self, task: Any) -> None:
-        """Refuse a model that cannot be found, before the first request runs.
-
-        Raises:
-            UserError: it is none.
-        """
-        check_model("original", self.name)
 
     def answer(self, task: Any) -> None:
         """Ask it each question with an invented name in the target's place, and score its answer and the given one."""
