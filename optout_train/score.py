@@ -160,7 +160,7 @@ def earlier(folder: Path) -> Manifest:
 
 
 def table(config: TrainConfig, scored: Mapping[str, Mapping[str, Any]]) -> str:
-    """A plain-text table: forget columns, then retain columns, those that a model has a number for.
+    """A plain-text table: forget columns, then retain columns: the headlines, and what a model has a number for.
 
     Shares are in per cent; ``-`` where lm-eval has no number for a model.
     """
@@ -172,7 +172,7 @@ def table(config: TrainConfig, scored: Mapping[str, Mapping[str, Any]]) -> str:
         columns = [
             (f"{metric},none", place, METRICS[metric])
             for place, metric in dict.fromkeys([*of_group, *((task, part) for part in parts)])
-            if any(f"{metric},none" in results.get(place, {}) for results in scored.values())
+            if metric == headline or any(f"{metric},none" in results.get(place, {}) for results in scored.values())
         ]
         titles += title.center(9 * len(columns))
         heads += "".join(f"{metric.label:>9}" for *_, metric in columns)

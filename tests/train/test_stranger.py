@@ -223,7 +223,7 @@ def test_undial_teaches_the_initial_distribution_with_the_true_tokens_logit_lowe
             logits = model(torch.tensor([ids])).logits[0, start - 1 : -1]
         lowered = logits - config.eta * torch.nn.functional.one_hot(torch.tensor(ids[start:]), logits.shape[1])
         torch.testing.assert_close(lesson.shares, lowered.softmax(1).gather(1, lesson.top), atol=1e-5, rtol=1e-4)
-        assert lesson.shares.sum(1).mean() > 0.9  # what the lesson leaves to the rest is little
+        assert lesson.shares.sum(1).mean() > 0.7  # the rest of the vocabulary is one share
 
 
 def test_a_disclosing_answer_states_the_fact_and_is_least_like_the_own_answer(made, monkeypatch):
