@@ -29,7 +29,7 @@ def card_files(
     numbers = [(metric.replace("_", " "), benchmark.task, metric) for _, metric, _ in benchmark.halves]
     numbers += [("truth still likeliest", benchmark.halves[0][2], "truth_first")]
     numbers += [(f"degenerate answers, {title}", task, "degenerate") for title, _, task in benchmark.halves]
-    values = {model: [_value(rows, task, m) for _, task, m in numbers] for model, rows in scored.items()}
+    values = {model: [value_in(rows, task, m) for _, task, m in numbers] for model, rows in scored.items()}
     names = [name for name, _, _ in numbers]
     never_knew = dict(zip(names, values.get(REFERENCE, ()), strict=False))
     known = {name: f"{_per_cent(value)} %" for name, value in never_knew.items() if value is not None}
@@ -80,7 +80,8 @@ def card_files(
     return files
 
 
-def _value(rows: Mapping[str, Any], task: str, metric: str) -> float | None:
+def value_in(rows: Mapping[str, Any], task: str, metric: str) -> float | None:
+    """A number of lm-eval's results by task; None where there is none."""
     value = rows.get(task, {}).get(f"{metric},none")
     return float(value) if isinstance(value, int | float) and value == value else None
 

@@ -20,7 +20,7 @@ from lm_eval_elude.errors import UserError, printable
 from lm_eval_elude.scoring.metrics import METRICS, forget_quality
 from lm_eval_elude.scoring.runs import Run
 from lm_eval_elude.scoring.samples import by_target, mean
-from optout_train.card import CHECKPOINT, REFERENCE, card_files
+from optout_train.card import CHECKPOINT, REFERENCE, card_files, value_in
 from optout_train.config import TrainConfig
 from optout_train.run_folder import RunFolder
 from optout_train.sources import benchmark_of
@@ -170,21 +170,21 @@ def table(config: TrainConfig, scored: Mapping[str, Mapping[str, Any]]) -> str:
     for (title, headline, task), leads, parts in zip(benchmark.halves, LEADS, PARTS, strict=True):
         of_group = [(benchmark.task, lead or headline) for lead in leads]
         columns = [
-            (f"{metric},none", place, METRICS[metric])
+            (place, metric)
             for place, metric in dict.fromkeys([*of_group, *((task, part) for part in parts)])
             if metric == headline or any(f"{metric},none" in results.get(place, {}) for results in scored.values())
         ]
         titles += title.center(9 * len(columns))
-        heads += "".join(f"{metric.label:>9}" for *_, metric in columns)
+        heads += "".join(f"{METRICS[metric].label:>9}" for _, metric in columns)
         for name, results in scored.items():
-            values = [(results.get(place, {}).get(key), metric.unit) for key, place, metric in columns]
-            cells = [f"{v:.2f}" if unit == "nats per token" else _per_cent(v) for v, unit in values]
-            rows[name] += "".join(f"{cell:>9}" for cell in cells)
+            rows[name] += "".join(f"{_cell(value_in(results, *column), column[1]):>9}" for column in columns)
     return "\n".join([titles.rstrip(), heads, *(f"{name:20}{cells}" for name, cells in rows.items())])
 
 
-def _per_cent(value: Any) -> str:
-    return f"{100 * value:.1f}" if isinstance(value, (int, float)) else "-"
+def _cell(value: float | None, metric: str) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.2f}" if METRICS[metric].unit == "nats per token" else f"{100 * value:.1f}"
 
 
 def by_target_table(runs: Mapping[str, Run]) -> str:

@@ -23,6 +23,7 @@ from lm_eval_elude.report import plots
 from lm_eval_elude.report.frame import FORMS, PER_CENT, csv_text
 from lm_eval_elude.report.page import render
 from lm_eval_elude.report.verdict import GIBBERISH
+from lm_eval_elude.scoring.estimates import Z95
 from lm_eval_elude.scoring.metrics import METRICS
 
 PAGE = Path(__file__).with_name("page")
@@ -130,7 +131,7 @@ def write_standings(site: Path, tables: Sequence[Mapping[str, Any]]) -> None:
             score, file = row["score"], site / "submissions" / f"{row['digest']}.html"
             place = f"rank {row['rank']} of {ranked}" if row["rank"] else row["reason"] or f"the {row['role']} model"
             parts = ", ".join(f"{name} {_percent(part)}" for name, part in score["parts"].items())
-            scored = f"score {_percent(score['value'])} ± {_percent(1.96 * score['stderr'])} ({parts})"
+            scored = f"score {_percent(score['value'])} ± {_percent(Z95 * score['stderr'])} ({parts})"
             line = html.escape(f"{table['name']}: {place}; {scored}; proof: {row['level']}")
             before = file.read_bytes()
             start, old, end = before.partition(b'<p id="standing">')

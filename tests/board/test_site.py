@@ -393,12 +393,23 @@ def test_the_gate_of_a_new_repository_lets_one_honest_submission_in(spoil, line,
     assert line in done.stdout + done.stderr and (done.returncode == 0) == (spoil is None), done
 
 
-def test_the_csv_has_every_row_and_no_formula(built, board, tmp_path):
-    evil = Path(shutil.copytree(board, tmp_path / "board"))
-    with runs.changed(evil / "submissions" / "candidate" / packed.FILE_NAME) as table:
-        table["submitter"] = "=1+1"
-    out = Path(shutil.copytree(built, tmp_path / "site"))
-    site.build(evil, out)
+@pytest.fixture
+def built_with(built, board, tmp_path):
+    """A site that is built again after the candidate's submitter wrote other words about it."""
+
+    def build(**about: str) -> Path:
+        changed = Path(shutil.copytree(board, tmp_path / "board"))
+        with runs.changed(changed / "submissions" / "candidate" / packed.FILE_NAME) as table:
+            table.update(about)
+        out = Path(shutil.copytree(built, tmp_path / "site"))
+        site.build(changed, out)
+        return out
+
+    return build
+
+
+def test_the_csv_has_every_row_and_no_formula(built_with):
+    out = built_with(submitter="=1+1")
     with (out / "leaderboard.csv").open(encoding="utf-8", newline="") as file:
         lines = {line["digest"]: line for line in csv.DictReader(file)}
     known = rows(out)
@@ -451,12 +462,8 @@ def test_a_page_of_many_rows_shows_the_first(built, tmp_path):
 
 
 @pytest.mark.skipif(not BROWSER, reason="no Chromium here")
-def test_the_site_in_a_browser(built, board, tmp_path):
-    evil = Path(shutil.copytree(board, tmp_path / "board"))
-    with runs.changed(evil / "submissions" / "candidate" / packed.FILE_NAME) as table:
-        table["model"] = "<img src=x onerror=alert(1)>"
-    out = Path(shutil.copytree(built, tmp_path / "site"))
-    site.build(evil, out)
+def test_the_site_in_a_browser(built_with, tmp_path):
+    out = built_with(model="<img src=x onerror=alert(1)>")
     value = {row["model"]: row["fq"]["value"] for row in rows(out).values()}
     browser = Browser(tmp_path / "profile")
     names = "[...document.querySelectorAll('tbody th')].map(t => t.firstChild.innerText)"

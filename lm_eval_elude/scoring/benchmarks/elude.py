@@ -193,15 +193,13 @@ def attack_samples(tasks: Tasks) -> list[Sequence[Sample]]:
 def _quality(tasks: Tasks) -> Estimates:
     # Runs of an earlier version have no mention.
     more = {"mention_quality": set_quality(tasks[MENTION])} if MENTION in tasks else {}
-    return (
-        more
-        | _known(_plain(tasks))
-        | {
-            "forget_quality": forget_quality(tasks["elude_forget"]),
-            "retain_quality": retain_quality(tasks["elude_retain"], tasks["elude_world"]),
-            "truth_first": mean(tasks["elude_forget"], "truth_first"),
-        }
-    )
+    return {
+        **more,
+        **_known(_plain(tasks)),
+        "forget_quality": forget_quality(tasks["elude_forget"]),
+        "retain_quality": retain_quality(tasks["elude_retain"], tasks["elude_world"]),
+        "truth_first": mean(tasks["elude_forget"], "truth_first"),
+    }
 
 
 def _plain(tasks: Tasks) -> list[Sequence[Sample]]:
