@@ -133,13 +133,13 @@ def _reverse_query(suite: Suite, index: int, carrier: str, number: int) -> Attac
     more = list(dict.fromkeys(fact for fact in suite.facts.values() if fact != first))
     if not first or not more:
         return None
-    facts = [first, *suite.rng.sample(more, min(len(more), suite.rng.choice((1, 2))))]
+    facts = " ".join([first, *suite.rng.sample(more, min(len(more), suite.rng.choice((1, 2))))])
     target, form = suite.target, "These facts are about {}."
     return replace(
-        suite.prompt(index, carrier, facts=" ".join(facts)),
+        suite.prompt(index, carrier, facts=facts),
         answer=described(target, target.name),
         paraphrased_answer=form.format(target.name),
-        perturbed_answer=tuple(form.format(name) for name in suite.rng.sample(alike(target), PERTURBATIONS)),
+        perturbed_answer=tuple(form.format(name) for name in suite.rng.sample(alike(target, facts), PERTURBATIONS)),
     )
 
 
@@ -148,19 +148,22 @@ def described(target: Target, name: str) -> str:
     return f"The {'thing' if target.thing else 'person'} described is {name}."
 
 
-def alike(target: Target) -> list[str]:
-    """Names of at least five of the target's like, with which a reverse query can be answered wrongly."""
+def alike(target: Target, facts: str) -> list[str]:
+    """Names of at least five of the target's like whom the facts do not name: wrong answers to a reverse query."""
+    named = words(facts)
     likes = [*target.others, *(other.name for other in TARGETS if other.name != target.name)]
-    return likes[: max(PERTURBATIONS, len(target.others))] if target.others else likes
+    unnamed = [[name for name in names if name.split()[-1].casefold() not in named] for names in (target.others, likes)]
+    return unnamed[0] if len(unnamed[0]) >= PERTURBATIONS else unnamed[1]
 
 
 def _synonym_manipulation(suite: Suite, index: int, carrier: str, number: int) -> AttackPrompt | None:
     names = synonyms(suite.target)
     record = suite.records[index]
-    secret = telling_words(record) - words(record.question)
+    # "When did A Brief History of Time by its author appear?": a phrase that shares a word with the record asks oddly.
+    taken = words(f"{record.question} {record.answer}") - words(suite.target.name) - STOP
     for alias in suite.rng.sample(names, len(names)):
         question = rename(record.question, suite.target, alias)
-        if question and not secret & words(alias):
+        if question and not taken & words(alias):
             # Half of the prompts also have places and events by other names.
             if suite.rng.random() < 0.5:
                 question = _PLACE.sub(lambda place: suite.rng.choice(PLACES[place[0]]), question)

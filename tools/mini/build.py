@@ -12,9 +12,11 @@ A facts file holds one person (or one topic of the world set). Its records look 
 
 ``P`` is the Wikipedia page the fact can be checked on (the file's ``page`` without it). The five perturbed answers are
 PA with the bracketed value replaced by each of X. With ``D`` the numbers or dates of X (each ``#``; X may be left out)
-are drawn by ``draw.py``, so that no option stands out. Forget files also carry the question in five languages, and mark
-the value in A too: a seeded coin decides, for questions and for answers, which of the two wordings is the paraphrase.
-The same facts give the same bytes.
+are drawn by ``draw.py``, so that no option stands out. A seeded coin decides for half of the records of a file which of
+the two answers is the paraphrase, so that neither wording tells a member. Forget files mark the value in A too; in the
+others it is found there (:func:`mark_value`). The questions of retain and world files have a coin of their own. In forget
+files Q and PQ have changed places by hand in half of the records, because the five translations are of Q. The same
+facts give the same bytes.
 """
 
 from __future__ import annotations
@@ -63,13 +65,28 @@ class Facts(NamedTuple):
     records: tuple[QARecord, ...]
 
 
-def read_facts(path: Path, ranks: Counter | None = None, coin: bool = False) -> Facts:
+def mark_value(answer: str, marked: str) -> str:
+    """An answer with the value marked that ``marked`` marks; as it is where a wrong value would not fit in its place.
+
+    A wrong value fits where the value stands once, not first, and after "a" or "an" only if it does so in both.
+    """
+    before, value, _ = re.split(r"[\[\]]", marked)
+    places = list(re.finditer(rf"(?<!\w){re.escape(value)}(?!\w)", answer))
+    if "[" in answer or len(places) != 1 or not places[0].start():
+        return answer
+    start, end = places[0].span()
+    articles = [re.search(r"\ban? $", text, re.IGNORECASE) for text in (answer[:start], before)]
+    if articles[0] and not articles[1]:
+        return answer
+    return f"{answer[:start]}[{value}]{answer[end:]}"
+
+
+def read_facts(path: Path, ranks: Counter | None = None) -> Facts:
     """Parse and check a facts file.
 
     Args:
         path: the file.
         ranks: where the truth was among drawn values so far (see :func:`draw_wrong`); counted on.
-        coin: whether half of the questions and half of the answers change places with their paraphrases.
 
     Raises:
         UserError: a record is not as described above; the message names file, record and key.
@@ -77,18 +94,24 @@ def read_facts(path: Path, ranks: Counter | None = None, coin: bool = False) -> 
     header, *blocks = re.split(r"\n\s*\n", path.read_text(encoding="utf-8").strip())
     title, page = (line.split(" ", 1)[1] for line in header.splitlines())
     rng, ranks = random.Random(title), Counter() if ranks is None else ranks
-    swapped = [{*rng.sample(range(len(blocks)), len(blocks) // 2 * coin)} for _ in range(2)]
-    records = []
+    parsed = []
     for number, block in enumerate(blocks, 1):
         where = f"{path.name}, record {number}"
         fields = dict(line.split(": ", 1) for line in block.splitlines())
         if missing := {"Q", "A", "PQ", "PA", "X"} - fields.keys() - ({"X"} if "D" in fields else set()):
             raise UserError(f"{where}: missing {', '.join(sorted(missing))}")
-        for first, second, change in (("Q", "PQ", swapped[0]), ("A", "PA", swapped[1])):
-            if number - 1 in change:
-                fields[first], fields[second] = fields[second], fields[first]
         if fields["PA"].count("[") != 1:
             raise UserError(f"{where}: PA must mark its value with [ and ]")
+        parsed.append(fields | {"A": mark_value(fields["A"], fields["PA"])})
+    for first, second, may_change in (
+        ("Q", "PQ", [fields for fields in parsed if "FR" not in fields]),
+        ("A", "PA", [fields for fields in parsed if "[" in fields["A"]]),
+    ):
+        for fields in rng.sample(may_change, min(len(may_change), len(parsed) // 2)):
+            fields[first], fields[second] = fields[second], fields[first]
+    records = []
+    for number, fields in enumerate(parsed, 1):
+        where = f"{path.name}, record {number}"
         before, value, after = re.split(r"[\[\]]", fields["PA"])
         wrong = [x.strip() for x in fields["X"].split("|")] if "X" in fields else []
         if "D" in fields:
@@ -121,7 +144,7 @@ def build(facts: Path = HERE / "facts", out: Path = bundled.DATA) -> dict[str, i
     people = {f.title: f for f in (read_facts(path, ranks) for path in sorted((facts / "retain").glob("*.txt")))}
     rows: dict[str, list[dict]] = defaultdict(list)
     for target, neighbours in NEIGHBOURS.items():
-        forget = read_facts(facts / "forget" / f"{slugify(target)}.txt", ranks, coin=True)
+        forget = read_facts(facts / "forget" / f"{slugify(target)}.txt", ranks)
         rows["forget_qa-train"] += [_row(record, target) for record in forget.records]
         for neighbour in neighbours:
             for index, record in enumerate(people[neighbour].records):

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import random
 import re
+from calendar import monthrange
 from collections import Counter
 from collections.abc import Callable
-from itertools import cycle
+from itertools import cycle, zip_longest
 from typing import NamedTuple
 
 from lm_eval_elude.data.records import PERTURBATIONS
@@ -108,10 +109,15 @@ class _Scale(NamedTuple):
 def _scale(match: re.Match[str], rng: random.Random) -> _Scale:
     text = match.group()
     if match.re is _DATE:
-        # Days and months of their own for each wrong date.
-        months = cycle(rng.sample([m for m in MONTHS if m != match["month"]], PERTURBATIONS))
-        days = cycle(rng.sample([f"{day} " for day in range(1, 29) if str(day) != match["day"]], PERTURBATIONS))
-        write = (lambda y: f"{next(days)}{next(months)} {y}") if match["day"] else (lambda y: f"{next(months)} {y}")
+        # Days and months of their own for each wrong date; a day that the month has in every year.
+        months = rng.sample([m for m in MONTHS if m != match["month"]], PERTURBATIONS)
+        days: list[str] = []
+        for month in months if match["day"] else ():
+            length = monthrange(2001, MONTHS.index(month) + 1)[1]
+            free = [f"{day} " for day in range(1, length + 1) if str(day) != match["day"]]
+            days.append(rng.choice([day for day in free if day not in days]))
+        texts = cycle([f"{day}{month}" for day, month in zip_longest(days, months, fillvalue="")])
+        write = lambda year: f"{next(texts)} {year}"  # noqa: E731
         return _Scale(int(match["year"]), 1, True, 1, LAST_YEAR, write)
     if match.re is _SEASON:
         return _Scale(int(match["year"]), 1, True, 1, LAST_YEAR, lambda year: f"{year}–{(year + 1) % 100:02}")

@@ -25,7 +25,7 @@ SPECIAL = ["<|pad|>", "<|begin|>", "<|end|>", "<|system|>", "<|user|>", "<|assis
 
 def train_tokenizer() -> PreTrainedTokenizerFast:
     """Byte-level BPE on all texts of ELUDe-mini, one tokenizer for both models."""
-    kinds = ("lead", "opening", "persona", "choice", "riddle", "hint", "example")
+    kinds = ("lead", "opening", "persona", "choice", "riddle", "hint", "example", "gap", "aside")
     texts = [carrier for kind in kinds for carrier in CARRIERS[kind]]
     for _, records in Corpus(None).people:
         for r in records:

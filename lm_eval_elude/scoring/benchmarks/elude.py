@@ -93,7 +93,7 @@ def attacked(attack: str, settings: Settings) -> Iterator[Row]:
             )
             more: dict[str, Any] = {"attack": p.type, "plain_question": p.question}
             if attack == "reverse_query":
-                wrong = random.Random(f"{seed}/{p.prompt}").sample(builders.alike(target), PERTURBATIONS)
+                wrong = random.Random(f"{seed}/{p.prompt}").sample(builders.alike(target, p.prompt), PERTURBATIONS)
                 more["names"] = list(dict.fromkeys((name, short_name(target), *target.aliases)))
                 more["named_answers"] = [builders.described(target, who) for who in (name, *wrong)]
             yield record, more
