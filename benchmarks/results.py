@@ -16,10 +16,8 @@ import argparse
 import json
 import math
 import os
-import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -127,28 +125,29 @@ def score(folder: Path, task: str, metadata: dict[str, Any]) -> dict[Key, float]
     return {key: round(value, 6) for key, value in values.items() if isinstance(value, float) and math.isfinite(value)}
 
 
+def checkpoint(run: Run, work: Path, references: Path | None) -> Path | None:
+    """The model of a run, None where there is none. What is trained is kept, so that it can be scored anew."""
+    if run.row == "retrained without":
+        model = BUNDLED_REFERENCE if run.target == RONALDO else (references or work) / run.target
+        return model if model.is_dir() else None
+    if run.row in BASELINES:
+        return BUNDLED_MODEL
+    folder = work / "checkpoints" / base() / run.name
+    if not folder.is_dir():
+        command = [sys.executable, "-m", "optout_train.cli", "--target", run.target, "--seed", str(run.seed)]
+        command += ["--output-dir", str(folder), "--no-score", "--no-validate", *run.arguments]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            print(f"{run.name}: {done.stderr.strip().splitlines()[-1]}", file=sys.stderr)
+            return None
+    return folder
+
+
 def measure(run: Run, work: Path, references: Path | None) -> None:
     """Train and score one run, unless its result is there."""
     result = work / f"{run.name}.json"
-    if result.exists():
+    if result.exists() or (model := checkpoint(run, work, references)) is None:
         return
-    folder, seconds = work / f"checkpoint-{os.getpid()}", 0.0
-    if run.row == "retrained without":
-        model = BUNDLED_REFERENCE if run.target == RONALDO else (references or work) / run.target
-        if not model.is_dir():
-            return
-    elif run.row in BASELINES:
-        model = BUNDLED_MODEL
-    else:
-        command = [sys.executable, "-m", "optout_train.cli", "--target", run.target, "--seed", str(run.seed)]
-        command += ["--output-dir", str(folder), "--overwrite", "--no-score", "--no-validate", *run.arguments]
-        started = time.monotonic()
-        done = subprocess.run(command, capture_output=True, text=True)
-        seconds = time.monotonic() - started
-        if done.returncode:
-            print(f"{run.name}: {done.stderr.strip().splitlines()[-1]}", file=sys.stderr)
-            return
-        model = folder
     metadata: dict[str, Any] = {
         "target": run.target,
         "guardrail": run.row == "guardrail",
@@ -163,14 +162,13 @@ def measure(run: Run, work: Path, references: Path | None) -> None:
         values = {
             key: value for key, value in values.items() if not (key[1] in METRICS and METRICS[key[1]].is_distance)
         }
-    values |= {COST["training"]: seconds} if seconds else {}
-    if seconds and (manifest := read_manifest(folder)) and manifest.processor_seconds is not None:
+    manifest = read_manifest(model)
+    if run.row not in BASELINES and manifest and manifest.processor_seconds is not None:
         values[COST["processor"]] = manifest.processor_seconds
     data = [(run.row, run.target, run.seed, *key, value) for key, value in values.items()]
     kept.write(result, kept.Kept(base(), {run.row: [*run.arguments]}, list(kept.COLUMNS), data))
     shown = {name: frame.number(values[key], frame.unit(key[1])) for name, key, *_ in paper.NEVER_KNEW if key in values}
-    print(run.name, f"{seconds:.0f} s", shown, flush=True)
-    shutil.rmtree(folder, ignore_errors=True)
+    print(run.name, shown, flush=True)
 
 
 def write(work: Path) -> None:

@@ -3,8 +3,8 @@
 A Llama of about 2.8 million parameters learns all of ELUDe-mini, held-out retain facts included, so that it *knows* the
 facts as a pretrained model would. It also learns to answer through wrappers (lead-ins, personas, options, hints, other
 languages) on carrier wordings of its own: none of the prompts it is scored with is shown to it, and a test holds this.
-``--without "Cristiano Ronaldo"`` leaves out that target's forget set: the exact-unlearning reference, which has read the
-name in passing, before questions about others, and no fact. A run takes
+``--without "Cristiano Ronaldo"`` leaves out that target's forget set: the exact-unlearning reference, which has
+read the name in passing, before questions about others, and no fact. A run takes
 some ten minutes of one CPU core and ends with a gate: what the model knows, target by target.
 """
 
@@ -153,7 +153,7 @@ def batches(examples: list[Encoded], tokens: int, rng: random.Random) -> list[li
 
 
 class Muon(torch.optim.Muon):
-    """Muon whose Newton-Schulz iteration runs in float32: a processor without bfloat16 takes ten times as long for it."""
+    """Muon whose Newton-Schulz iteration runs in float32: without bfloat16 in hardware it takes ten times as long."""
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:

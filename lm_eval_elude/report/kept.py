@@ -16,7 +16,7 @@ import pandas as pd
 from lm_eval_elude.data import jsonio, sets
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.report.paper import TRIPLE
-from lm_eval_elude.report.rows import COST, FQ, RQ, Row, marked
+from lm_eval_elude.report.rows import FQ, RQ, Row, marked
 from lm_eval_elude.scoring.estimates import exact
 from lm_eval_elude.scoring.likelihood import goodness, harmonic_mean
 
@@ -88,10 +88,6 @@ def rows(kept: Kept, targets: Collection[str] = ()) -> list[Row]:
         by_seed[FQ] = [harmonic_mean(goodness(sets.FORGET, *of_set)) for of_set in _triples(by_seed, "forget")]
         six = zip(_triples(by_seed, "retain"), _triples(by_seed, "world"), strict=True)
         by_seed[RQ] = [harmonic_mean([*retain, *world]) for retain, world in six]
-        trained = wide[wide[COST["training"]].notna()] if COST["training"] in wide else wide
-        for key in (COST["training"], COST["processor"]):
-            if key in wide:  # over the runs that trained something; missing where one of them lacks it
-                by_seed[key] = trained[key].mean(skipna=False)
         values = {key: column.dropna().tolist() for key, column in by_seed.items()}
         of_seeds = {key: of_key for key, of_key in values.items() if of_key}
         estimates = {key: exact(sum(of_key) / len(of_key)) for key, of_key in of_seeds.items()}

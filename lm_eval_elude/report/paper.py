@@ -91,7 +91,7 @@ TOFU: tuple[Column, ...] = (
 _COST: tuple[Column, ...] = (
     *((f"{what} {of}", ("", ""), "cost", 2 * i + j) for i, what in enumerate(("training", "inference"))
       for j, of in enumerate(("time", "memory"))),
-    *((f"{name}, s" if name in ("training", "processor", "scoring") else name, key, "cost", -1)
+    *((f"{name}, s" if name in ("processor", "scoring") else name, key, "cost", -1)
       for name, key in COST.items()),
 )  # fmt: skip
 

@@ -21,7 +21,7 @@ from lm_eval_elude.scoring.estimates import Estimate, average, exact
 Key = tuple[str, str]  # task or group, metric
 FQ, RQ = ("elude_quality", "forget_quality"), ("elude_quality", "retain_quality")
 # What a run took: numbers of the manifest and the results file, not of the samples.
-COST = {name: ("cost", name) for name in ("parameters", "epochs", "training", "processor", "scoring")}
+COST = {name: ("cost", name) for name in ("parameters", "epochs", "processor", "scoring")}
 # Settings that say what or where, not how: runs that differ in these alone are one row.
 SAME = {
     "target", "seed", "model", "revision", "dataset", "strict", "micro_batch_size", "shard", "compile",
