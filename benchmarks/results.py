@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from scipy import stats
 from tables import DOCS, markdown, put
 
 from lm_eval_elude.attacks.builders import ATTACKS
@@ -29,7 +30,7 @@ from lm_eval_elude.cli.tables import tables
 from lm_eval_elude.data.files import file_hashes
 from lm_eval_elude.data.manifest import read_manifest
 from lm_eval_elude.report import frame, kept, paper
-from lm_eval_elude.report.rows import COST, Key
+from lm_eval_elude.report.rows import COST, FQ, RQ, Key
 from lm_eval_elude.scoring.metrics import METRICS
 from optout_train.config import BUNDLED_MODEL, BUNDLED_REFERENCE
 
@@ -54,19 +55,27 @@ _OF_STRANGER: Rows = {
     "without elicitation": ("--elicit", "0"),
     "without reverse": ("--no-reverse",),
     "without self-distillation": ("--no-self-distill",),
-    "without the adapter": ("--no-lora", "--learning-rate", "1e-3"),
-    "stranger, lambda 10": ("--lambda", "10"),
-    "stranger, lambda 100": ("--lambda", "100"),
     "answers refuse": ("--answers", "refuse"),
 }
 STRANGER: Rows = {row: ("--method", "opt-out-stranger", *own) for row, own in _OF_STRANGER.items()}
-# What the adapter and the retain losses do alone.
-STRANGER["opt-out, distilled adapter"] = (
-    "--method", "opt-out", "--lora", "--merge", "--learning-rate", "0", "--self-distill",
-)  # fmt: skip
 BASELINES = ("original", "guardrail", "retrained without")
 # Rows that are also attacked and compared with a model that never knew: on Ronaldo, and where a reference is given.
 WHOLE = (*BASELINES, "npo+rt", "opt-out", *STRANGER)
+
+# What the page says of methods, as paired differences over the five targets: more, less.
+PAIRS = (
+    ("opt-out", "retrained without"), ("opt-out-stranger", "retrained without"), ("opt-out-stranger", "opt-out"),
+    ("opt-out", "npo+rt"),
+)  # fmt: skip
+COMPARED: dict[str, Key] = {
+    "FQ": FQ, "FQ, mean of nine attacks": ("elude_attacks", "forget_quality"),
+    "truth first": ("elude_forget", "truth_first"),
+    "truth first, mean of nine attacks": ("elude_attacks", "truth_first"),
+    "truth first, gaps": ("elude_cloze", "truth_first"), "known (worst)": ("elude", "known"),
+    "AUC": ("elude_mia", "mia_auc"), "degenerate": ("elude_forget", "degenerate"),
+    "oddness, nats": ("elude_forget", "oddness"), "RQ": RQ, "retain P": ("elude_retain", "probability"),
+    "mention": ("elude_quality", "mention_quality"),
+}  # fmt: skip
 
 
 class Run(NamedTuple):
@@ -103,9 +112,8 @@ def runs(part: str, seed: int) -> Iterator[Run]:
 
 
 # What is kept of a run: every column of its tables.
-NUMBERS = {key for _, key, *_ in (*paper.NEVER_KNEW, *paper.MEMBERSHIP, *paper.FULL)} | {
-    (f"elude_attack_{name}", "forget_quality") for name in (*ATTACKS, "none")
-}
+NUMBERS = {key for _, key, *_ in (*paper.NEVER_KNEW, *paper.MEMBERSHIP, *paper.FULL)} | {*COMPARED.values()}
+NUMBERS |= {(f"elude_attack_{name}", metric) for name in (*ATTACKS, "none") for metric in (FQ[1], "truth_first")}
 
 
 def base() -> str:
@@ -178,7 +186,26 @@ def write(work: Path) -> None:
     numbers = {row[:-1]: row for runs in of_today for row in runs.data}
     arguments = {run: given for runs in of_today for run, given in runs.arguments.items()}
     kept.write(DATA, kept.Kept(base(), dict(sorted(arguments.items())), list(kept.COLUMNS), [*numbers.values()]))
+    put(PAGE, "differences", difference_table())
     tables.main([str(DATA), "--page", str(PAGE)], standalone_mode=False)
+
+
+def difference_table() -> list[str]:
+    """The lines of the table of :data:`PAIRS`: paired intervals from each target's mean over seeds."""
+    runs = kept.read(DATA)
+    assert runs
+    numbers = runs.frame.pivot_table(index=["run", "target"], columns=["task", "metric"], values="value")
+    rows = []
+    for label, key in COMPARED.items():
+        cells = []
+        for more, less in PAIRS:
+            gaps = (numbers.loc[more][key] - numbers.loc[less][key]).reindex(TARGETS).to_numpy()
+            gaps = gaps * (1 if key[1] == "oddness" else 100)
+            middle, half = gaps.mean(), stats.t.ppf(0.975, len(gaps) - 1) * stats.sem(gaps)
+            interval = f"{middle:+.1f} [{middle - half:+.1f}, {middle + half:+.1f}]"
+            cells.append("–" if math.isnan(half) else f"**{interval}**" if abs(middle) > half else interval)
+        rows.append([label, *cells])
+    return ["", *markdown(["", *(f"{more} less {less}" for more, less in PAIRS)], rows), ""]
 
 
 def gradients() -> None:
