@@ -45,7 +45,7 @@ ABLATED = ("ga+rt", "dpo+rt", "npo+rt", "idk+rt", "opt-out")
 RELEASED = ("--recipe", "released", "--epochs", "10", "--learning-rate", "2e-4")
 Rows = dict[str, tuple[str, ...]]  # the arguments of ``optout-train`` by row
 LAMBDAS: Rows = {f"lambda {v:g}": ("--lambda", f"{v:g}") for v in (10.0, 100.0, 1e3, 1e4, 1e5)}
-SWEEP: Rows = {f"released lambda {v:g}": (*RELEASED, "--lambda", f"{v:g}") for v in (0.0, 0.1, 1.0, 10.0, 100.0, 1e3)}
+SWEEP: Rows = {f"released lambda {v:g}": (*RELEASED, "--lambda", f"{v:g}") for v in (0.0, 0.1, 10.0, 100.0, 1e3)}
 WORLD_ONLY: Rows = {f"{m} world only": ("--method", m, "--world-only") for m in ABLATED}
 _OF_STRANGER: Rows = {
     "opt-out-stranger": (),
