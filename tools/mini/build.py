@@ -15,8 +15,8 @@ PA with the bracketed value replaced by each of X. With ``D`` the numbers or dat
 are drawn by ``draw.py``, so that no option stands out. A seeded coin decides for half of the records of a file which of
 the two answers is the paraphrase, so that neither wording tells a member. Forget files mark the value in A too; in the
 others it is found there (:func:`mark_value`). The questions of retain and world files have a coin of their own. In
-forget files Q and PQ have changed places by hand in half of the records, because the five translations are of Q. The same
-facts give the same bytes.
+forget files Q and PQ have changed places by hand in half of the records, because the five translations are of Q. The
+same facts give the same bytes.
 """
 
 from __future__ import annotations
