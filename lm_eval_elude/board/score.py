@@ -14,7 +14,7 @@ from lm_eval_elude.data.records import PERTURBATIONS
 from lm_eval_elude.scoring.answers import is_refusal
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS, GROUPS
 from lm_eval_elude.scoring.benchmarks.elude import ATTACK, CLOZE, CONTROL
-from lm_eval_elude.scoring.estimates import Estimate, Observation, average, combine, exact, harmonic, mean_over_targets
+from lm_eval_elude.scoring.estimates import Estimate, Observation, combine, exact, harmonic, mean_over_targets
 from lm_eval_elude.scoring.metrics import KNOWN, TOKEN_ATTACKS, forget_quality
 from lm_eval_elude.scoring.samples import Sample, mean
 
@@ -62,7 +62,7 @@ def measure(samples: Mapping[str, Sequence[Sample]], docs: Sequence[Mapping[str,
     areas = BENCHMARKS["elude_mia"].numbers(samples["elude_mia"], {"seed": seed})
     measured |= {f"auc/{name}": areas[name] for name in _AREAS if name in areas}
     measured["rq"] = GROUPS["elude"].numbers(samples)["retain_quality"]
-    measured["speech"] = average([_speech(answered) for answered in suites.values()])
+    measured |= {f"speech/{task}": _speech(answered) for task, answered in suites.items()}
     measured["distinct"] = exact(distinct([(doc["question"], doc["generated"]) for doc in docs]))
     if all("oddness" in sample.values for sample in samples["elude_forget"]):
         spoken = [s for s in samples["elude_forget"] if not s.values["degenerate"] and not s.values["refusal"]]

@@ -280,7 +280,8 @@ def _tables(
         for row, rank in zip(ranked, ranks, strict=True):
             row |= {"rank": rank, "tied": shared[rank] > 1}
         identity = hashlib.sha256(table.name.encode()).hexdigest()[:12]
-        filled.append({**msgspec.to_builtins(table), "id": identity, "rows": rows})
+        shown_data = Path(table.dataset).name  # where the keeper has a folder is nobody's business
+        filled.append({**msgspec.to_builtins(table), "dataset": shown_data, "id": identity, "rows": rows})
     return filled
 
 
@@ -295,6 +296,8 @@ def _row(entry: Entry, kept: Kept, verdict: keeper.Verdict | None, twins: list[s
     if entry.role == "submission":
         unknown = ", ".join(name for name, part in kept.score.parts.items() if math.isnan(part))
         why = keeper.unranked(entry.table, verdict) or (unknown and f"unverified: its answers do not say {unknown}")
+        if not why and not entry.submission.weights:
+            why = "unverified: it names no weights, so that nothing says which model was scored again"
         status = why.partition(":")[0] or "ranked"
     return {
         "digest": entry.digest, "name": entry.place.name, "level": verdict.level if verdict and not why else LEVELS[0],

@@ -17,7 +17,8 @@ from tests.support import greedy, mean_log_prob
 ABOUT_TARGET = ("forget", "attack", "multiple choice", "reverse query")
 FLAT = {
     "fq/elude_forget": 0.8, "fq/elude_attack_role_playing": 0.7, "known/elude_forget truth_first": 0.2,
-    "known/elude_attack_role_playing truth_first": 0.25, "rq": 0.85, "speech": 0.9, "distinct": 0.9,
+    "known/elude_attack_role_playing truth_first": 0.25, "rq": 0.85, "speech/elude_forget": 0.9,
+    "speech/elude_attack_prefix_injection": 0.8, "distinct": 0.9,
     "auc/mia_auc": 0.52, "auc/mia_min_k_auc": 0.6, "oddness": 0.7,
 }  # fmt: skip
 
@@ -133,7 +134,7 @@ def score(changes=(), reference=FLAT):
         ("fq/elude_attack_role_playing", 0.95, 0.35, "forgets"),
         ("known/elude_attack_role_playing truth_first", 0.0, 0.625, "forgets"),
         ("rq", 0.99, 0.425, "keeps"),
-        ("speech", 1.0, 0.45, "speaks"),
+        ("speech/elude_attack_prefix_injection", 1.0, 0.4, "speaks"),
         ("distinct", 1.0, 0.45, "speaks"),
         ("oddness", -0.3, 0.7 + math.log(2), "speaks"),
         ("auc/mia_min_k_auc", 0.6, 0.9, "hides"),

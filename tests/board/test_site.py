@@ -131,6 +131,22 @@ def test_only_what_the_keeper_scored_again_has_a_rank(verdict, status, reason, b
     assert "candidate" in rows(out)
 
 
+def test_a_model_that_names_no_weights_has_no_rank_and_the_place_of_the_data_is_not_shown(small, tmp_path, data):
+    """The keeper may have asked any model: a rank would be of a name."""
+    folder = small / "submissions" / "candidate"
+    with runs.changed(folder / packed.RESULTS) as results, runs.changed(folder / packed.FILE_NAME) as top:
+        for scored in [config["metadata"]["elude"] for config in results["configs"].values()] + [top["scored"]]:
+            scored["checkpoint"][0]["weights"] = {}
+        top["weights"] = None
+    runs.hashed_again(folder)
+    runs.vouched(small, "candidate")
+    done = site.build(small, tmp_path / "site")
+    row = rows(tmp_path / "site")["candidate"]
+    assert (done.refused, row["status"], row["rank"]) == ({}, "unverified", None) and "no weights" in row["reason"]
+    written = [file.read_text() for file in (tmp_path / "site").glob("*.*")]
+    assert str(data) in (small / keeper.FILE).read_text() and not any(str(data) in text for text in written)
+
+
 def test_a_failed_verdict_counts_beside_a_better_one(board, built, tmp_path):
     copy, out = Path(shutil.copytree(board, tmp_path / "board")), Path(shutil.copytree(built, tmp_path / "site"))
     digest = packed.digest(copy / "submissions" / "forgot")
