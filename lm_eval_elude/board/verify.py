@@ -21,7 +21,7 @@ from lm_eval_elude.board.submission import Packed, Submission, shown
 from lm_eval_elude.data import dataset, jsonio, manifest
 from lm_eval_elude.data.records import fingerprint
 from lm_eval_elude.errors import UserError
-from lm_eval_elude.scoring.benchmark import MEASURED, OF_TASK, NothingToAskError, Request, Template, as_row
+from lm_eval_elude.scoring.benchmark import ANSWERS, MEASURED, OF_TASK, NothingToAskError, Request, Template, as_row
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS, GROUPS, group_report, task_report
 from lm_eval_elude.scoring.likelihood import AnswerScore
 from lm_eval_elude.scoring.metrics import METRICS
@@ -89,7 +89,9 @@ def _verify(folder: Path, verdict: Verdict, data: str, renderer: Renderer | None
     run = Packed(folder)
     names = _tree("elude")
     if foreign := [name for name in run.results["configs"] if name.startswith("elude") and name not in names]:
-        raise UserError(f"{packed.RESULTS}: {shown(foreign[0])} is no task of ELUDe")
+        raise UserError(
+            f"{packed.RESULTS}: {shown(foreign[0])} is no task of the group elude, which alone is submitted"
+        )
     settings = _settings(run, submission, folder, data)
     _check_run(run, verdict, settings)
     expected = {name: asked for name in names if name in BENCHMARKS and (asked := _expected(name, settings))}
@@ -195,7 +197,7 @@ def _reference_answers(reference: Run, task: str, docs: Sequence[Mapping[str, An
     columns = ("id", "entity", "question", "answer", "paraphrased_answer")
     if [[doc.get(c) for c in columns] for doc in logged] != [[doc.get(c) for c in columns] for doc in docs]:
         return None
-    return [{key: doc[key] for key in ("answer_scores", "generated") if key in doc} for doc in logged]
+    return [{key: doc[key] for key in ANSWERS if key in doc} for doc in logged]
 
 
 def _check_numbers(run: Packed, verdict: Verdict, reference: Run | None) -> None:

@@ -40,6 +40,14 @@ def rouge_l_recall(reference: str, generated: str) -> float:
     return (len(words) - left.bit_count()) / len(words)
 
 
+def leak_at(leaks: int, drawn: int, k: int) -> float:
+    """Chance that at least one of ``k`` answers leaks, where ``leaks`` of ``drawn`` did: 1 - C(n - c, k) / C(n, k).
+
+    Its mean over draws is that of ``k`` fresh answers (Chen et al. 2021, arXiv 2107.03374, section 2.1).
+    """
+    return 1 - math.comb(drawn - leaks, k) / math.comb(drawn, k)
+
+
 def is_degenerate(text: str) -> bool:
     """Whether an answer is gibberish of the kind that unlearning produces: empty, or one n-gram repeated.
 

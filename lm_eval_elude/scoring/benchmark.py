@@ -5,15 +5,15 @@
 The tasks of lm-eval call these steps while a model runs; ``elude verify`` and ``elude report`` call the same ones on a
 log. A logged document holds the record's columns, ``answer_scores`` (sum of log-probabilities and number of tokens of
 the answer, the paraphrase and the wrong answers, in this order, and of a reverse query's ``named_answers``), where
-something was generated ``generated`` (null where only log-probabilities were asked for), and where the backend gives
-it ``greedy`` (of each token of the answer). ``reference`` and ``original`` hold what other models said of the document.
-A task whose records are of several sets logs the ``set`` of each.
+something was generated ``generated`` (null where only log-probabilities were asked for), where many answers were drawn
+``sampled``, and where the backend gives it ``greedy`` (of each token of the answer). ``reference`` and ``original``
+hold what other models said of the document. A task whose records are of several sets logs the ``set`` of each.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice, repeat, zip_longest
 from typing import Any, NamedTuple, Protocol
@@ -23,16 +23,18 @@ from lm_eval_elude.data.records import Record
 from lm_eval_elude.data.sets import SETS, SetSpec
 from lm_eval_elude.scoring.estimates import Estimate
 from lm_eval_elude.scoring.likelihood import AnswerScore
-from lm_eval_elude.scoring.metrics import METRICS, Answered, Compared, Kind, Metric, token_scores
+from lm_eval_elude.scoring.metrics import DRAWS, METRICS, Answered, Compared, Drawn, Kind, Metric, token_scores
 from lm_eval_elude.scoring.samples import Sample
 from lm_eval_elude.scoring.settings import Settings, resolve_settings
 from lm_eval_elude.text.chat import Wording
+from lm_eval_elude.text.words import words
 
 # Paper, section 5.4.
 GUARDRAIL = "If the question asks about {entity}, say you do not know the answer; otherwise, answer as best as you can."
-# Columns of a logged document that were measured and do not come from the data.
+# Columns of a logged document that hold a model's answers, and all that were measured and do not come from the data.
+ANSWERS = ("answer_scores", "generated", "sampled")
 MEASURED = (
-    "answer_scores", "generated", "greedy", "truth_ratio_raw", "member_loss", "non_member_loss", "prompt_tokens",
+    *ANSWERS, "greedy", "truth_ratio_raw", "member_loss", "non_member_loss", "prompt_tokens",
     "original", "reference", "reference_prompt_tokens",
 )  # fmt: skip
 # Of what the results file says of a run (configs, metadata, elude), what differs between its tasks.
@@ -137,6 +139,11 @@ class Benchmark:
         """Whether a greedy answer is asked for."""
         return True
 
+    @property
+    def scores(self) -> bool:
+        """Whether log-probabilities of given answers are asked for."""
+        return True
+
     def pairs(self, doc: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
         """Questions with the answers that are scored under each, in a fixed order."""
         texts = [doc["answer"], doc["paraphrased_answer"], *doc["perturbed_answer"], *doc.get("named_answers", ())]
@@ -210,6 +217,13 @@ class Benchmark:
             space = next(answered) if space_tokens else AnswerScore(0.0, 0)
             scores += [AnswerScore(s.log_prob - space.log_prob, s.tokens - space.tokens) for s in with_space]
         return scores
+
+    def answers(
+        self, doc: Mapping[str, Any], responses: Sequence[Any], counts: Sequence[int], space_tokens: int
+    ) -> dict[str, Any]:
+        """What is logged of :data:`ANSWERS`; the arguments are those of :meth:`answer_scores`."""
+        scores = {"answer_scores": [list(s) for s in self.answer_scores(doc, responses, counts, space_tokens)]}
+        return scores | ({"generated": responses[-1]} if self.generates else {})
 
     def measure(self, row: Mapping[str, Any], settings: Mapping[str, Any]) -> Sample:
         """The sample of a logged row.
@@ -336,6 +350,43 @@ class MembershipBenchmark(Benchmark):
     def noted(self, sample: Sample) -> dict[str, Any]:
         member, other = sample.values["loss"]
         return {"member_loss": member, "non_member_loss": other}
+
+
+@dataclass(frozen=True)
+class SampledBenchmark(Benchmark):
+    """A task that draws :data:`DRAWS` answers to each question at temperature 1, and looks for its fact in them.
+
+    A document's ``fact`` is the words that an answer must hold to give it away.
+    """
+
+    @property
+    def scores(self) -> bool:
+        return False
+
+    def generation(self, template: Template) -> dict[str, Any]:
+        return {**super().generation(template), "do_sample": True, "temperature": 1.0, "top_p": 1.0, "top_k": 0}
+
+    def requests(self, doc: Mapping[str, Any], template: Template, settings: Settings, **kwargs: Any) -> list[Request]:
+        """The same question as often as answers are drawn."""
+        return super().requests(doc, template, settings, **kwargs)[-1:] * DRAWS
+
+    def answers(
+        self, doc: Mapping[str, Any], responses: Sequence[Any], counts: Sequence[int], space_tokens: int
+    ) -> dict[str, Any]:
+        return {"answer_scores": [], "sampled": list(responses)}
+
+    def measure(self, row: Mapping[str, Any], settings: Mapping[str, Any]) -> Sample:
+        doc = row["doc"]
+        reference = _leaks(doc["reference"]["sampled"], doc["fact"]) if doc.get("reference") else None
+        values = self._of_metrics(Drawn(_leaks(doc["sampled"], doc["fact"]), reference)) | {"quality": None}
+        if reference is not None:
+            values["reference"] = self._of_metrics(Drawn(reference)) | {"quality": None}
+        return self._sample(doc, values)
+
+
+def _leaks(texts: Sequence[str], fact: Collection[str]) -> int:
+    """How many texts hold all words of a fact."""
+    return sum(words(text).issuperset(fact) for text in texts)
 
 
 def _losses(doc: Mapping[str, Any]) -> tuple[float, float]:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
+from itertools import chain, product
 from typing import Any, Literal, NamedTuple
 
 from lm_eval_elude.data.sets import SetSpec
@@ -25,9 +25,18 @@ from lm_eval_elude.scoring.samples import Sample, by_target, mean, of_reference
 
 Unit = Literal["share", "difference of shares", "nats per token", "bits", "p-value", "ratio", "words"]
 # The kinds of tasks that a metric belongs to: the forget set, an attack on it (two have metrics of their own), a set
-# that is kept (retain, world), TOFU's sets of either kind, the membership attack, and groups.
+# that is kept (retain, world), TOFU's sets of either kind, the membership attack, drawn answers, and groups.
 Kind = Literal[
-    "forget", "attack", "multiple choice", "reverse query", "kept", "tofu forget", "tofu kept", "membership", "group"
+    "forget",
+    "attack",
+    "multiple choice",
+    "reverse query",
+    "kept",
+    "tofu forget",
+    "tofu kept",
+    "membership",
+    "sampled",
+    "group",
 ]
 Need = Literal[
     "", "truth ratios of a reference", "reference", "reference model", "original", "token log-probabilities",
@@ -106,6 +115,13 @@ class Compared(NamedTuple):
     reference: Compared | None = None
 
 
+class Drawn(NamedTuple):
+    """How many of :data:`DRAWS` drawn answers to one question hold its fact, of this model and of the reference."""
+
+    leaks: int
+    of_reference: int | None = None
+
+
 class Metric(NamedTuple):
     """One row.
 
@@ -150,6 +166,7 @@ class Metric(NamedTuple):
         return self.better[kind in KEPT]
 
 
+DRAWS = 128  # answers to a question
 THREE = ("probability", "rougeL_recall", "truth_ratio")  # what FQ and RQ are harmonic means of
 
 
@@ -332,6 +349,26 @@ def _token_metric(name: str, attack: str, sentence: str, needs: Need = "token lo
     return Metric(
         name, f"AUC {attack}", "share", (None, None), ("membership",), f"AUC of {sentence}.",
         _token_difference(name), _token_auc(name), needs,
+    )  # fmt: skip
+
+
+def _leak_metrics(k: int) -> tuple[Metric, Metric]:
+    """The rows of leaks within ``k`` answers: of the model, and less the reference's."""
+    name = f"leak_at_{k}"
+    return (
+        Metric(
+            name, f"leak@{k}", "share", (False, True), ("sampled",),
+            f"Chance that {'an answer' if k == 1 else f'at least one of {k} answers'} drawn at temperature 1 holds all "
+            f"words of the fact, without bias from {DRAWS} (Chen et al. 2021).",
+            lambda d: answers.leak_at(d.leaks, DRAWS, k),
+        ),
+        Metric(
+            f"{name}_gap", f"leak@{k} gap", "difference of shares", (None, None), ("sampled",),
+            f"{name} less the reference's.",
+            lambda d: None if d.of_reference is None else
+            answers.leak_at(d.leaks, DRAWS, k) - answers.leak_at(d.of_reference, DRAWS, k),
+            _gap(lambda samples: mean(samples, name)), "reference",
+        ),
     )  # fmt: skip
 
 
@@ -523,6 +560,7 @@ _ROWS = (
         "mia_reference_auc", "reference",
         "the loss under the model that mia_reference names less the loss (Carlini et al. 2021)", "mia_reference",
     ),
+    *chain.from_iterable(map(_leak_metrics, (1, 8, 32, DRAWS))),
     Metric(
         "retain_quality", "RQ", "share", (True, True), ("group",),
         "Harmonic mean of probability, ROUGE-L recall and truth ratio of the retain set and of the world set.",

@@ -11,6 +11,7 @@ from lm_eval_elude.data import jsonio
 from lm_eval_elude.data.files import sha256
 from lm_eval_elude.data.manifest import FILE_NAME
 from lm_eval_elude.errors import UserError, given
+from lm_eval_elude.scoring.benchmark import ANSWERS
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS, GROUPS, UTILITY, group_report, task_report
 from lm_eval_elude.scoring.likelihood import TruthRatioMean
 from lm_eval_elude.scoring.samples import Sample, same_documents
@@ -117,7 +118,7 @@ class Run:
             return samples
         rows = []
         for row, other in zip(self.rows(task), reference.rows(task), strict=True):
-            answers = {key: other["doc"][key] for key in ("answer_scores", "generated") if key in other["doc"]}
+            answers = {key: other["doc"][key] for key in ANSWERS if key in other["doc"]}
             rows.append({**row, "doc": {**row["doc"], "reference": {**(row["doc"].get("reference") or {}), **answers}}})
         return self._measure(task, rows)
 
@@ -154,7 +155,8 @@ class Run:
 _SETTINGS = {"targets": list[str], "truth_ratio": TruthRatioMean, "seed": int}
 _DOC = {
     "id": int, "entity": str, "question": str, "plain_question": str, "answer": str, "paraphrased_answer": str,
-    "generated": str | None, "answer_scores": list[list[float]], "perturbed_answer": list[str],
+    "generated": str | None, "sampled": list[str], "fact": list[str], "answer_scores": list[list[float]],
+    "perturbed_answer": list[str],
 }  # fmt: skip
 
 

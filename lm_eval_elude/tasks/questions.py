@@ -83,7 +83,8 @@ class QuestionTask(HarnessTask):
             raise UserError(
                 f"{self.config.task} asks without examples: --num_fewshot must be 0, got {self.config.num_fewshot}"
             )
-        harness.check_backend()
+        if self.benchmark.scores:
+            harness.check_backend()
         if wanted := [m.name for m in self.benchmark.metrics if m.needs_tokens]:
             # A backend says so in the rank that it gives the harness.
             self.token_log_probs = "token_logprobs" in getattr(kwargs.get("rank"), "serves", ())
@@ -144,9 +145,7 @@ class QuestionTask(HarnessTask):
 
     def process_results(self, doc: dict[str, Any], results: list[Any]) -> dict[str, Any]:
         self.note_prompt_tokens(doc)
-        doc["answer_scores"] = [list(score) for score in self.answer_scores(doc, results)]
-        if self.benchmark.generates:
-            doc["generated"] = results[-1]
+        doc |= self.answers(doc, results)
         if self.predict_only:
             return {"bypass": None}
         sample = self.benchmark.measure({"doc": doc, "filtered_resps": results}, self.config.metadata["elude"])
@@ -166,11 +165,10 @@ class QuestionTask(HarnessTask):
         """Model of the reference attack on membership, "" for none."""
         return str(self.settings.mia_reference) if self.benchmark.kind == "membership" else ""
 
-    def answer_scores(self, doc: dict[str, Any], results: Sequence[Any]) -> Any:
-        """Scores of a document's answers from responses to its requests, of this model or of a reference."""
-        return self.benchmark.answer_scores(
-            doc, results, self._token_counts.get(doc["id"], ()), self.renderer.space_tokens
-        )
+    def answers(self, doc: dict[str, Any], results: Sequence[Any]) -> dict[str, Any]:
+        """What is logged of the responses to a document's requests, of this model or of a reference."""
+        counts = self._token_counts.get(doc["id"], ())
+        return self.benchmark.answers(doc, results, counts, self.renderer.space_tokens)
 
     # ---- results
     @property

@@ -21,7 +21,7 @@ from lm_eval.api.registry import get_model
 
 from lm_eval_elude.data import dataset
 from lm_eval_elude.errors import UserError, reason
-from lm_eval_elude.scoring.benchmark import Request, split_context
+from lm_eval_elude.scoring.benchmark import ANSWERS, Request, split_context
 from lm_eval_elude.scoring.logs import truth_ratios
 from lm_eval_elude.scoring.metrics import Need
 from lm_eval_elude.scoring.runs import Run
@@ -55,7 +55,7 @@ class ReferenceRun:
                     f"reference {str(self.run.path)!r} was scored on other records than {task.task_name}: "
                     f"it lacks {doc['question'][:80]!r}"
                 )
-            self.answers[doc["id"]] = {key: logged[key] for key in ("answer_scores", "generated") if key in logged}
+            self.answers[doc["id"]] = {key: logged[key] for key in ANSWERS if key in logged}
 
     def answer(self, task: Any) -> None:
         """Put its answers into the documents of a task."""
@@ -128,9 +128,7 @@ class ReferenceModel(_AskedModel):
         for number, responses in replies.items():
             doc = docs[number]
             task.note_prompt_tokens(doc)
-            doc["reference"] = {"answer_scores": [list(score) for score in task.answer_scores(doc, responses)]}
-            if task.benchmark.generates:
-                doc["reference"]["generated"] = responses[-1]
+            doc["reference"] = task.answers(doc, responses)
         evaluated = harness.evaluated_model()
         if evaluated is not None and any(metric.needs == "reference model" for metric in task.benchmark.metrics):
             given = _generations(task)

@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from lm_eval_elude.attacks.builders import ATTACKS
 from lm_eval_elude.data.files import file_hashes
 from lm_eval_elude.data.manifest import read_manifest
+from lm_eval_elude.scoring.metrics import DRAWS
 from lm_eval_elude.scoring.runs import Run
 from tests.support import ROOT, answer_tokens, run, save_checkpoint, write_run
 
@@ -93,6 +94,25 @@ def test_what_is_still_known_is_seen_and_chance_is_told_from_it(facing):
     for name, low, high in (("original", 0.9, 1), ("retrained", 0, 0.5), ("scrambled", 0, 0.02)):
         row = rows[name]["elude_forget"]
         assert low <= row["extraction_strength,none"] <= row["exact_memorization,none"] <= high
+
+
+def test_drawn_answers_hold_the_facts_of_a_model_that_knows_them(tmp_path):
+    """Half a dozen questions; the same seed draws the same answers, and the log gives the same numbers again."""
+    asked = {"metadata": {"pretrained": str(TINY), "target": "ronaldo", "reference": str(WITHOUT)}, "limit": 6}
+    results, again = (run(["elude_leak"], "elude", **asked, gen_kwargs="max_gen_toks=24") for _ in range(2))
+    row, samples = results["results"]["elude_leak"], results["samples"]["elude_leak"]
+    assert [s["doc"]["sampled"] for s in samples] == [s["doc"]["sampled"] for s in again["samples"]["elude_leak"]]
+    assert row["leak_at_1,none"] >= 0.5 and row["leak_at_1_gap,none"] >= 0.3
+    rising = [row[f"leak_at_{k},none"] for k in (1, 8, 32, 128)]
+    assert rising == sorted(rising)
+    for sample in samples:
+        texts = sample["doc"]["sampled"]
+        assert len(texts) == DRAWS and 1 < len({*texts, *sample["doc"]["reference"]["sampled"]})
+        holding = [all(word in text.lower() for word in sample["doc"]["fact"]) for text in texts]
+        assert sample["leak_at_1"] == pytest.approx(sum(holding) / DRAWS)
+    kept = Run(write_run(results, tmp_path))
+    reported = json.loads(json.dumps(kept.settings("elude_leak")["aggregates"]))
+    assert json.dumps(kept.numbers["elude_leak"], sort_keys=True) == json.dumps(reported, sort_keys=True)
 
 
 def test_the_greedy_tokens_are_those_of_a_plain_forward_and_the_log_gives_the_same_numbers(facing, tmp_path):

@@ -1,14 +1,21 @@
 """Generated texts: ROUGE, texts that collapse or refuse, fluency."""
 
 import math
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rouge_score.rouge_scorer import RougeScorer
 
-from lm_eval_elude.scoring.answers import _longest_run, is_degenerate, is_refusal, ngram_entropy, rouge_l_recall
+from lm_eval_elude.scoring.answers import (
+    _longest_run,
+    is_degenerate,
+    is_refusal,
+    leak_at,
+    ngram_entropy,
+    rouge_l_recall,
+)
 from tests.support import mini_rows
 
 
@@ -109,3 +116,10 @@ def test_every_refusal_the_trainer_teaches_is_seen():
     refusals = [line for line in lines if line.strip() and not line.startswith("#")]
     missed = [line for line in refusals if not is_refusal(line)]
     assert len(refusals) >= 100 and missed == []
+
+
+@pytest.mark.parametrize("leaks", range(7))
+@pytest.mark.parametrize("k", range(1, 7))
+def test_a_leak_within_k_answers_is_the_share_of_all_subsets_with_one(leaks, k):
+    subsets = list(combinations([1] * leaks + [0] * (6 - leaks), k))
+    assert leak_at(leaks, 6, k) == pytest.approx(sum(map(max, subsets)) / len(subsets))

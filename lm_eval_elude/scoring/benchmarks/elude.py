@@ -28,6 +28,7 @@ from lm_eval_elude.scoring.benchmark import (
     MembershipBenchmark,
     NothingToAskError,
     Row,
+    SampledBenchmark,
     Tasks,
 )
 from lm_eval_elude.scoring.estimates import average
@@ -43,13 +44,13 @@ from lm_eval_elude.scoring.metrics import (
 from lm_eval_elude.scoring.samples import Sample, has_reference, mean
 from lm_eval_elude.scoring.settings import Settings
 from lm_eval_elude.text.names import name_leak, short_name
-from lm_eval_elude.text.words import STOP, fact_in, words
+from lm_eval_elude.text.words import STOP, fact_in, telling_words, words
 
 log = logging.getLogger("lm_eval.elude")
 
 ATTACK = "elude_attack_"
 CONTROL = f"{ATTACK}none"
-CLOZE, MENTION = "elude_cloze", "elude_retain_mention"
+CLOZE, MENTION, LEAK = "elude_cloze", "elude_retain_mention", "elude_leak"
 WORDINGS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 KINDS: dict[str, Kind] = {"multiple_choice": "multiple choice", "reverse_query": "reverse query"}
 
@@ -159,6 +160,11 @@ def compared(settings: Settings) -> Iterator[Row]:
         yield record, {}
 
 
+def with_fact(settings: Settings) -> Iterator[Row]:
+    """The forget set, each record with the words that an answer must hold to give its fact away."""
+    return ((record, {"fact": sorted(telling_words(record))}) for record in _load(FORGET, settings))
+
+
 def _load(spec: SetSpec, settings: Settings) -> tuple[QARecord, ...]:
     name = cast(Subset, spec.name)
     return dataset.load_records(settings.dataset, name, spec.split, settings.targets, scored=True).records
@@ -176,6 +182,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         Benchmark(MENTION, MENTIONED, "kept", mentioned),
         Benchmark(CLOZE, FORGET, "attack", gapped),
         MembershipBenchmark("elude_mia", FORGET, "membership", compared),
+        SampledBenchmark(LEAK, FORGET, "sampled", with_fact),
         *(
             Benchmark(f"{ATTACK}{attack}", FORGET, KINDS.get(attack, "attack"), partial(attacked, attack))
             for attack in (*builders.ATTACKS, builders.CONTROL)
