@@ -200,40 +200,53 @@ class EludeLM(HFLM):
     # ---- generation
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         results: list[Any] = [None] * len(requests)
-        work: dict[tuple[int, tuple[str, ...]], dict[str, list[int]]] = {}  # -> numbers of the requests, by context
+        work: dict[tuple[int, tuple[str, ...], float], dict[str, list[int]]] = {}  # -> their numbers, by context
         for i, (context, given) in enumerate(request.args for request in requests):
             kwargs: dict[str, Any] = dict(normalize_gen_kwargs(given, self.max_gen_toks))
             until = handle_stop_sequences(kwargs.pop("until", None), eos=self.tok_decode([self.eot_token_id], False))
             most = int(kwargs.pop("max_gen_toks"))
-            sampled = kwargs.pop("do_sample") or kwargs.pop("temperature", 0) or kwargs
-            if self._decodes and not sampled and 0 < most < self.max_length and not self.think_end_token:
-                work.setdefault((most, tuple(until)), {}).setdefault(context, []).append(i)
+            drawn, temperature = kwargs.pop("do_sample"), float(kwargs.pop("temperature", 0) or 0)
+            if drawn and kwargs.get("top_k") == 0 and kwargs.get("top_p") == 1:
+                kwargs = {name: value for name, value in kwargs.items() if name not in ("top_k", "top_p")}
+                ours = temperature > 0 and not kwargs
+            else:
+                ours = not (drawn or temperature or kwargs)
+            if self._decodes and ours and 0 < most < self.max_length and not self.think_end_token:
+                work.setdefault((most, tuple(until), temperature), {}).setdefault(context, []).append(i)
         total = sum(len(numbers) for contexts in work.values() for numbers in contexts.values())
         with self._bar(total, "generate_until", disable_tqdm) as bar:
-            for (most, stops), contexts in work.items():
-                for context, text in self._texts(list(contexts), stops, most, bar):
-                    for i in contexts[context]:
+            for (most, stops, temperature), contexts in work.items():
+                each = [c for c, numbers in contexts.items() for _ in (numbers if temperature else numbers[:1])]
+                for context, text in self._texts(each, stops, most, temperature, bar):
+                    numbers = [contexts[context].pop()] if temperature else contexts[context]
+                    for i in numbers:
                         results[i] = text
-                        self.cache_hook.add_partial("generate_until", requests[i].args, text)
-                    bar.update(len(contexts[context]))
+                        if not temperature:
+                            self.cache_hook.add_partial("generate_until", requests[i].args, text)
+                    bar.update(len(numbers))
         if self._packs:
             self._decoder.drafts.clear()
         rest = [i for i, result in enumerate(results) if result is None]
         return _filled(results, rest, super().generate_until([requests[i] for i in rest], disable_tqdm) if rest else [])
 
-    def _texts(self, contexts: Sequence[str], stops: Sequence[str], most: int, bar: Any) -> Iterator[tuple[str, str]]:
-        """Greedy texts of contexts, the longest context first; those beyond the model's window are left out."""
+    def _texts(
+        self, contexts: Sequence[str], stops: Sequence[str], most: int, temperature: float, bar: Any
+    ) -> Iterator[tuple[str, str]]:
+        """Texts after contexts, the longest context first; those beyond the model's window are left out."""
 
         def show(tokens: int, rows: int) -> None:
             bar.set_postfix_str(f"token {tokens} of at most {most}, {rows} texts under way", refresh=tokens % 8 == 0)
 
         room = {"left_truncate_len": self.max_length - most, "truncation": self.truncation}
-        prompts = [(c, self.tok_batch_encode([c], **room)[0][0].tolist()) for c in contexts]
+        ids_of = {c: self.tok_batch_encode([c], **room)[0][0].tolist() for c in dict.fromkeys(contexts)}
+        prompts = [(context, ids_of[context]) for context in contexts]
         short = sorted((p for p in prompts if p[1] and len(p[1]) + most <= self._span), key=lambda p: -len(p[1]))
         for batch, outputs in self._batched(
             short,
             lambda prompt: int((len(prompt[1]) + most) * self._cache_weight) + 1,
-            lambda batch: self._decoder.greedy([ids for _, ids in batch], stops, most, self.batch_tokens, show),
+            lambda batch: self._decoder.write(
+                [ids for _, ids in batch], stops, most, self.batch_tokens, temperature, show
+            ),
         ):
             for (context, _), ids in zip(batch, outputs, strict=True):
                 yield context, postprocess_generated_text(self.tok_decode(ids), list(stops), None)
@@ -307,7 +320,7 @@ class EludeLM(HFLM):
             # One prompt has a draft, of which two tokens are right and the third is not; the other has none.
             wrong = int(expected[0][2:3] == [0])
             self._decoder.drafts = {tuple(prompts[0]): [*expected[0][:2], wrong, 0]}
-            same = self._decoder.greedy(prompts, (), 4, self.batch_tokens) == expected
+            same = self._decoder.write(prompts, (), 4, self.batch_tokens) == expected
         except Exception as error:  # whatever an architecture makes of the probe, the stock way is still open
             return f"{type(error).__name__}: {reason(error)}"
         finally:

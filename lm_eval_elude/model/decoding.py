@@ -1,4 +1,4 @@
-"""Greedy decoding of many prompts at once.
+"""Decoding of many prompts at once, greedily or by draws from the whole vocabulary.
 
 Openings that prompts share are computed once. A prompt may have a draft, a guess of what follows: it is fed with the
 prompt and kept as far as the model confirms it. A row leaves the batch as soon as its text has ended.
@@ -18,7 +18,7 @@ from lm_eval_elude.text.chat import Encoded
 
 
 class Decoder:
-    """Greedy decoding with one model; ``drafts`` are guesses of continuations, by the prompts' token ids."""
+    """Decoding with one model; ``drafts`` are guesses of greedy continuations, by the prompts' token ids."""
 
     def __init__(self, model: Any, tokenizer: Any, device: torch.device) -> None:
         self._model, self._tokenizer, self._device = model, tokenizer, device
@@ -43,18 +43,19 @@ class Decoder:
                 draft.append(likeliest[place])
                 place = following.get((place, draft[-1]))
 
-    def greedy(
+    def write(
         self, prompts: Sequence[list[int]], stops: Sequence[str], most: int, batch_tokens: int,
-        show: Callable[[int, int], None] = lambda tokens, rows: None,
+        temperature: float = 0.0, show: Callable[[int, int], None] = lambda tokens, rows: None,
     ) -> list[list[int]]:  # fmt: skip
-        """Greedy continuations of prompts (none empty) of at most ``most`` tokens, each up to the token that ends it.
+        """Continuations of prompts (none empty) of at most ``most`` tokens, each up to the token that ends it.
 
-        ``stops`` are texts that end a continuation; one pass over the prompts takes ``batch_tokens``. ``show`` is told
-        before each further token how long the longest text is and how many texts go on.
+        ``stops`` are texts that end a continuation; one pass over the prompts takes ``batch_tokens``. They are greedy,
+        or with a ``temperature`` above 0 drawn from the whole vocabulary with torch's generator, each by itself.
+        ``show`` is told before each further token how long the longest text is and how many texts go on.
         """
         ending = _Ending(self._tokenizer, stops, self._model.generation_config.eos_token_id)
-        drafts = [self.drafts.get(tuple(prompt), [])[: most - 1] for prompt in prompts]
-        predicted, cache = self._prefill(prompts, drafts, batch_tokens)
+        drafts = [[] if temperature else self.drafts.get(tuple(prompt), [])[: most - 1] for prompt in prompts]
+        predicted, cache = self._prefill(prompts, drafts, batch_tokens, temperature)
         length, masks, outputs = cache.get_seq_length(), [], []
         for prompt, draft, best in zip(prompts, drafts, predicted, strict=True):
             right = next((i for i, token in enumerate(draft) if best[i] != token), len(draft))
@@ -80,15 +81,15 @@ class Decoder:
                 position_ids=position[:, None], attention_mask=mask, past_key_values=cache, use_cache=True,
             ).logits  # fmt: skip
             position = position + 1
-            for row, token in zip(rows, logits[:, -1].argmax(-1).tolist(), strict=True):
+            for row, token in zip(rows, _next(logits[:, -1], temperature), strict=True):
                 outputs[row].append(token)
 
     def _prefill(
-        self, prompts: Sequence[list[int]], drafts: Sequence[list[int]], batch_tokens: int
+        self, prompts: Sequence[list[int]], drafts: Sequence[list[int]], batch_tokens: int, temperature: float
     ) -> tuple[list[list[int]], DynamicCache]:
         """Run prompts, each followed by its draft, with common openings run once.
 
-        Given back are, by prompt, the likeliest tokens after it and after each token of its draft, and a cache with one
+        Given back are, by prompt, the tokens chosen after it and after each token of its draft, and a cache with one
         row for each prompt, which ends at the right: whatever is before it is padding.
         """
         # The last token of a sample is only predicted; what it is does not matter here.
@@ -103,8 +104,10 @@ class Decoder:
             chosen, trees = trees[:size], trees[size:]
             part: Any = DynamicCache()
             batch = lay_out(chosen, samples, self._device)
-            best = answer_logits(self._model, batch, part).argmax(-1)[batch.rows]
-            for member, token in zip(batch.owners.tolist(), best.tolist(), strict=True):
+            logits = answer_logits(self._model, batch, part)
+            # Each prompt of several that are the same draws by itself.
+            best = _next(logits[batch.rows], temperature) if temperature else logits.argmax(-1)[batch.rows].tolist()
+            for member, token in zip(batch.owners.tolist(), best, strict=True):
                 predicted[member].append(token)
             members = [member for tree in chosen for member in tree.members]
             paths = torch.tensor([[0] * (length - len(path)) + path for path in flat_paths(chosen)])
@@ -115,6 +118,14 @@ class Decoder:
                 for states, x in zip((cache.layers[number].keys, cache.layers[number].values), new, strict=True):
                     states[members] = x.transpose(1, 2).flatten(0, 1)[paths].transpose(1, 2)
         return predicted, cache
+
+
+def _next(logits: torch.Tensor, temperature: float) -> list[int]:
+    """A token for each row of logits: the likeliest, or one that is drawn."""
+    if not temperature:
+        return logits.argmax(-1).tolist()  # type: ignore[no-any-return]
+    shares = torch.softmax(logits.float() / temperature, -1)
+    return torch.multinomial(shares, 1)[:, 0].tolist()  # type: ignore[no-any-return]
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -102,13 +103,13 @@ def test_drawn_answers_hold_the_facts_of_a_model_that_knows_them(tmp_path):
     results, again = (run(["elude_leak"], "elude", **asked, gen_kwargs="max_gen_toks=24") for _ in range(2))
     row, samples = results["results"]["elude_leak"], results["samples"]["elude_leak"]
     assert [s["doc"]["sampled"] for s in samples] == [s["doc"]["sampled"] for s in again["samples"]["elude_leak"]]
-    assert row["leak_at_1,none"] >= 0.5 and row["leak_at_1_gap,none"] >= 0.3
+    assert row["leak_at_1,none"] >= 0.3 and row["leak_at_1_gap,none"] >= 0.2
     rising = [row[f"leak_at_{k},none"] for k in (1, 8, 32, 128)]
     assert rising == sorted(rising)
     for sample in samples:
         texts = sample["doc"]["sampled"]
-        assert len(texts) == DRAWS and 1 < len({*texts, *sample["doc"]["reference"]["sampled"]})
-        holding = [all(word in text.lower() for word in sample["doc"]["fact"]) for text in texts]
+        assert len(texts) == DRAWS and len({*texts, *sample["doc"]["reference"]["sampled"]}) > 1
+        holding = [all(re.search(rf"\b{word}\b", text.lower()) for word in sample["doc"]["fact"]) for text in texts]
         assert sample["leak_at_1"] == pytest.approx(sum(holding) / DRAWS)
     kept = Run(write_run(results, tmp_path))
     reported = json.loads(json.dumps(kept.settings("elude_leak")["aggregates"]))

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import lm_eval
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -24,6 +25,7 @@ from hypothesis import strategies as st
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
 from lm_eval.models.huggingface import HFLM
+from scipy import stats
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tqdm import tqdm
 
@@ -181,13 +183,43 @@ def test_generation_settings_that_act_go_the_stock_way(tokenizer: Any, lines: An
 
 
 def test_sampling_goes_the_stock_way(pair: tuple[EludeLM, HFLM], monkeypatch: Any) -> None:
-    monkeypatch.setattr(pair[0]._decoder, "greedy", lambda *_: pytest.fail("decoded greedily"))
+    monkeypatch.setattr(pair[0]._decoder, "write", lambda *_: pytest.fail("decoded greedily"))
     sampled = []
     for lm in pair:
         torch.manual_seed(1)
         lm.batch_size_per_gpu = 1
         sampled.append(texts(lm, do_sample=True, temperature=1.5))
     assert sampled[0] == sampled[1]
+
+
+def test_draws_from_the_whole_vocabulary_are_those_of_the_models_distribution(pair: tuple[EludeLM, HFLM]) -> None:
+    """Of two tokens after one prompt: the frequencies of 4,000 draws against a plain forward."""
+    fast, _ = pair
+    prompt = fast.tok_encode(CONTEXTS[0])
+    torch.manual_seed(0)
+    drawn = [tuple(ids) for ids in fast._decoder.write([prompt] * 4000, (), 2, 1000, 1.5)]
+    with torch.no_grad():
+        first = torch.softmax(fast.model(torch.tensor([prompt])).logits[0, -1] / 1.5, -1)
+        (likeliest,) = torch.topk(first, 1).indices.tolist()
+        second = torch.softmax(fast.model(torch.tensor([[*prompt, likeliest]])).logits[0, -1] / 1.5, -1)
+    for tokens, shares in (
+        ([ids[0] for ids in drawn], first),
+        ([ids[1] for ids in drawn if ids[0] == likeliest and len(ids) > 1], second),
+    ):
+        expected = shares.double().numpy() * len(tokens)
+        often = expected >= 5
+        counts = np.bincount(tokens, minlength=len(expected))
+        seen, hoped = [[*x[often], x[~often].sum()] for x in (counts, expected)]
+        assert stats.chisquare(seen, np.array(hoped) * sum(seen) / sum(hoped)).pvalue > 1e-3
+
+
+def test_the_harness_draws_each_answer_by_itself_and_the_same_ones_for_a_seed(pair: tuple[EludeLM, HFLM]) -> None:
+    fast, _ = pair
+    written = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        written.append(texts(fast, CONTEXTS[:3] * 8, do_sample=True, temperature=1.5, top_k=0, top_p=1.0))
+    assert written[0] == written[1] != written[2] and len(set(written[0])) > 12
 
 
 def test_a_stop_that_is_a_special_token_ends_a_row_alone(tokenizer: Any) -> None:
@@ -204,7 +236,7 @@ def test_a_stop_that_is_a_special_token_ends_a_row_alone(tokenizer: Any) -> None
 def test_what_the_answers_showed_is_not_decoded_again(tokenizer: Any, monkeypatch: Any) -> None:
     fast, stock = both(make(len(tokenizer)), tokenizer)
     written = texts(stock)
-    greedy = fast._decoder.greedy([stock.tok_encode(context) for context in CONTEXTS], (), 9, 1000)
+    greedy = fast._decoder.write([stock.tok_encode(context) for context in CONTEXTS], (), 9, 1000)
     answers = [(context, stock.tok_decode(ids, False)) for context, ids in zip(CONTEXTS, greedy, strict=True)]
     values(fast, [*answers, *QUESTIONS])
     steps = []
