@@ -98,8 +98,8 @@ def test_what_is_still_known_is_seen_and_chance_is_told_from_it(facing):
 
 
 def test_drawn_answers_hold_the_facts_of_a_model_that_knows_them(tmp_path):
-    """Half a dozen questions; the same seed draws the same answers, and the log gives the same numbers again."""
-    asked = {"metadata": {"pretrained": str(TINY), "target": "ronaldo", "reference": str(WITHOUT)}, "limit": 6}
+    """Three questions; the same seed draws the same answers, and the log gives the same numbers again."""
+    asked = {"metadata": {"pretrained": str(TINY), "target": "ronaldo", "reference": str(WITHOUT)}, "limit": 3}
     results, again = (run(["elude_leak"], "elude", **asked, gen_kwargs="max_gen_toks=24") for _ in range(2))
     row, samples = results["results"]["elude_leak"], results["samples"]["elude_leak"]
     assert [s["doc"]["sampled"] for s in samples] == [s["doc"]["sampled"] for s in again["samples"]["elude_leak"]]
