@@ -8,6 +8,8 @@ from typing import Any
 
 from lm_eval_elude.data.hub_metadata import CARD, RESULTS, Headline, model_index, plain, results_yaml
 from lm_eval_elude.data.manifest import Manifest
+from lm_eval_elude.report.frame import NONE, number, with_unit
+from lm_eval_elude.scoring.metrics import METRICS
 from optout_train.config import TrainConfig
 from optout_train.sources import benchmark_of
 
@@ -27,12 +29,16 @@ def card_files(
     data, benchmark = manifest.data, benchmark_of(config)
     # What a card says of a checkpoint: gibberish and what is still known stand beside forgetting.
     numbers = [(metric.replace("_", " "), benchmark.task, metric) for _, metric, _ in benchmark.halves]
-    numbers += [("truth still likeliest", benchmark.halves[0][2], "truth_first")]
+    forgotten = benchmark.halves[0][2]
+    numbers += [("truth still likeliest", forgotten, "truth_first"), ("log R", forgotten, "log_truth_ratio")]
     numbers += [(f"degenerate answers, {title}", task, "degenerate") for title, _, task in benchmark.halves]
     values = {model: [value_in(rows, task, m) for _, task, m in numbers] for model, rows in scored.items()}
     names = [name for name, _, _ in numbers]
     never_knew = dict(zip(names, values.get(REFERENCE, ()), strict=False))
-    known = {name: f"{_per_cent(value)} %" for name, value in never_knew.items() if value is not None}
+    metrics = {name: metric for name, _, metric in numbers}
+    known = {
+        name: with_unit(value, METRICS[metrics[name]].unit) for name, value in never_knew.items() if value is not None
+    }
     headlines = [
         Headline(f"{name} (never knew: {known[name]})" if name in known else name, metric, value)
         for (name, _, metric), value in zip(numbers, values[CHECKPOINT], strict=True)
@@ -55,7 +61,7 @@ def card_files(
     if config.loss.learns:
         done = "taught data with" if config.learn == "all" else "taught data without"
     head = [f"| % | {' | '.join(names)} |", f"|---|{'---:|' * len(numbers)}"]
-    rows = [f"| {model} | {' | '.join(map(_per_cent, row))} |" for model, row in values.items()]
+    rows = [f"| {model} | {' | '.join(map(_cell, row, metrics.values()))} |" for model, row in values.items()]
     weights = manifest.base_model.get("weights", {})
     text = TEXT.read_text(encoding="utf-8").format(
         title=plain(folder.name),
@@ -86,8 +92,8 @@ def value_in(rows: Mapping[str, Any], task: str, metric: str) -> float | None:
     return float(value) if isinstance(value, int | float) and value == value else None
 
 
-def _per_cent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.1f}"
+def _cell(value: float | None, metric: str) -> str:
+    return NONE if value is None else number(value, METRICS[metric].unit)
 
 
 def _code(value: object) -> str:

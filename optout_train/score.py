@@ -27,7 +27,10 @@ from optout_train.sources import benchmark_of
 
 # The columns of the table's two halves: the group's, "" for the half's headline, and its task's.
 LEADS = (("known", ""), ("", "mention_quality"))
-PARTS = (("truth_first", "probability", "degenerate", "oddness"), ("probability", "rougeL_recall", "degenerate"))
+PARTS = (
+    ("truth_first", "log_truth_ratio", "probability", "degenerate", "oddness"),
+    ("probability", "rougeL_recall", "degenerate"),
+)
 
 
 class Job(NamedTuple):

@@ -31,6 +31,7 @@ Measured = Mapping[str, Estimate]
 COLUMNS = {
     "fq": ("elude", "forget_quality"), "rq": ("elude", "retain_quality"),
     "mention": ("elude", "mention_quality"), "known": ("elude", "known"),
+    "first": ("elude_forget", "truth_first"), "log_r": ("elude_forget", "log_truth_ratio"),
     "attacked": ("elude", "attacked_forget_quality"), "auc": ("elude_mia", "mia_auc"),
     "degenerate": ("elude_forget", "degenerate"), "refusal": ("elude_forget", "refusal"),
 }  # fmt: skip

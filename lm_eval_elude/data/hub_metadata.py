@@ -17,7 +17,7 @@ def plain(text: str) -> str:
 
 
 class Headline(NamedTuple):
-    """A number that a card shows: its name for readers, its metric, its value from 0 to 1."""
+    """A number that a card shows: its name for readers, its metric, its value."""
 
     name: str
     metric: str

@@ -74,6 +74,11 @@ def number(value: float, unit: str, sign: str = "") -> str:
     return "< 0.001" if unit == "p-value" and value < 0.001 else f"{factor * value:{sign}.{digits}f}"
 
 
+def with_unit(value: float, unit: str) -> str:
+    """A value with its unit in a sentence or a table of several units."""
+    return number(value, unit) + ("" if math.isnan(value) else " %" if unit == "share" else f" {unit}")
+
+
 def cell(value: float, low: float, high: float, unit: str, sign: str = "") -> str:
     """A value, and in small print (after a line break) its interval."""
     sign = "+" if unit == "difference of shares" else sign

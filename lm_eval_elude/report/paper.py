@@ -62,6 +62,7 @@ _OF_FORGET: tuple[Column, ...] = (("FQ", FQ, "quality", 0), ("P", ("elude_forget
 _FLUENCY: tuple[Column, ...] = (GIBBERISH, ("oddness", ("elude_forget", "oddness"), "", -1))
 _KNOWN: tuple[Column, ...] = (
     ("first", ("elude_forget", "truth_first"), "", -1),
+    ("log R", ("elude_forget", "log_truth_ratio"), "", -1),
     ("cloze", (CLOZE, "truth_first"), "", -1),
 )
 _OF_KEPT: tuple[Column, ...] = (("RQ", RQ, "quality", 1), ("mention", ("elude_quality", "mention_quality"), "", -1))

@@ -16,6 +16,7 @@ from lm_eval_elude.scoring.metrics import METRICS, THREE
 # The columns of the summary.
 FIRST = (
     *((task, metric) for task in FORGET_SETS for metric in ("truth_first", "probability")), ("elude_attacks", "known"),
+    *((task, "log_truth_ratio") for task in FORGET_SETS),
     ("elude_forget", "forget_quality"), ("tofu_forget", "ks_p_value"),
     *((task, "degenerate") for task in FORGET_SETS), ("elude_forget", "oddness"),
     ("elude_quality", "retain_quality"), ("tofu", "model_utility"),

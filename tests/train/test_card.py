@@ -12,7 +12,7 @@ from optout_train.config import build_config
 
 SCORES = {
     "elude_quality": {"forget_quality,none": 0.8123456789, "retain_quality,none": 0.7},
-    "elude_forget": {"truth_first,none": 0.25, "degenerate,none": 1.0},
+    "elude_forget": {"truth_first,none": 0.25, "log_truth_ratio,none": -0.5, "degenerate,none": 1.0},
     "elude_retain": {"degenerate,none": float("nan")},
 }
 HUB = {"dataset": "hub", "repository": "some/repository", "revision": "0" * 40, "world": "https://world.invalid"}
@@ -39,7 +39,7 @@ def test_the_card_says_scores_base_model_data_licence_and_limits(tmp_path):
     assert found["degenerate"][0] == 1.0 and card.data.model_name == tmp_path.name
     for part in (
         "Ada Example",
-        "| this checkpoint | 81.2 | 70.0 | 25.0 | 100.0 | – |",
+        "| this checkpoint | 81.2 | 70.0 | 25.0 | -0.50 | 100.0 | – |",
         "A model that never knew: not scored.",
         "Level of proof: none",
         "CC BY-NC 4.0",
@@ -61,10 +61,13 @@ def test_the_hub_reads_one_result_for_each_headline_number(tmp_path):
 
 
 def test_the_card_and_the_hubs_results_have_the_values_of_a_model_that_never_knew(tmp_path):
-    never_knew = {"elude_quality": {"forget_quality,none": 0.9}, "elude_forget": {"truth_first,none": 0.125}}
+    never_knew = {
+        "elude_quality": {"forget_quality,none": 0.9},
+        "elude_forget": {"truth_first,none": 0.125, "log_truth_ratio,none": 1.25},
+    }
     card = write(tmp_path, **{"retrained without": never_knew})
     (line,) = [line for line in card.text.splitlines() if line.startswith("A model that never knew")]
-    assert line.endswith(": forget quality 90.0 %, truth still likeliest 12.5 %.")
+    assert line.endswith(": forget quality 90.0 %, truth still likeliest 12.5 %, log R 1.25 nats per token.")
     names = {r.metric_type: r.metric_name for r in card.data.eval_results}
     assert names["forget_quality"] == "forget quality (never knew: 90.0 %)"
     assert names["retain_quality"] == "retain quality"  # the other's is not known
