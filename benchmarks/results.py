@@ -29,9 +29,10 @@ from lm_eval_elude.attacks.builders import ATTACKS
 from lm_eval_elude.cli.tables import tables
 from lm_eval_elude.data.files import file_hashes
 from lm_eval_elude.data.manifest import read_manifest
-from lm_eval_elude.report import frame, kept, paper
+from lm_eval_elude.report import kept, paper
 from lm_eval_elude.report.rows import COST, FQ, RQ, Key
 from lm_eval_elude.scoring.metrics import METRICS
+from lm_eval_elude.scoring.units import number, unit
 from optout_train.config import BUNDLED_MODEL, BUNDLED_REFERENCE
 
 PAGE, DATA, NORMS = DOCS / "results.md", DOCS / "results.json", DOCS / "gradients.json"
@@ -175,7 +176,7 @@ def measure(run: Run, work: Path, references: Path | None) -> None:
         values[COST["processor"]] = manifest.processor_seconds
     data = [(run.row, run.target, run.seed, *key, value) for key, value in values.items()]
     kept.write(result, kept.Kept(base(), {run.row: [*run.arguments]}, list(kept.COLUMNS), data))
-    shown = {name: frame.number(values[key], frame.unit(key[1])) for name, key, *_ in paper.NEVER_KNEW if key in values}
+    shown = {name: number(values[key], unit(key[1])) for name, key, *_ in paper.NEVER_KNEW if key in values}
     print(run.name, shown, flush=True)
 
 
@@ -224,8 +225,8 @@ def gradients() -> None:
     for recipe in ("paper", "released"):
         config = build_config({"target": (RONALDO,), "recipe": recipe, "validate": False})
         run = train.prepare(config, source_of(config), Accelerator(cpu=True), lambda line: None)
-        for number, indices in enumerate(run.plan[0], 1):
-            train.take_step(run, number, sum(map(len, run.plan)), indices)
+        for step, indices in enumerate(run.plan[0], 1):
+            train.take_step(run, step, sum(map(len, run.plan)), indices)
 
         def norm(run: train.Setup = run) -> float:
             grads = [p.grad.norm() for p in run.model.parameters() if p.grad is not None]

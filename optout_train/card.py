@@ -8,8 +8,7 @@ from typing import Any
 
 from lm_eval_elude.data.hub_metadata import CARD, RESULTS, Headline, model_index, plain, results_yaml
 from lm_eval_elude.data.manifest import Manifest
-from lm_eval_elude.report.frame import NONE, number, with_unit
-from lm_eval_elude.scoring.metrics import METRICS
+from lm_eval_elude.scoring.units import NONE, number, unit, with_unit
 from optout_train.config import TrainConfig
 from optout_train.sources import benchmark_of
 
@@ -36,9 +35,7 @@ def card_files(
     names = [name for name, _, _ in numbers]
     never_knew = dict(zip(names, values.get(REFERENCE, ()), strict=False))
     metrics = {name: metric for name, _, metric in numbers}
-    known = {
-        name: with_unit(value, METRICS[metrics[name]].unit) for name, value in never_knew.items() if value is not None
-    }
+    known = {name: with_unit(value, unit(metrics[name])) for name, value in never_knew.items() if value is not None}
     headlines = [
         Headline(f"{name} (never knew: {known[name]})" if name in known else name, metric, value)
         for (name, _, metric), value in zip(numbers, values[CHECKPOINT], strict=True)
@@ -93,7 +90,7 @@ def value_in(rows: Mapping[str, Any], task: str, metric: str) -> float | None:
 
 
 def _cell(value: float | None, metric: str) -> str:
-    return NONE if value is None else number(value, METRICS[metric].unit)
+    return NONE if value is None else number(value, unit(metric))
 
 
 def _code(value: object) -> str:

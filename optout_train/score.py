@@ -20,6 +20,7 @@ from lm_eval_elude.errors import UserError, printable
 from lm_eval_elude.scoring.metrics import METRICS, forget_quality
 from lm_eval_elude.scoring.runs import Run
 from lm_eval_elude.scoring.samples import by_target, mean
+from lm_eval_elude.scoring.units import number, unit
 from optout_train.card import CHECKPOINT, REFERENCE, card_files, value_in
 from optout_train.config import TrainConfig
 from optout_train.run_folder import RunFolder
@@ -185,9 +186,7 @@ def table(config: TrainConfig, scored: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _cell(value: float | None, metric: str) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.2f}" if METRICS[metric].unit == "nats per token" else f"{100 * value:.1f}"
+    return "-" if value is None else number(value, unit(metric))
 
 
 def by_target_table(runs: Mapping[str, Run]) -> str:

@@ -20,11 +20,12 @@ from lm_eval_elude.board.verify import LEVELS, MEANING
 from lm_eval_elude.data import jsonio
 from lm_eval_elude.data.files import write_bytes, write_text
 from lm_eval_elude.report import plots
-from lm_eval_elude.report.frame import FORMS, PER_CENT, csv_text
+from lm_eval_elude.report.frame import csv_text
 from lm_eval_elude.report.page import render
 from lm_eval_elude.report.verdict import GIBBERISH
 from lm_eval_elude.scoring.estimates import Z95
 from lm_eval_elude.scoring.metrics import METRICS
+from lm_eval_elude.scoring.units import FORMS, PER_CENT
 
 PAGE = Path(__file__).with_name("page")
 COMPANIONS = {"original": "original", "retrained": "reference"}  # what stands beside a row in its report, by role

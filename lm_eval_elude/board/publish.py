@@ -19,11 +19,11 @@ from lm_eval_elude.board.verify import MEANING, Verdict
 from lm_eval_elude.data.files import write_text
 from lm_eval_elude.data.hub_metadata import CARD, RESULTS, Headline, model_index, plain, results_yaml
 from lm_eval_elude.errors import UserError
-from lm_eval_elude.report.frame import with_unit
 from lm_eval_elude.report.page.page import leaks
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS
 from lm_eval_elude.scoring.metrics import METRICS
 from lm_eval_elude.scoring.runs import Run
+from lm_eval_elude.scoring.units import unit, with_unit
 
 # Name, task or group, metric: what a card says; those of the whole are tasks of the benchmark on the Hub.
 HEADLINES = (
@@ -113,7 +113,7 @@ def _description(verdict: Verdict, reference: Run | None) -> str:
     for name, task, metric in HEADLINES:
         numbers = [verdict.numbers, *([reference.numbers] if reference else [])]
         values = [of_run.get(task, {}).get(metric, {}).get("value", math.nan) for of_run in numbers]
-        rows.append(f"| {' | '.join([name, *(with_unit(value, METRICS[metric].unit) for value in values)])} |")
+        rows.append(f"| {' | '.join([name, *(with_unit(value, unit(metric)) for value in values)])} |")
     heads = ["", "this model", *(["a model that never knew"] if reference else [])]
     assert verdict.level
     return "\n".join([

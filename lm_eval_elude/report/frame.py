@@ -1,4 +1,4 @@
-"""All numbers of some runs as one long frame, how a number is written, and a table in every form.
+"""All numbers of some runs as one long frame, and a table in every form.
 
 A frame has a row for each run, task (or group), target ("" for all together) and metric. Its columns are
 :data:`COLUMNS`. Names, units and order come from :data:`~lm_eval_elude.scoring.metrics.METRICS`.
@@ -16,7 +16,7 @@ import pandas as pd
 from lm_eval_elude.report.comparison import NamedRun
 from lm_eval_elude.scoring.benchmarks.elude import ATTACK, CLOZE, CONTROL, MENTION
 from lm_eval_elude.scoring.estimates import Z95, Estimate
-from lm_eval_elude.scoring.metrics import METRICS
+from lm_eval_elude.scoring.units import number, unit
 
 COLUMNS = ("run", "task", "metric", "target", "value", "stderr", "low", "high", "n", "records", "seed")
 # What the tables call the tasks and groups, in their order; the group ``elude`` repeats the others.
@@ -28,20 +28,6 @@ SECTIONS = {
     "tofu_real_authors": "TOFU real authors", "tofu_world_facts": "TOFU world facts",
 }  # fmt: skip
 FORGET_SETS = ("elude_forget", "tofu_forget")
-# How a unit is written: the factor, and the digits after the point. What has no row in METRICS is a share.
-FORMS = {"nats per token": (1, 2), "bits": (1, 2), "ratio": (1, 2), "p-value": (1, 3), "count": (1, 0)}
-PER_CENT = (100, 1)
-NONE = "–"
-
-
-def unit(metric: str) -> str:
-    """The unit of a metric."""
-    return METRICS[metric].unit if metric in METRICS else "share"
-
-
-def scale(unit: str) -> int:
-    """What a value is multiplied by where it is shown."""
-    return FORMS.get(unit, PER_CENT)[0]
 
 
 def frame(runs: Sequence[NamedRun]) -> pd.DataFrame:
@@ -64,19 +50,6 @@ def bounds(estimate: Estimate, unit: str) -> tuple[float, float]:
         return estimate.interval
     half = Z95 * estimate.stderr
     return estimate.value - half, estimate.value + half
-
-
-def number(value: float, unit: str, sign: str = "") -> str:
-    """A value in the form of its unit; ``sign`` is "+" for a difference."""
-    factor, digits = FORMS.get(unit, PER_CENT)
-    if math.isnan(value):
-        return NONE
-    return "< 0.001" if unit == "p-value" and value < 0.001 else f"{factor * value:{sign}.{digits}f}"
-
-
-def with_unit(value: float, unit: str) -> str:
-    """A value with its unit in a sentence or a table of several units."""
-    return number(value, unit) + ("" if math.isnan(value) else " %" if unit == "share" else f" {unit}")
 
 
 def cell(value: float, low: float, high: float, unit: str, sign: str = "") -> str:

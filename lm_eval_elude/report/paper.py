@@ -17,11 +17,13 @@ import pandas as pd
 from lm_eval_elude.data import tofu
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.report import frame, plots
-from lm_eval_elude.report.frame import NONE, Table, number, scale
+from lm_eval_elude.report.frame import Table
 from lm_eval_elude.report.rows import COLLAPSED, COST, FQ, RQ, WORLD_ONLY, Key, Row
 from lm_eval_elude.scoring.benchmarks import UTILITY, UTILITY_BENCHMARKS
 from lm_eval_elude.scoring.benchmarks.elude import ATTACK, CLOZE, CONTROL
 from lm_eval_elude.scoring.estimates import Estimate, average
+from lm_eval_elude.scoring.units import NONE, number, scale
+from lm_eval_elude.scoring.units import unit as unit_of
 
 PAPER: dict[str, Any] = tomllib.loads(Path(__file__).with_name("paper.toml").read_text(encoding="utf-8"))
 MODELS = tuple(PAPER["main"])
@@ -143,7 +145,7 @@ def _entry(row: Row | None, key: Key, paper: float | str | None) -> tuple[Any, .
     if row is None or ours is None:
         text = paper if isinstance(paper, str) else NONE
         return *(math.nan,) * 5, runs, paper, math.nan, text + (f"\n{small}" if small and text == NONE else "")
-    unit = "count" if key in COST.values() else frame.unit(key[1])
+    unit = "count" if key in COST.values() else unit_of(key[1])
     seeds, factor = row.of_seeds.get(key, ()), scale(unit)
     low, high = frame.bounds(ours, unit)
     value, deviation = ours.value, stdev(seeds) if len(seeds) > 1 else math.nan

@@ -8,10 +8,11 @@ import pandas as pd
 
 from lm_eval_elude.report import weights
 from lm_eval_elude.report.comparison import NamedRun, change
-from lm_eval_elude.report.frame import FORGET_SETS, NONE, SECTIONS, Table, attack_name, cell, frame, number, unit
+from lm_eval_elude.report.frame import FORGET_SETS, SECTIONS, Table, attack_name, cell, frame
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS
 from lm_eval_elude.scoring.benchmarks.elude import ATTACK, CONTROL, MENTION
 from lm_eval_elude.scoring.metrics import METRICS, THREE
+from lm_eval_elude.scoring.units import NONE, number, unit
 
 # The columns of the summary.
 FIRST = (

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from lm_eval_elude.report.frame import NONE, Table, number
+from lm_eval_elude.report.frame import Table
 from lm_eval_elude.scoring.estimates import Estimate
 from lm_eval_elude.scoring.metrics import METRICS
+from lm_eval_elude.scoring.units import NONE, number
 from lm_eval_elude.stress.outcome import CHECKPOINT, KEPT, RECOVERED, REFERENCE, Outcome, Worst, interval, recoveries
 
 BEFORE = "before any attack"

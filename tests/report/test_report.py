@@ -20,6 +20,7 @@ from lm_eval_elude.report.comparison import change, named_runs
 from lm_eval_elude.report.page.page import write_report
 from lm_eval_elude.report.verdict import report_text, verdicts, warnings
 from lm_eval_elude.scoring.estimates import Observation, mean_over_targets
+from lm_eval_elude.scoring.units import number
 from tests.report.made import made_run
 from tests.support import write_jsonl
 
@@ -149,7 +150,7 @@ def test_the_distance_from_the_reference_is_that_of_the_samples(runs):
     ],
 )  # fmt: skip
 def test_a_unit_decides_how_a_number_is_written(value, unit, text):
-    assert frame.number(value, unit) == text
+    assert number(value, unit) == text
 
 
 def test_warnings_name_limit_and_an_edited_number(runs, folder, tmp_path):
