@@ -156,7 +156,7 @@ class Muon(torch.optim.Muon):
     """Muon whose Newton-Schulz iteration runs in float32: without bfloat16 in hardware it takes ten times as long."""
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for parameter in group["params"]:
                 state = self.state[parameter]
