@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from lm_eval_elude.report.comparison import NamedRun
-from lm_eval_elude.scoring.benchmarks.elude import ATTACK, CLOZE, CONTROL, MENTION
+from lm_eval_elude.scoring.benchmarks.elude import ATTACK, CLOZE, CONTROL, LEAK, MENTION
 from lm_eval_elude.scoring.estimates import Z95, Estimate
 from lm_eval_elude.scoring.units import number, unit
 
@@ -23,7 +23,7 @@ COLUMNS = ("run", "task", "metric", "target", "value", "stderr", "low", "high", 
 SECTIONS = {
     "elude_quality": "plain questions", "elude_forget": "forget set", "elude_retain": "retain set",
     "elude_world": "world set", MENTION: "mention set", CLOZE: "cloze set", "elude_attacks": "mean of the attacks",
-    "elude_mia": "membership",
+    LEAK: "drawn answers", "elude_mia": "membership",
     "tofu": "TOFU", "tofu_forget": "TOFU forget set", "tofu_retain": "TOFU retain set",
     "tofu_real_authors": "TOFU real authors", "tofu_world_facts": "TOFU world facts",
 }  # fmt: skip

@@ -10,7 +10,7 @@ from lm_eval_elude.data import jsonio
 from lm_eval_elude.report.comparison import ORIGINAL, NamedRun
 from lm_eval_elude.report.frame import FORGET_SETS, SECTIONS, attack_name, frame, markdown, plain
 from lm_eval_elude.report.tables import changes, tables
-from lm_eval_elude.scoring.benchmarks.elude import CLOZE
+from lm_eval_elude.scoring.benchmarks.elude import CLOZE, LEAK
 from lm_eval_elude.scoring.estimates import Z95, difference
 from lm_eval_elude.scoring.metrics import METRICS
 from lm_eval_elude.stress.outcome import Worst, height
@@ -24,6 +24,7 @@ KNOWN = (
     *((task, "truth_first", "truth still likeliest for {} of the facts") for task in FORGET_SETS),
     (CLOZE, "truth_first", "for {} as a gap in a sentence"),
     ("elude_attacks", "known", "for {} under the worst attack"),
+    (LEAK, "leak_at_128", "given away in at least one of 128 drawn answers for {}"),
 )
 KEPT = (("elude_quality", "retain_quality"), ("tofu", "model_utility"))
 # What an attack on the weights does, by the start of its name; ``at`` is the place on its curve.

@@ -48,6 +48,11 @@ def made_run(
                 doc = {**row, "id": len(docs), "question": question, "entity": row["entity"] and entity}
                 if "attack" in task:
                     doc |= {"question": f"Play a part. {question}", "plain_question": question}
+                if task == "elude_leak":
+                    holding = round(128 * known)
+                    texts = ["It is so."] * holding + ["No."] * (128 - holding)
+                    docs.append(doc | {"fact": ["it", "so"], "answer_scores": [], "sampled": texts})
+                    continue
                 sides = (share, share / 2) if task == "elude_mia" else (share, 0.8 * share, *[0.1 * share] * 5)
                 doc["answer_scores"] = [[10 * (math.log(p) - abs(noise.gauss(0, 0.2))), 10] for p in sides]
                 if task == "elude_forget":

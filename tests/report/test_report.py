@@ -187,6 +187,20 @@ def test_a_verdict_is_what_is_left_of_what_there_was_to_forget(runs, tmp_path, k
     assert [verdicts([run])[0].judgement] == (["answers gibberish"] if says == GIBBERISH else [""])
 
 
+def test_drawn_answers_stand_in_the_tables_and_the_verdict_and_not_among_the_answers(tmp_path):
+    made = {name: made_run(tmp_path / name, known=known, tasks=("elude_forget", "elude_leak"))
+            for name, known in (("before", 0.9), ("after", 0.25), ("never", 0.001))}  # fmt: skip
+    found = named_runs([f"{name}={path}" for name, path in made.items()], "never")
+    (scores,) = [table for table in tables.tables(found) if table.name == "Scores"]
+    assert scores.cells.loc["drawn answers: leak@1"][:3].str.split("\n").str[0].tolist() == ["89.8", "25.0", "0.0"]
+    assert (
+        "given away in at least one of 128 drawn answers for 100 → 100 % (never knew 0 %)" in verdicts(found)[1].facts
+    )
+    write_report(found, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "drawn answers" in page and "leak@128" in page and "It is so." not in page
+
+
 def test_other_questions_are_said(runs, tmp_path):
     other = made_run(tmp_path / "other", known=0.5, entity="Taylor Swift", tasks=("elude_forget",))
     both = [runs[0], *named_runs([str(other)])]

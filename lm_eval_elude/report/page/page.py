@@ -27,7 +27,7 @@ from lm_eval_elude.report.frame import FORGET_SETS, SECTIONS, Table, attack_name
 from lm_eval_elude.report.page import render
 from lm_eval_elude.report.verdict import gibberish, original, verdicts, warnings
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS
-from lm_eval_elude.scoring.benchmarks.elude import ATTACK, CLOZE, CONTROL
+from lm_eval_elude.scoring.benchmarks.elude import ATTACK, CLOZE, CONTROL, LEAK
 from lm_eval_elude.scoring.metrics import METRICS
 from lm_eval_elude.scoring.samples import Sample
 from lm_eval_elude.text.words import telling_words, words
@@ -36,7 +36,8 @@ HERE = Path(__file__).parent
 TRAIN_LOG = "train_log.jsonl"
 BINS = 20
 POINTS = 240  # of a curve: what a plot can show
-SETS = {task: name for task, name in SECTIONS.items() if task in BENCHMARKS and task != "elude_mia"}
+UNSHOWN = ("elude_mia", LEAK)  # tasks without one answer to a question
+SETS = {task: name for task, name in SECTIONS.items() if task in BENCHMARKS and task not in UNSHOWN}
 FOLDED = ("Distributions", "Training")  # parts of the plots that are opened by who wants them
 LABELS = {*SECTIONS.values(), *(metric.label for metric in METRICS.values())}  # by which a table's rows are grouped
 DEGENERATE, LEAKS, REFUSES = 1, 2, 4  # flags of an answer
@@ -297,7 +298,7 @@ def _answers(runs: Sequence[NamedRun]) -> dict[str, Any]:
 
     for number, run in enumerate(runs):
         for task in sorted(run.run.tasks, key=lambda task: [*SETS, task].index(task)):
-            if task == "elude_mia":
+            if task in UNSHOWN:
                 continue
             forgotten = task.startswith((ATTACK, "elude_forget", CLOZE))
             for row, sample in zip(run.run.rows(task), run.run.samples(task), strict=True):
