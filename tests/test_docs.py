@@ -7,16 +7,16 @@ import json
 import re
 import sys
 from pathlib import Path
-from statistics import mean, stdev
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from scipy import stats
 
 from lm_eval_elude.data import tofu
 from lm_eval_elude.data.files import file_hashes
 from lm_eval_elude.report import kept, paper
-from lm_eval_elude.report.rows import COLLAPSED, FQ, RQ
+from lm_eval_elude.report.rows import COLLAPSED
 from tests.support import MINI
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -64,7 +64,8 @@ def test_the_tables_of_results_are_those_of_the_runs_on_the_models_of_today() ->
         line.split("|")[1].strip().removesuffix(f", {COLLAPSED}") for line in page.splitlines() if line[:2] == "| "
     }
     planned = {row: [*arguments] for _, rows in results.PARTS.values() for row, arguments in rows.items()}
-    assert runs.arguments == planned | {row: [] for row in results.BASELINES} and runs.arguments.keys() <= shown
+    planned |= {row: [] for row in results.BASELINES}
+    assert runs.arguments == {row: planned[row] for row in runs.arguments} and runs.arguments.keys() <= shown
 
 
 def test_the_table_of_gradients_is_that_of_the_kept_norms_on_the_model_of_today() -> None:
@@ -130,25 +131,21 @@ def test_a_sentence_of_the_results_quotes_the_numbers_of_the_runs(sentence: str)
     assert re.sub(r"{(.+?)}", number, sentence) in text
 
 
-PAIRED = {
-    "is {} ± {} lower": ("npo+rt", "opt-out", ("elude_attack_cross_lingual", "forget_quality")),
-    "+{} at 1,": ("released lambda 1", "released lambda 0", RQ),
-    "+{} at 10,": ("released lambda 10", "released lambda 0", RQ),
-    "+{} at 100)": ("released lambda 100", "released lambda 0", RQ),
-    "(-{} at 100)": ("released lambda 0", "released lambda 100", FQ),
-}
-
-
-@pytest.mark.parametrize("sentence", PAIRED)
-def test_a_difference_that_is_quoted_is_paired_by_seed(sentence: str) -> None:
+def test_the_table_of_differences_is_that_of_the_runs() -> None:
+    """Each interval by SciPy's own paired test over the five targets."""
     results = importlib.import_module("results")
+    page = results.PAGE.read_text()
+    assert "\n".join(["<!-- differences -->", *results.difference_table(), "<!-- /differences -->"]) in page
     runs = kept.read(results.DATA)
     assert runs
-    rows = {row.method: row.of_seeds for row in kept.rows(runs, [results.RONALDO])}
-    more, less, key = PAIRED[sentence]
-    gaps = [100 * (one - other) for one, other in zip(rows[more][key], rows[less][key], strict=True)]
-    shown = [f"{value:.1f}" for value in (mean(gaps), stdev(gaps))]
-    assert sentence.format(*shown) in " ".join(results.PAGE.read_text().split())
+    numbers = runs.frame.groupby(["run", "task", "metric", "target"])["value"].mean()
+    more, less = results.PAIRS[0]
+    for label, (task, metric) in results.COMPARED.items():
+        sides = [numbers[side, task, metric].reindex(results.TARGETS).to_numpy() for side in (more, less)]
+        low, high = stats.ttest_rel(*sides).confidence_interval(0.95)
+        factor = 1 if metric == "oddness" else 100
+        (line,) = [line for line in page.splitlines() if line.startswith(f"| {label} | ")]
+        assert f"[{factor * low:+.1f}, {factor * high:+.1f}]" in line.split("|")[2], label
 
 
 def test_made_up_authors_are_laid_out_as_tofu_and_their_wrong_answers_are_wrong(tmp_path: Path) -> None:
