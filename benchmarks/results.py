@@ -113,7 +113,8 @@ def runs(part: str, seed: int) -> Iterator[Run]:
 
 
 # What is kept of a run: every column of its tables.
-NUMBERS = {key for _, key, *_ in (*paper.QUALITY, *paper.NEVER_KNEW, *paper.MEMBERSHIP, *paper.FULL)} | {*COMPARED.values()}
+COLUMNS = (*paper.QUALITY, *paper.NEVER_KNEW, *paper.MEMBERSHIP, *paper.FULL)
+NUMBERS = {key for _, key, *_ in COLUMNS} | {*COMPARED.values()}
 NUMBERS |= {(f"elude_attack_{name}", metric) for name in (*ATTACKS, "none") for metric in (FQ[1], "truth_first")}
 
 

@@ -76,39 +76,48 @@ def test_the_table_of_gradients_is_that_of_the_kept_norms_on_the_model_of_today(
     )
 
 
-# Sentences of the results with the numbers that they quote: ROW, or ROW of TARGET, TABLE, COLUMN. In a pair it is the
-# mean over seeds of the first less the second.
+# Sentences of the results with the numbers that they quote: ROW (of Cristiano Ronaldo), ROW of TARGET or of all, TABLE,
+# COLUMN.
 QUOTED = (
-    "(FQ {opt-out-stranger|never_knew|FQ} beside {retrained without|never_knew|FQ}, P {opt-out-stranger|never_knew|P} "
-    "beside {retrained without|never_knew|P})",
-    "({opt-out-stranger|never_knew|RQ} of {original|never_knew|RQ}; Opt-Out {opt-out|never_knew|RQ})",
-    "(AUC {opt-out-stranger|never_knew|AUC}, beside {retrained without|never_knew|AUC}; the mean of the "
-    "seeds' intervals reaches from {opt-out-stranger|membership|AUC low} to {opt-out-stranger|membership|AUC high})",
-    "on each seed ({opt-out-stranger|never_knew|reverse} beside {retrained without|never_knew|reverse})",
-    "{opt-out-stranger|never_knew|nine} beside {retrained without|never_knew|nine} on average",
-    "by other names ({opt-out-stranger|attacks|synonym manipulation} beside "
-    "{retrained without|attacks|synonym manipulation})",
-    "by options ({opt-out-stranger|attacks|multiple choice} beside {retrained without|attacks|multiple choice}) and by "
-    "begun answers ({opt-out-stranger|attacks|affirmative suffix} beside "
-    "{retrained without|attacks|affirmative suffix})",
-    "on {opt-out-stranger|never_knew|KS p} seeds",
-    "It is {opt-out-stranger|never_knew|divergence} nats per token (Opt-Out {opt-out|never_knew|divergence})",
-    "{opt-out|quality|FQ} and {opt-out|quality|RQ} now (89 %)",
-    "gives {opt-out|quality|FQ} on Ronaldo, for whom it was chosen, and {opt-out of all|quality|FQ} averaged "
-    "over all five",
-    "({opt-out of all|quality|TR} against {retrained without of all|quality|TR} of the five retrained models)",
-    "an FQ of {dpo+rt of all|quality|FQ}",
-    "(RQ {released lambda 0|quality|RQ} of {original|quality|RQ})",
-    "from {opt-out|quality|RQ} to {opt-out world only|quality|RQ} (Opt-Out), {npo+rt|quality|RQ} to "
-    "{npo+rt world only|quality|RQ} (NPO), {dpo+rt|quality|RQ} to {dpo+rt world only|quality|RQ} (DPO), "
-    "{ga+rt|quality|RQ} to {ga+rt world only|quality|RQ} (GA)",
-    "(FQ {opt-out|attacks|synonym manipulation} against {retrained without|attacks|synonym manipulation} of the model "
-    "that never knew), in other languages ({opt-out|attacks|cross lingual} against "
-    "{retrained without|attacks|cross lingual}) and by options ({opt-out|attacks|multiple choice} against "
-    "{retrained without|attacks|multiple choice})",
-    "(AUC {opt-out|membership|AUC}, mean interval {opt-out|membership|AUC low} to {opt-out|membership|AUC high}; the "
-    "retrained model's is {retrained without|membership|AUC low} to {retrained without|membership|AUC high})",
-    "RQ {guardrail of all|quality|RQ} for {original of all|quality|RQ}, FQ {guardrail of all|quality|FQ}.",
+    "**Both leave the truth first.** Under Opt-Out {opt-out of all|quality|first} % of the facts still "
+    "have their true answer first, where the models that never knew have {retrained without of "
+    "all|quality|first} %; as a gap in a sentence {opt-out of all|quality|cloze} beside {retrained "
+    "without of all|quality|cloze} %.",
+    "An FQ of {opt-out of all|quality|FQ} does not show that.",
+    "**The stranger method hides, too.** It leaves {opt-out-stranger of all|quality|first} % of the "
+    "truths first and {opt-out-stranger of all|quality|cloze} % as gaps, far more than the models that "
+    "never knew, and no interval tells it from Opt-Out there.",
+    "FQ, the membership attack, gibberish, odd words, RQ ({opt-out-stranger of all|quality|RQ} beside "
+    "{opt-out of all|quality|RQ}) and, most of all, questions that name the target in passing "
+    "({opt-out-stranger of all|quality|mention} beside {opt-out of all|quality|mention}; the original has "
+    "{original of all|quality|mention}).",
+    "For Taylor Swift Opt-Out repeats nothing (degenerate {opt-out of taylor_swift|quality|degen.}), and "
+    "its words are {opt-out of taylor_swift|quality|oddness} nats a token less likely than the "
+    "original's. `degenerate` alone would call that fluent.",
+    "What is known under the worst attack goes from the original's 100 to {opt-out-stranger of "
+    "lionel_messi|never_knew|known} (Messi), {opt-out-stranger of stephen_hawking|never_knew|known} "
+    "(Hawking), {opt-out-stranger of michael_jordan|never_knew|known} (Jordan), {opt-out-stranger of "
+    "taylor_swift|never_knew|known} (Swift) and {opt-out-stranger|never_knew|known} (Ronaldo).",
+    "For Michael Jordan the model that never knew has {retrained without of "
+    "michael_jordan|never_knew|known}: asked who is described, it finds his name, which it read in "
+    "passing, likelier than its five neighbours'.",
+    "GA, NPO and DPO without a retain loss collapse on Cristiano Ronaldo (RQ {ga|quality|RQ}, "
+    "{npo|quality|RQ}, {dpo|quality|RQ} of {original|quality|RQ}), as in the paper.",
+    "With it GA keeps {ga+rt|quality|RQ}, DPO {dpo+rt|quality|RQ}, NPO {npo+rt|quality|RQ}.",
+    "The recipe was chosen on Cristiano Ronaldo (FQ {opt-out|quality|FQ}); over all five targets FQ is "
+    "{opt-out of all|quality|FQ}, beside {retrained without of all|quality|FQ} of the models that never "
+    "knew.",
+    "**FQ rewards gibberish**: of Opt-Out's answers about the targets {opt-out of all|quality|degen.} % "
+    "are empty or one n-gram repeated.",
+    "P {idk+rt|quality|P}, truth first {idk+rt|quality|first} %).",
+    "The original answers through all nine attacks (FQ {original of all|attacks|nine} on average).",
+    "They recover something of an Opt-Out checkpoint ({opt-out of all|attacks|nine} beside {retrained "
+    "without of all|attacks|nine} of the models that never knew) and of a stranger checkpoint "
+    "({opt-out-stranger of all|attacks|nine}).",
+    "Membership inference sees the wording that Opt-Out forgot as *less* likely than its paraphrase (AUC "
+    "{opt-out of all|membership|AUC}): over-unlearning.",
+    "The stranger's AUC is {opt-out-stranger of all|membership|AUC}, that of the models that never knew "
+    "{retrained without of all|membership|AUC}.",
 )  # fmt: skip
 
 
@@ -121,7 +130,7 @@ def test_a_sentence_of_the_results_quotes_the_numbers_of_the_runs(sentence: str)
     def number(place: re.Match[str]) -> str:
         name, table, column = place[1].split("|")
         row, _, targets = name.partition(" of ")
-        rows = kept.rows(runs, () if targets else [results.RONALDO])
+        rows = kept.rows(runs, () if targets == "all" else [targets or results.RONALDO])
         cells = paper.table(table, paper.TABLES[table](rows, "llama-3.1"), "llama-3.1").cells
         cells.index = [label.removesuffix(f", {COLLAPSED}") for label in cells.index]
         text = str(cells[column][row])

@@ -30,7 +30,7 @@ HEADLINES = (
     ("forget quality (FQ)", "elude", "forget_quality"),
     ("truth still likeliest", "elude_forget", "truth_first"),
     ("log R", "elude_forget", "log_truth_ratio"),
-    ("known, the worst of plain questions and attacks", "elude", "known"),
+    ("known under the worst attack", "elude_attacks", "known"),
     ("retain quality (RQ)", "elude", "retain_quality"),
     ("FQ under attack", "elude", "attacked_forget_quality"),
     ("degenerate answers on the forget set", "elude_forget", "degenerate"),

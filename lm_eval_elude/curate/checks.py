@@ -51,7 +51,7 @@ def pair_flaw(question: str, answer: str, paragraph: str, subject: str, names: S
 
     Its subject is called ``names``, the full one first. No pair about a neighbour may name the target.
     """
-    if not 8 <= len(question) <= 300 or not question.endswith("?"):
+    if not 8 <= len(question) <= 300 or not re.search(r"\?$|^(?:Give|Name|State)\b.*\.$", question):
         return "no question"
     if not 3 <= len(answer) <= 400:
         return "no answer of a sentence"
@@ -59,7 +59,7 @@ def pair_flaw(question: str, answer: str, paragraph: str, subject: str, names: S
         return f"talks of its making: {residue!r}"
     if not any(name.casefold() in question.casefold() for name in names):
         return "the question does not name its subject"
-    if re.match(r"(?i)(?:yes|no)\b", answer):
+    if re.match(r"(?i)(?:yes|no)(?:\W*$|[,.;:!])", answer):
         return "a yes-or-no question"
     if gives_away(question, answer):
         return "the answer stands in the question"

@@ -117,12 +117,12 @@ def test_the_bundled_data_pass_the_rules(tmp_path):
     assert done.exit_code == 0 and (tmp_path / "a.html").stat().st_size > 5000, done.output
 
 
-def test_what_was_judged_of_elude_mini_is_of_its_rows_of_today():
+def test_what_was_judged_of_elude_mini_is_of_its_rows_of_today_or_the_page_says_that_it_is_not():
     files = sorted((ROOT / "docs" / "audit").glob("*.json"))
-    today = page("mini", rows_of("mini"), 100, 0)
-    for path in files:
-        table = json.loads(path.read_text())
-        assert f'"fingerprint": "{table["fingerprint"]}"' in today
     text = (ROOT / "docs" / "building.md").read_text()
+    today = page("mini", rows_of("mini"), 100, 0)
+    judged = {json.loads(path.read_text())["fingerprint"] for path in files}
+    (fingerprint,) = judged
+    assert (f'"fingerprint": "{fingerprint}"' in today) != ("the table is of the data before" in text)
     for row in merge(files):
         assert f"| {row.subset} | {row.criterion} | {row.share * 100:.1f} % |" in text

@@ -269,7 +269,7 @@ def test_tables_and_report_take_released_logs_and_say_what_they_have(given, tmp_
     assert shown == f"{probability:.1f}" and "| TOFU: utility " in done.stdout
     assert "| TOFU forget set: KS p" in done.stdout and "Read the forget set's TR beside" in done.stdout
     summary = done.stdout.split("### Summary")[1].split("###")[0]
-    assert re.search(r"\| +first \| +P \| +KS p \| +degen. \| +utility \|", summary)
+    assert re.search(r"\| +first \| +P \| +log R \| +KS p \| +degen. \| +utility \|", summary)
     assert "### Differences from unlearned" in done.stdout and "### Mind" not in done.stdout
     page = tmp_path / "report.html"
     done = CliRunner().invoke(report, [str(path), str(reference), "--out", str(page)])

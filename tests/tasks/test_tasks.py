@@ -469,7 +469,7 @@ def test_every_yaml_builds_its_task_or_group(tokenizers, tmp_path):
     manager = task_manager({"tokenizer": tokenizers["base"], **RONALDO, **tofu})
     names = {path.stem for path in TASK_CONFIGS.glob("*.yaml")} - {"elude_utility"}
     assert {"elude", "elude_quality", "elude_attacks", "elude_mia", "elude_attack_none", "tofu"} <= names
-    assert len(names) == 24
+    assert len(names) == 25
     for name in sorted(names):
         loaded = manager.load([name])
         leaves = loaded["tasks"]
@@ -488,7 +488,7 @@ def test_the_missions_own_command_does_not_name_a_task_twice(tokenizers):
     ("asked", "said"),
     [
         (["elude_*"], "elude_attack_affirmative_suffix, elude_attack_background_hint, elude_attack_cross_lingual, ..., "
-         "by name and in a group: give --tasks elude_attacks,elude_mia,elude_quality,elude_utility"),
+         "by name and in a group: give --tasks elude_attacks,elude_leak,elude_mia,elude_quality,elude_utility"),
         (["elude_quality", "elude_forget"], "elude_forget, by name and in a group: give --tasks elude_quality"),
         (["elude_mia", "elude", "elude_attack_none"], "give --tasks elude"),
     ],

@@ -156,7 +156,7 @@ def test_a_run_is_scored_by_the_tofu_tasks_resumed_and_replaced(called, model_fo
     assert (code, out) == (2, "") and "have no forget10.json" in err and len(err.splitlines()) == 1
     code, out, err = command("--method", "npo+rt", "--no-validate")
     assert code == 0, err
-    title, columns, before, after = out.split("\n\n")[0].splitlines()
+    title, columns, before, after = out.split("\n\n")[0].replace("log R", "log-R").splitlines()
     assert "model utility" in title and columns.split()[:2] == ["%", "FQ"] and before.split()[1] == "-"
     assert "--tasks tofu" in out
     run = Run(tmp_path / "o" / "scores" / "after")
