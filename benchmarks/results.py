@@ -6,8 +6,8 @@ finished run in ``--work``: a stopped command goes on where it was. ``--write`` 
 ``docs/results.json`` and fills ``docs/results.md`` with ``elude tables``; a test holds that its tables are those of the
 runs, and the runs of the bundled weights of today.
 
-References of other targets than Ronaldo are trained by ``lm_eval_elude.mini.train_tiny --without`` into ``FOLDER/SLUG``
-of ``--references FOLDER``. ``--gradients`` measures what lambda weighs, by default and under ``--recipe released``.
+References of other targets than Ronaldo are trained first, ten minutes of a core each, into ``WORK/references/BASE``.
+``--gradients`` measures what lambda weighs, by default and under ``--recipe released``.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from tables import DOCS, markdown, put
 
 from lm_eval_elude.attacks.builders import ATTACKS
 from lm_eval_elude.cli.tables import tables
+from lm_eval_elude.data.dataset import resolve_targets
 from lm_eval_elude.data.files import file_hashes
-from lm_eval_elude.data.manifest import read_manifest
+from lm_eval_elude.data.manifest import FILE_NAME, read_manifest
 from lm_eval_elude.report import kept, paper
 from lm_eval_elude.report.rows import COST, FQ, RQ, Key
 from lm_eval_elude.scoring.metrics import METRICS
@@ -60,7 +61,7 @@ _OF_STRANGER: Rows = {
 }
 STRANGER: Rows = {row: ("--method", "opt-out-stranger", *own) for row, own in _OF_STRANGER.items()}
 BASELINES = ("original", "guardrail", "retrained without")
-# Rows that are also attacked and compared with a model that never knew: on Ronaldo, and where a reference is given.
+# Rows that are also attacked.
 WHOLE = (*BASELINES, "npo+rt", "opt-out", *STRANGER)
 
 # What the page says of methods, as paired differences over the five targets: more, less.
@@ -135,11 +136,22 @@ def score(folder: Path, task: str, metadata: dict[str, Any]) -> dict[Key, float]
     return {key: round(value, 6) for key, value in values.items() if isinstance(value, float) and math.isfinite(value)}
 
 
-def checkpoint(run: Run, work: Path, references: Path | None) -> Path | None:
-    """The model of a run, None where there is none. What is trained is kept, so that it can be scored anew."""
+def reference(target: str, work: Path) -> Path:
+    """The model that never knew a target; it is trained where it is not there yet."""
+    if target == RONALDO:
+        return BUNDLED_REFERENCE
+    folder = work / "references" / base() / target
+    if not (folder / FILE_NAME).is_file():  # written last
+        (named,) = resolve_targets("mini", [target])
+        command = [sys.executable, "-m", "lm_eval_elude.mini.train_tiny", "--without", named.name, "--out", str(folder)]
+        subprocess.run(command, check=True)
+    return folder
+
+
+def checkpoint(run: Run, work: Path) -> Path | None:
+    """The model of a run, None where it failed. What is trained is kept, so that it can be scored anew."""
     if run.row == "retrained without":
-        model = BUNDLED_REFERENCE if run.target == RONALDO else (references or work) / run.target
-        return model if model.is_dir() else None
+        return reference(run.target, work)
     if run.row in BASELINES:
         return BUNDLED_MODEL
     folder = work / "checkpoints" / base() / run.name
@@ -153,25 +165,25 @@ def checkpoint(run: Run, work: Path, references: Path | None) -> Path | None:
     return folder
 
 
-def measure(run: Run, work: Path, references: Path | None) -> None:
+def measure(run: Run, work: Path) -> None:
     """Train and score one run, unless its result is there."""
     result = work / f"{run.name}.json"
-    if result.exists() or (model := checkpoint(run, work, references)) is None:
+    if result.exists() or (model := checkpoint(run, work)) is None:
         return
     metadata: dict[str, Any] = {
         "target": run.target,
         "guardrail": run.row == "guardrail",
         "original": str(BUNDLED_MODEL),
     }
-    given = references is not None and (references / run.target).is_dir()
-    if given:
-        metadata["reference"] = f"{references}/{run.target}"
-    whole = run.row in WHOLE and (given or run.target == RONALDO)
-    values = score(model, "elude" if whole else "elude_quality", metadata)
-    if run.row == "retrained without":  # how far the reference is from itself says nothing
-        values = {
-            key: value for key, value in values.items() if not (key[1] in METRICS and METRICS[key[1]].is_distance)
-        }
+    is_reference = run.row == "retrained without"  # how far it is from itself says nothing
+    if not is_reference:
+        metadata["reference"] = str(reference(run.target, work))
+    values = score(model, "elude" if run.row in WHOLE else "elude_quality", metadata)
+    values = {
+        key: value
+        for key, value in values.items()
+        if not (is_reference and key[1] in METRICS and METRICS[key[1]].is_distance)
+    }
     manifest = read_manifest(model)
     if run.row not in BASELINES and manifest and manifest.processor_seconds is not None:
         values[COST["processor"]] = manifest.processor_seconds
@@ -263,7 +275,6 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("runs/results"))
     parser.add_argument("--part", nargs="*", default=list(PARTS), choices=list(PARTS))
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2], help="seed by seed: an early stop has fewer")
-    parser.add_argument("--references", type=Path, help="folder of models trained without a target, named by its slug")
     parser.add_argument("--write", action="store_true", help="run nothing: write the tables of what is finished")
     parser.add_argument("--gradients", action="store_true", help="only write the table of what lambda weighs")
     arguments = parser.parse_args()
@@ -275,7 +286,7 @@ def main() -> None:
     if not arguments.write:
         baselines = [Run(row, target, 0, ()) for row in BASELINES for target in TARGETS]
         for run in [*baselines, *(r for seed in arguments.seeds for part in arguments.part for r in runs(part, seed))]:
-            measure(run, arguments.work, arguments.references)
+            measure(run, arguments.work)
     write(arguments.work)
 
 
