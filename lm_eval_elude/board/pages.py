@@ -102,7 +102,10 @@ def _page_row(row: Mapping[str, Any]) -> dict[str, Any]:
     numbers = {
         "score": {"value": row["score"]["value"], "stderr": row["score"]["stderr"]},
         **{name: {"value": part} for name, part in row["score"]["parts"].items()},
-        **{name: row[name] for name in scores.COLUMNS},
+        **{
+            name: {k: v for k, v in row[name].items() if v is not None or k in ("value", "stderr")}
+            for name in scores.COLUMNS
+        },
     }
     return {
         **{name: row[name] for name in names},

@@ -14,7 +14,7 @@ from lm_eval_elude.data.records import PERTURBATIONS
 from lm_eval_elude.scoring.answers import is_refusal
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS, GROUPS
 from lm_eval_elude.scoring.benchmarks.elude import ATTACK, CLOZE, CONTROL
-from lm_eval_elude.scoring.estimates import Estimate, Observation, combine, exact, harmonic, mean_over_targets
+from lm_eval_elude.scoring.estimates import Estimate, Observation, combine, exact, harmonic, mean_over_targets, wilson
 from lm_eval_elude.scoring.metrics import KNOWN, TOKEN_ATTACKS, forget_quality
 from lm_eval_elude.scoring.samples import Sample, mean
 
@@ -37,16 +37,24 @@ COLUMNS = {
 }  # fmt: skip
 
 
+# Those that are a share of yes and no: at 0 and 1 their standard error is 0, and their interval is not.
+SHARES = ("known", "first", "degenerate", "refusal")
+
+
 class Column(msgspec.Struct, frozen=True):
-    """A number of a table's row, NaN where it is not known."""
+    """A number of a table's row, NaN where it is not known; of a share its 95 % interval."""
 
     value: float
     stderr: float
+    low: float = math.nan
+    high: float = math.nan
 
 
-class Score(Column, frozen=True):
+class Score(msgspec.Struct, frozen=True):
     """The score, its four parts, and for the parts that take the worst of several which one that is."""
 
+    value: float
+    stderr: float
     parts: dict[str, float]
     worst: dict[str, str]
 
@@ -147,4 +155,12 @@ def ranks(values: Sequence[float]) -> list[int]:
 def columns(numbers: Mapping[str, Mapping[str, Any]]) -> dict[str, Column]:
     """The columns of a whole run, from its numbers by task or group and metric."""
     cells = {name: numbers[task][metric] for name, (task, metric) in COLUMNS.items()}
-    return {name: Column(cell["value"], cell["stderr"]) for name, cell in cells.items()}
+    return {
+        name: Column(cell["value"], cell["stderr"], *_interval(cell) if name in SHARES else ())
+        for name, cell in cells.items()
+    }
+
+
+def _interval(cell: Mapping[str, Any]) -> tuple[float, float]:
+    known = cell["records"] and not math.isnan(cell["value"] + cell["stderr"])
+    return wilson(cell["value"], cell["stderr"], cell["records"]) if known else (math.nan, math.nan)

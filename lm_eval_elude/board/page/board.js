@@ -42,9 +42,10 @@ const cells = {
 };
 
 function number(row, { key, ...form }) {
-  const { value, stderr } = row[key];
+  const { value, stderr, low, high } = row[key];
+  const error = low === undefined ? `± ${stderr === null ? "?" : shown(1.96 * stderr, form)}` : `${shown(low, { ...form, digits: 0 })}–${shown(high, { ...form, digits: 0 })}`;
   const cell = el("td", {}, key === "score" ? el("b", {}, shown(value)) : shown(value, form),
-    small(stderr === undefined ? "" : `± ${stderr === null ? "?" : shown(1.96 * stderr, form)}`));
+    small(stderr === undefined ? "" : error));
   if (key === "degenerate" && row.broken) cell.className = "warn";
   return cell;
 }
