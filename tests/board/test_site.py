@@ -66,9 +66,8 @@ def test_rows_are_ranked_by_the_score_and_references_are_not(built):
     assert found["gibberish"]["rq"]["value"] < 0.3 and found["candidate"]["score"]["parts"]["forgets"] < 0.2
     assert list(found)[-2:] == ["retrained", "original"] or list(found)[-2:] == ["original", "retrained"]
     refused = found["forgot"]["refusal"]  # none of 8 is a standard error of 0, and no interval of 0
-    assert refused["value"] == refused["stderr"] == refused["low"] == 0 and refused["high"] == pytest.approx(
-        0.077, abs=1e-3
-    )
+    assert refused["value"] == refused["stderr"] == refused["low"] == 0
+    assert refused["high"] == pytest.approx(3.8415 / (8 + 3.8415), abs=1e-4)
     assert found["forgot"]["fq"]["low"] is None
     # The original handed in under another name.
     assert {"the same weights as 'original'", "the same answers as 'original'"} <= {*found["candidate"]["remarks"]}
