@@ -83,7 +83,7 @@ def main() -> None:
     (out / "verdicts").mkdir(exist_ok=True)
     for name, folder in {**models, "forged": models["retrained"]}.items():
         if name not in ("original", "retrained") and not (verdict := out / "verdicts" / f"{name}.json").exists():
-            how = ("--tokenizer", MINI / "tiny", "--seed", "0", "--json")
+            how = ("--tokenizer", MINI / "tiny", "--original", MINI / "tiny", "--seed", "0", "--json")
             verdict.write_bytes(output("verify", out / "submissions" / name, "--rescore", folder, *how))
     call("elude", "leaderboard", out, "--out", out / "site")
 

@@ -138,6 +138,12 @@ def toml(table: Table) -> str:
 
 
 # ---- verdicts
+class Asked(msgspec.Struct, frozen=True):
+    """What of a verdict's ``rescored`` a board looks at."""
+
+    oddness: int = 0  # documents of which the original was asked again
+
+
 class Verdict(msgspec.Struct, frozen=True):
     """``verdicts/NAME.json``, as ``elude verify --rescore --json`` prints it."""
 
@@ -146,6 +152,7 @@ class Verdict(msgspec.Struct, frozen=True):
     findings: list[str]
     tokenizer: str = ""  # fingerprint of what wrote and counted the prompts
     date: str = ""
+    rescored: Asked | None = None
 
 
 def verdicts(folder: Path) -> tuple[dict[str, Verdict], dict[str, str]]:
@@ -168,12 +175,17 @@ def _grade(verdict: Verdict) -> int:
     return LEVELS.index(verdict.level) if verdict.level and not verdict.findings else len(LEVELS)
 
 
-def unranked(table: Table, verdict: Verdict | None) -> str:
-    """Why a row has no rank, by the verdict on it; "" where that gives it one."""
+def unranked(table: Table, verdict: Verdict | None, oddness: bool = False) -> str:
+    """Why a row has no rank, by the verdict on it; "" where that gives it one.
+
+    ``oddness`` says that it counts in this table.
+    """
     if verdict and (verdict.findings or not verdict.level):
         return f"withdrawn: {verdict.findings[0] if verdict.findings else 'its verdict has no level'}"
     if verdict is None or verdict.level == LEVELS[0]:
         return "unverified: the keeper has not scored it again"
     if verdict.tokenizer not in table.tokenizers:
         return "unverified: it was scored again with another tokenizer than the table's"
+    if oddness and not (verdict.rescored and verdict.rescored.oddness):
+        return "unverified: the original was not asked again how odd its answers are (--original)"
     return ""

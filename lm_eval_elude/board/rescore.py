@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import random
 import sys
 from collections.abc import Mapping, Sequence
@@ -29,11 +30,12 @@ class Rescored(NamedTuple):
     texts: int  # texts generated again
     ties: dict[str, int]  # by task, texts that differ and are as greedy as the model's own but for near-ties
     weights: dict[str, str]  # SHA-256 of each weight file that was asked
+    oddness: int  # documents of which the original was asked again
 
 
 def rescore(
     folder: Path, verdict: Verdict, model: str, tokenizer: str, *, seed: int, backend: str = "elude", records: int = 50,
-    tolerance: float = 0.02, data: str = "", weights: dict[str, str] | None = None,
+    tolerance: float = 0.02, data: str = "", weights: dict[str, str] | None = None, original: str = "",
 ) -> Rescored:  # fmt: skip
     """Score a part of a verified submission again: raise the level of its verdict, or add findings.
 
@@ -47,6 +49,7 @@ def rescore(
         tolerance: of an answer's mean log-probability (nats a token).
         data: the data set, where the submission's is a path elsewhere.
         weights: SHA-256 of each weight file in the folder, where they are known.
+        original: the model before unlearning, which is asked again how odd the answers are; "" leaves that out.
 
     Raises:
         UserError: there is no model in the folder.
@@ -75,7 +78,7 @@ def rescore(
         "pretrained": model, "tokenizer": tokenizer, "target": scored["targets"], "dataset": data or scored["dataset"],
         "truth_ratio": scored["truth_ratio"], "guardrail": scored["guardrail"], "attack_seed": scored["seed"],
         "attack_prompts": scored["attack_prompts"],
-        "attack_file": str(folder / ATTACKS) if scored["attack_file"] else "",
+        "attack_file": str(folder / ATTACKS) if scored["attack_file"] else "", "original": original,
     }  # fmt: skip
     with contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO()):
         lm: Any = get_model(backend)(pretrained=model, tokenizer=tokenizer)
@@ -85,7 +88,7 @@ def rescore(
         )  # fmt: skip
     assert results is not None
     gaps: dict[str, float] = {}
-    texts, ties, forged = 0, dict.fromkeys(drawn, 0), []
+    texts, ties, forged, odd = 0, dict.fromkeys(drawn, 0), [], []
     for task, rows in results["samples"].items():
         submitted = {row["doc"]["id"]: row["doc"] for row in run.rows(task)}
         for row in rows:
@@ -93,6 +96,8 @@ def rescore(
             place = f"{task}, row {doc['id'] + 1}"
             pairs = zip(doc["answer_scores"], before["answer_scores"], strict=True)
             gaps[place] = max(abs(a[0] / a[1] - b[0] / b[1]) for a, b in pairs)
+            if original and "original" in doc and "original" in before:
+                odd.append((_oddness_gap(doc, before), place))
             if "generated" in doc:
                 texts += 1
                 if doc["generated"] != before["generated"]:
@@ -111,6 +116,12 @@ def rescore(
             f"rescored: {len(far)} of {len(gaps)} documents differ by more than {tolerance} nats a token, "
             f"most {place} ({gap:.3g})"
         )
+    if far := [(gap, place) for gap, place in odd if not gap <= tolerance]:
+        gap, place = max(far)
+        verdict.findings.append(
+            f"rescored: the original finds {len(far)} of {len(odd)} answers otherwise odd, most {place} "
+            f"({gap:.3g} nats a token)"
+        )
     if forged:
         below, place = max(forged)
         verdict.findings.append(
@@ -119,7 +130,25 @@ def rescore(
         )
     verdict.level = "" if verdict.findings else LEVELS[2 if asked == total else 1]
     most = max(gaps.values(), default=0.0)
-    return Rescored(seed, len(gaps), total, most, texts, {task: n for task, n in ties.items() if n}, weights)
+    near = {task: n for task, n in ties.items() if n}
+    return Rescored(seed, len(gaps), total, most, texts, near, weights, len(odd))
+
+
+def _oddness_gap(doc: Mapping[str, Any], before: Mapping[str, Any]) -> float:
+    """How far the original's scores of a document are from those submitted (nats a token).
+
+    A text that is another near a tie has another score: that of the answer is then left out, and that of the
+    original's own text may be as far off as a tie.
+    """
+    again, stated = doc["original"], before["original"]
+    if again["invented_name"] != stated["invented_name"]:
+        return math.inf
+    own, answer = (
+        abs(a[0] / a[1] - b[0] / b[1]) for a, b in zip(again["oddness_scores"], stated["oddness_scores"], strict=True)
+    )
+    if again["generated"] != stated["generated"]:
+        own = max(0.0, own - NEAR_TIE)
+    return max(own, answer if doc["generated"] == before["generated"] else 0.0)
 
 
 def least_greedy(lm: Any, context: str, wanted: Mapping[str, Any], text: str) -> float:

@@ -272,7 +272,8 @@ def _tables(
     for table in tables:
         members = [(entry, kept) for entry, kept in known if entry.table is table]
         twins = _twins(members)
-        rows = [_row(e, kept, verdicts.get(e.digest), twins[e.digest]) for e, kept in members]
+        odd = any(entry.role == "retrained" and "oddness" in kept.measured for entry, kept in members)
+        rows = [_row(e, kept, verdicts.get(e.digest), twins[e.digest], odd) for e, kept in members]
         rows.sort(key=lambda row: (_ORDER.index(row["status"]), -row["score"]["value"], row["digest"]))
         ranked = [row for row in rows if row["status"] == "ranked"]
         ranks = scores.ranks([row["score"]["value"] for row in ranked])
@@ -288,14 +289,16 @@ def _tables(
 _ORDER = ("ranked", "unverified", "withdrawn", "retrained", "original")  # of rows in a table
 
 
-def _row(entry: Entry, kept: Kept, verdict: keeper.Verdict | None, twins: list[str]) -> dict[str, Any]:
-    """A row of ``leaderboard.json`` and of the page."""
+def _row(entry: Entry, kept: Kept, verdict: keeper.Verdict | None, twins: list[str], oddness: bool) -> dict[str, Any]:
+    """A row of ``leaderboard.json`` and of the page; ``oddness`` says that it counts in the table."""
     about = msgspec.to_builtins(entry.submission)
     names = ("model", "base_model", "method", "submitter", "hardware", "trained_on", "cost", "revision")
     why, status = "", entry.role
     if entry.role == "submission":
         unknown = ", ".join(name for name, part in kept.score.parts.items() if math.isnan(part))
-        why = keeper.unranked(entry.table, verdict) or (unknown and f"unverified: its answers do not say {unknown}")
+        why = keeper.unranked(entry.table, verdict, oddness) or (
+            unknown and f"unverified: its answers do not say {unknown}"
+        )
         if not why and not entry.submission.weights:
             why = "unverified: it names no weights, so that nothing says which model was scored again"
         status = why.partition(":")[0] or "ranked"

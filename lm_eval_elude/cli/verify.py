@@ -23,6 +23,7 @@ from lm_eval_elude.cli.options import quiet, say
     help="Results, or submission, of the run's reference; without it distances to it are left out.",
 )  # fmt: skip
 @click.option("--rescore", "model", default="", help="Score a drawn part again with the model in this folder.")
+@click.option("--original", default="", help="The model before unlearning, to ask again how odd the answers are.")
 @click.option("--records", default=50, show_default=True, type=click.IntRange(0), help="To score again; 0 for all.")
 @click.option("--seed", type=click.IntRange(0), help="Of the draw; who submits must not know it [default: a new one].")
 @click.option("--backend", default="elude", show_default=True, type=click.Choice(["elude", "hf"]), help="That scores.")

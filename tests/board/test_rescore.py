@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from lm_eval_elude.board import keeper
 from lm_eval_elude.board import rescore as board
 from lm_eval_elude.board import submission as packed
 from lm_eval_elude.board.verify import verify
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.text.chat import Renderer, load_tokenizer
 from tests.board import runs
+from tests.support import run
 
 BASE = str(runs.TINY)
 
@@ -86,6 +88,31 @@ def test_a_forged_forget_set_is_found(forge, line, submitted, data, tmp_path, mo
             forge(row["doc"])
     board.rescore(folder, verdict, BASE, BASE, seed=0, records=0, data=str(data))
     assert not verdict.level and line in verdict.findings[0], verdict.findings
+
+
+@pytest.mark.parametrize("more", [0.0, 5.0])
+def test_what_the_original_is_said_to_find_odd_is_asked_of_it_again(more, submitted, data, tmp_path):
+    metadata = {"pretrained": BASE, "dataset": str(data), "target": runs.RONALDO, "original": BASE}
+    logged = run(["elude_forget"], "elude", metadata=metadata, log_samples=True)["samples"]["elude_forget"]
+    honest = {row["doc"]["id"]: row["doc"]["original"] for row in logged}
+    verdict = verify(submitted, data=str(data))
+    verdict.samples = {"elude_forget": verdict.samples["elude_forget"]}
+    folder = Path(shutil.copytree(submitted, tmp_path / "copy"))
+    with runs.changed(folder / packed.SAMPLES / "elude_forget.jsonl.gz") as rows:
+        for row in rows:
+            own, (total, tokens) = honest[row["doc"]["id"]]["oddness_scores"]
+            row["doc"]["original"] = honest[row["doc"]["id"]] | {"oddness_scores": [own, [total + more, tokens]]}
+    found = board.rescore(folder, verdict, BASE, BASE, seed=0, records=0, data=str(data), original=BASE)
+    assert found.oddness == 8 and bool(verdict.level) == (not more), verdict.findings
+    assert not more or "the original finds 8 of 8 answers otherwise odd" in verdict.findings[0]
+
+
+def test_a_table_with_oddness_ranks_only_where_the_original_was_asked_again():
+    table = keeper.Table("t", "mini", ("b",), ("f",), ("e",), 0, "geometric", {})
+    verdict = keeper.Verdict("d", "rescored", [], "f")
+    asked = keeper.Verdict("d", "rescored", [], "f", rescored=keeper.Asked(8))
+    assert [keeper.unranked(table, each, True)[:10] for each in (verdict, asked)] == ["unverified", ""]
+    assert not keeper.unranked(table, verdict, False)
 
 
 def test_only_a_text_that_is_greedy_to_its_end_but_for_near_ties_passes(submitted):
