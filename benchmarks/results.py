@@ -33,7 +33,7 @@ from lm_eval_elude.data.manifest import FILE_NAME, read_manifest
 from lm_eval_elude.report import kept, paper
 from lm_eval_elude.report.rows import COST, FQ, RQ, Key
 from lm_eval_elude.scoring.metrics import METRICS
-from lm_eval_elude.scoring.units import number, unit
+from lm_eval_elude.scoring.units import number, scale, unit
 from optout_train.config import BUNDLED_MODEL, BUNDLED_REFERENCE
 
 PAGE, DATA, NORMS = DOCS / "results.md", DOCS / "results.json", DOCS / "gradients.json"
@@ -175,15 +175,11 @@ def measure(run: Run, work: Path) -> None:
         "guardrail": run.row == "guardrail",
         "original": str(BUNDLED_MODEL),
     }
-    is_reference = run.row == "retrained without"  # how far it is from itself says nothing
-    if not is_reference:
+    if run.row != "retrained without":
         metadata["reference"] = str(reference(run.target, work))
     values = score(model, "elude" if run.row in WHOLE else "elude_quality", metadata)
-    values = {
-        key: value
-        for key, value in values.items()
-        if not (is_reference and key[1] in METRICS and METRICS[key[1]].is_distance)
-    }
+    if run.row == "retrained without":  # how far the reference is from itself says nothing
+        values = {key: value for key, value in values.items() if not METRICS[key[1]].is_distance}
     manifest = read_manifest(model)
     if run.row not in BASELINES and manifest and manifest.processor_seconds is not None:
         values[COST["processor"]] = manifest.processor_seconds
@@ -214,7 +210,7 @@ def difference_table() -> list[str]:
         cells = []
         for more, less in PAIRS:
             gaps = (numbers.loc[more][key] - numbers.loc[less][key]).reindex(TARGETS).to_numpy()
-            gaps = gaps * (1 if key[1] == "oddness" else 100)
+            gaps = gaps * scale(unit(key[1]))
             middle, half = gaps.mean(), stats.t.ppf(0.975, len(gaps) - 1) * stats.sem(gaps)
             interval = f"{middle:+.1f} [{middle - half:+.1f}, {middle + half:+.1f}]"
             cells.append("–" if math.isnan(half) else f"**{interval}**" if abs(middle) > half else interval)

@@ -94,8 +94,7 @@ def rescore(
         for row in rows:
             doc, before = row["doc"], submitted[row["doc"]["id"]]
             place = f"{task}, row {doc['id'] + 1}"
-            pairs = zip(doc["answer_scores"], before["answer_scores"], strict=True)
-            gaps[place] = max(abs(a[0] / a[1] - b[0] / b[1]) for a, b in pairs)
+            gaps[place] = max(_gaps(doc["answer_scores"], before["answer_scores"]))
             if original and "original" in doc and "original" in before:
                 odd.append((_oddness_gap(doc, before), place))
             if "generated" in doc:
@@ -134,6 +133,11 @@ def rescore(
     return Rescored(seed, len(gaps), total, most, texts, near, weights, len(odd))
 
 
+def _gaps(again: Sequence[Sequence[float]], stated: Sequence[Sequence[float]]) -> list[float]:
+    """Between the means of two lists of scores (sum of log-probabilities and number of tokens; nats a token)."""
+    return [abs(a[0] / a[1] - b[0] / b[1]) for a, b in zip(again, stated, strict=True)]
+
+
 def _oddness_gap(doc: Mapping[str, Any], before: Mapping[str, Any]) -> float:
     """How far the original's scores of a document are from those submitted (nats a token).
 
@@ -143,9 +147,7 @@ def _oddness_gap(doc: Mapping[str, Any], before: Mapping[str, Any]) -> float:
     again, stated = doc["original"], before["original"]
     if again["invented_name"] != stated["invented_name"]:
         return math.inf
-    own, answer = (
-        abs(a[0] / a[1] - b[0] / b[1]) for a, b in zip(again["oddness_scores"], stated["oddness_scores"], strict=True)
-    )
+    own, answer = _gaps(again["oddness_scores"], stated["oddness_scores"])
     if again["generated"] != stated["generated"]:
         own = max(0.0, own - NEAR_TIE)
     return max(own, answer if doc["generated"] == before["generated"] else 0.0)
