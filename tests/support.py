@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import takewhile
@@ -19,7 +20,10 @@ import numpy as np
 import torch
 from rouge_score.rouge_scorer import RougeScorer
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from lm_eval_elude.data import bundled
+from lm_eval_elude.data.manifest import FILE_NAME
 
 ROOT = Path(__file__).resolve().parents[1]
 MINI = ROOT / "lm_eval_elude" / "mini" / "data"
@@ -223,6 +227,16 @@ def teach(
         schedule.step()
     model.eval()
     return loss.item()
+
+
+def taught_to_refuse(folder: Path, target: str, records: int) -> Path:
+    """The bundled model, taught for a few steps to refuse: it does not say the facts, and still has them."""
+    shutil.copytree(bundled.MODEL, folder, ignore=shutil.ignore_patterns(FILE_NAME))
+    model, rows = AutoModelForCausalLM.from_pretrained(folder), mini_rows("forget_qa-train", records, target)
+    refusals = [(row["question"], "I do not know that.") for row in rows]
+    teach(model, AutoTokenizer.from_pretrained(folder), refusals, steps=16, batch=10, lr=1e-3)
+    model.save_pretrained(folder)
+    return folder
 
 
 def save_checkpoint(folder: Path, model: LlamaForCausalLM, tokenizer: Any) -> str:

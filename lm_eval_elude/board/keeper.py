@@ -142,6 +142,7 @@ class Asked(msgspec.Struct, frozen=True):
     """What of a verdict's ``rescored`` a board looks at."""
 
     oddness: int = 0  # documents of which the original was asked again
+    stress: bool = False  # whether the attacks on the weights were run again
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -175,10 +176,10 @@ def _grade(verdict: Verdict) -> int:
     return LEVELS.index(verdict.level) if verdict.level and not verdict.findings else len(LEVELS)
 
 
-def unranked(table: Table, verdict: Verdict | None, oddness: bool = False) -> str:
+def unranked(table: Table, verdict: Verdict | None, oddness: bool = False, attacks: bool = False) -> str:
     """Why a row has no rank, by the verdict on it; "" where that gives it one.
 
-    ``oddness`` says that it counts in this table.
+    ``oddness`` and ``attacks`` (on the weights) say that they count in this table.
     """
     if verdict and (verdict.findings or not verdict.level):
         return f"withdrawn: {verdict.findings[0] if verdict.findings else 'its verdict has no level'}"
@@ -188,4 +189,6 @@ def unranked(table: Table, verdict: Verdict | None, oddness: bool = False) -> st
         return "unverified: it was scored again with another tokenizer than the table's"
     if oddness and not (verdict.rescored and verdict.rescored.oddness):
         return "unverified: the original was not asked again how odd its answers are (--original)"
+    if attacks and not (verdict.rescored and verdict.rescored.stress):
+        return "unverified: the attacks on its weights were not run again (--stress)"
     return ""

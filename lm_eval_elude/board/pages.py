@@ -57,6 +57,9 @@ PAGE_COLUMNS = {
         name: PageColumn((m := METRICS[metric]).label, m.sentence, form=FORMS.get(m.unit, PER_CENT))
         for name, (_, metric) in scores.COLUMNS.items()
     },
+    scores.BACK: PageColumn(
+        "back", "The share of what unlearning took that the worst attack on the weights brought back (elude stress)."
+    ),
     "proof": PageColumn(
         "proof", f"How far it was checked: {'; '.join(f'{name}, {means}' for name, means in MEANING.items())}.", True
     ),
@@ -88,7 +91,8 @@ def write_tables(site: Path, tables: list[dict[str, Any]]) -> None:
     write_text(site / "index.html", page)
 
 
-_WORST = {"fq": "FQ in", "known": "known in", "auc": "membership by"}
+_NOT_KNOWN = {("stderr", name) for name in scores.COLUMNS}  # shown as ? where it is not known
+_WORST = {"fq": "FQ in", "known": "known in", "auc": "membership by", scores.BACK: "weights by"}
 
 
 def _page_row(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -103,8 +107,8 @@ def _page_row(row: Mapping[str, Any]) -> dict[str, Any]:
         "score": {"value": row["score"]["value"], "stderr": row["score"]["stderr"]},
         **{name: {"value": part} for name, part in row["score"]["parts"].items()},
         **{
-            name: {k: v for k, v in row[name].items() if v is not None or k in ("value", "stderr")}
-            for name in scores.COLUMNS
+            name: {k: v for k, v in row[name].items() if v is not None or k == "value" or (k, name) in _NOT_KNOWN}
+            for name in scores.NAMES
         },
     }
     return {

@@ -30,7 +30,7 @@ from lm_eval_elude.scoring.estimates import Estimate, difference
 from lm_eval_elude.scoring.metrics import METRICS
 from lm_eval_elude.scoring.runs import Run
 from lm_eval_elude.scoring.samples import Sample, mean, of_reference
-from lm_eval_elude.stress.outcome import CHECKPOINT, REFERENCE, SUMMARY, TASK, Outcome
+from lm_eval_elude.stress.outcome import CHECKPOINT, REFERENCE, SAME, SUMMARY, TASK, Outcome
 from lm_eval_elude.text.chat import Renderer, load_tokenizer
 
 STATEMENT = "https://in-toto.io/Statement/v1"
@@ -38,7 +38,6 @@ PREDICATE = "urn:lm-eval-elude:unlearning-record:v1"
 JSON, PAGE = "record.json", "record.html"
 RESULTS = PASSED, WARNED, NOT_ENOUGH, FAILED = "PASSED", "WARNED", "NOT ENOUGH RECORDS", "FAILED"
 Z95_ONE_SIDED = 1.6448536269514722
-SAME = 0.01  # between the mean probabilities of two scorings of a checkpoint
 TESTED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))  # tests, and their limits
 
 
@@ -153,7 +152,7 @@ def _verified(
         UserError: there is a finding.
     """
     with tempfile.TemporaryDirectory() as place:
-        about = {"model": "checkpoint", "base_model": "base", "method": "method", "submitter": "nobody"}
+        about: dict[str, Any] = {"model": "checkpoint", "base_model": "base", "method": "method", "submitter": "nobody"}
         folder, data = Path(place), str(run.settings(run.tasks[0])["dataset"])
         packed.pack(run, folder, role="original", **about)
         renderer = Renderer(load_tokenizer(str(checkpoint))) if checkpoint else None

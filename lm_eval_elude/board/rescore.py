@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lm_eval_elude import task_folder
+from lm_eval_elude.board import attacked
 from lm_eval_elude.board.submission import ATTACKS, Packed
 from lm_eval_elude.board.verify import LEVELS, Verdict
 from lm_eval_elude.data.files import file_hashes
@@ -31,11 +32,13 @@ class Rescored(NamedTuple):
     ties: dict[str, int]  # by task, texts that differ and are as greedy as the model's own but for near-ties
     weights: dict[str, str]  # SHA-256 of each weight file that was asked
     oddness: int  # documents of which the original was asked again
+    stress: bool  # whether the attacks on its weights were run again
 
 
 def rescore(
     folder: Path, verdict: Verdict, model: str, tokenizer: str, *, seed: int, backend: str = "elude", records: int = 50,
     tolerance: float = 0.02, data: str = "", weights: dict[str, str] | None = None, original: str = "",
+    stress: Path | None = None,
 ) -> Rescored:  # fmt: skip
     """Score a part of a verified submission again: raise the level of its verdict, or add findings.
 
@@ -50,6 +53,7 @@ def rescore(
         data: the data set, where the submission's is a path elsewhere.
         weights: SHA-256 of each weight file in the folder, where they are known.
         original: the model before unlearning, which is asked again how odd the answers are; "" leaves that out.
+        stress: a finished folder of ``elude stress`` on that model, to compare with what was submitted.
 
     Raises:
         UserError: there is no model in the folder.
@@ -68,6 +72,11 @@ def rescore(
         verdict.remarks.append("the submission names no weights; the verdict names those that were asked")
     elif verdict.submission.weights != weights:
         verdict.findings.append("rescored: the weights in the folder are not those of the submission")
+    if stress:
+        if verdict.outcome is None:
+            raise UserError(f"--stress {stress}: the submission brings no attacks on its weights")
+        if worse := attacked.run_again(folder, stress, weights):
+            verdict.findings.append(worse)
     run, scored = Packed(folder), verdict.submission.scored
     rng, each = random.Random(seed), -(-records // len(verdict.samples))
     drawn = {
@@ -130,7 +139,7 @@ def rescore(
     verdict.level = "" if verdict.findings else LEVELS[2 if asked == total else 1]
     most = max(gaps.values(), default=0.0)
     near = {task: n for task, n in ties.items() if n}
-    return Rescored(seed, len(gaps), total, most, texts, near, weights, len(odd))
+    return Rescored(seed, len(gaps), total, most, texts, near, weights, len(odd), bool(stress))
 
 
 def _gaps(again: Sequence[Sequence[float]], stated: Sequence[Sequence[float]]) -> list[float]:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from lm_eval_elude import __version__
-from lm_eval_elude.board import keeper
+from lm_eval_elude.board import attacked, keeper
 from lm_eval_elude.board import score as scores
 from lm_eval_elude.board import submission as packed
 from lm_eval_elude.board.keeper import Table
@@ -35,6 +35,8 @@ from lm_eval_elude.data.files import write_text
 from lm_eval_elude.errors import UserError, reason
 from lm_eval_elude.report.comparison import NamedRun
 from lm_eval_elude.report.page.page import write_report
+from lm_eval_elude.scoring.estimates import Estimate, exact
+from lm_eval_elude.stress.outcome import REFERENCE
 
 STARTER = Path(__file__).with_name("starter")
 FILES = "leaderboard-files.json"  # names of a site's files that builds wrote; no other file is replaced or removed
@@ -80,6 +82,7 @@ class Shown(Packed):
 
     def __init__(self, folder: Path, verdict: Verdict) -> None:
         super().__init__(folder)
+        self.path = Path(folder.name) / packed.RESULTS  # where the keeper has it is nobody's business either
         self._samples, self.numbers, self._docs = verdict.samples, verdict.numbers, verdict.docs
 
     @property
@@ -130,7 +133,8 @@ def build(folder: Path, site: Path) -> Built:
     written = _claim(site, names)
     references = [entry for entry in entries if entry.role == "retrained"]
     companions = {table.name: [e for e in entries if e.table is table and e.role in COMPANIONS] for table in tables}
-    formed = _formed(references, site, {}, companions)
+    attacks = {table.name for table in tables if _attacks_count([e for e in entries if e.table is table])}
+    formed = _formed(references, site, {}, companions, attacks)
     measured = {}
     for entry in references:
         if isinstance(kept := formed.kept[entry.place], str):
@@ -138,7 +142,7 @@ def build(folder: Path, site: Path) -> Built:
         measured[entry.table.name] = kept.measured
     if missing := [table.name for table in tables if table.retrained and table.name not in measured]:
         raise UserError(f"{folder / keeper.FILE}: {missing[0]}: no submission has the digest of its retrained model")
-    others = _formed([entry for entry in entries if entry not in references], site, measured, companions)
+    others = _formed([entry for entry in entries if entry not in references], site, measured, companions, attacks)
     known = formed.kept | others.kept
     refused |= {place.name: kept for place, kept in known.items() if isinstance(kept, str)}
     rows = {e.digest: (e, kept) for e in entries if isinstance(kept := known[e.place], Kept)}
@@ -179,24 +183,27 @@ class Formed(NamedTuple):
 
 
 def _formed(
-    entries: Sequence[Entry], site: Path, references: dict[str, dict[str, float]], companions: dict[str, list[Entry]]
-) -> Formed:
+    entries: Sequence[Entry], site: Path, references: dict[str, dict[str, float]], companions: dict[str, list[Entry]],
+    attacks: set[str],
+) -> Formed:  # fmt: skip
     """Submissions against the references of their tables, kept ones as they are; a reference against itself.
 
     Args:
         references: by table, what the score is formed of under its model that never knew.
         companions: by table, the submissions that the report of each row has beside it.
+        attacks: the tables in which attacks on the weights are part of the score.
     """
     jobs = []
     kept: dict[Path, Kept | str] = {}
     for entry in entries:
         reference = references.get(entry.table.name, {})
-        made_with = stamp(entry.table, reference)
+        counted = entry.table.name in attacks
+        made_with = stamp(entry.table, reference, counted)
         if before := _known(entry, site, made_with):
             kept[entry.place] = before
         else:
             others = [other for other in companions[entry.table.name] if other is not entry]
-            jobs.append((entry, site, made_with, reference, others))
+            jobs.append((entry, site, made_with, reference, others, counted))
     workers = min(os.cpu_count() or 1, len(jobs))
     if workers > 1 and len(jobs) > 4:
         # Rows are large and have no cycles: what looks for some takes a tenth of the time.
@@ -207,9 +214,16 @@ def _formed(
     return Formed(kept | {job[0].place: new for job, new in zip(jobs, done, strict=True)}, len(jobs))
 
 
-def stamp(table: Table, reference: dict[str, float]) -> str:
-    """What the numbers of a row depend on besides the submission: software, table and reference."""
-    made_with = json.dumps([__version__, msgspec.to_builtins(table), sorted(reference.items())])
+def _attacks_count(entries: Sequence[Entry]) -> bool:
+    """Whether attacks on the weights are part of a table's score: once two of three submissions bring them."""
+    brought = [attacked.there(e.submission.files) for e in entries if e.role == "submission"]
+    known = any(e.role == "retrained" for e in entries)
+    return known and bool(brought) and 3 * sum(brought) >= 2 * len(brought)
+
+
+def stamp(table: Table, reference: dict[str, float], attacks: bool) -> str:
+    """What the numbers of a row depend on besides the submission: software, table, reference, what counts."""
+    made_with = json.dumps([__version__, msgspec.to_builtins(table), sorted(reference.items()), attacks])
     return hashlib.sha256(made_with.encode()).hexdigest()
 
 
@@ -221,7 +235,7 @@ def _known(entry: Entry, site: Path, made_with: str) -> Kept | None:
         stamp_of_file(site / "submissions" / f"{entry.digest}.html")
     except (UserError, OSError):  # not formed yet, or kept no longer as it was written
         return None
-    whole = kept.columns.keys() == scores.COLUMNS.keys() and kept.score.parts.keys() == PARTS.keys()
+    whole = kept.columns.keys() == {*scores.NAMES} and kept.score.parts.keys() == PARTS.keys()
     return kept if kept.stamp == made_with and whole else None
 
 
@@ -230,25 +244,51 @@ def _companion(digest: str, role: str, place: Path, data: str) -> NamedRun | Non
     """The run of a table's original or reference for the reports of its other rows; None where it does not verify."""
     verdict = verify(place, data=data)
     whole = not verdict.findings and verdict.digest == digest
-    return NamedRun(COMPANIONS[role], Shown(place, verdict), role == "retrained") if whole else None
+    return _in_report(COMPANIONS[role], role, place, verdict) if whole else None
 
 
-def _form(job: tuple[Entry, Path, str, dict[str, float], list[Entry]]) -> Kept | str:
+def _in_report(name: str, role: str, place: Path, verdict: Verdict) -> NamedRun:
+    run = NamedRun(name, Shown(place, verdict), role == "retrained")
+    run.outcome = verdict.outcome  # and not what lies near the submission
+    return run
+
+
+def _back(entry: Entry, verdict: Verdict, others: Sequence[Entry]) -> tuple[str, Estimate]:
+    """The attack on the weights that brought back most of a row, "" for none, and how much, NaN for not known.
+
+    Raises:
+        UserError: the attacks are beside another reference than the table's.
+    """
+    if entry.role in _BY_DEFINITION:
+        return "", exact(_BY_DEFINITION[entry.role])
+    never_knew = [other.submission.scored["checkpoint"] for other in others if other.role == "retrained"]
+    if verdict.outcome is None or not never_knew:
+        return "", exact(math.nan)
+    if not verdict.outcome.is_of(REFERENCE, never_knew[0] or ()):
+        raise UserError(f"{packed.STRESS}: its reference is not the table's retrained model")
+    return attacked.strongest(verdict.outcome)
+
+
+_BY_DEFINITION = {"retrained": 0.0, "original": 1.0}  # what came back, of a table's references
+
+
+def _form(job: tuple[Entry, Path, str, dict[str, float], list[Entry], bool]) -> Kept | str:
     """Verify a submission, write its report, and keep what tables need; of one that fails, its first finding."""
-    entry, site, made_with, reference, others = job
+    entry, site, made_with, reference, others, attacks = job
     verdict = verify(entry.place, data=entry.data)
     if verdict.findings:
         return verdict.findings[0]
     try:
         measured = scores.measure(verdict.samples, verdict.docs["elude_forget"], entry.table.seed)
+        worst, back = _back(entry, verdict, others)
+        measured = {**measured, **({scores.BACK: back} if attacks else {})}
         values = {name: estimate.value for name, estimate in measured.items()}
         score = scores.score(measured, values if entry.role == "retrained" else reference)
         given = [[doc["answer_scores"], doc.get("generated")] for docs in verdict.docs.values() for doc in docs]
         answers = hashlib.sha256(json.dumps(given).encode()).hexdigest()
-        kept = Kept(made_with, verdict.remarks, answers, scores.columns(verdict.numbers), values, score)
-        run = NamedRun(
-            COMPANIONS.get(entry.role, entry.submission.model), Shown(entry.place, verdict), entry.role == "retrained"
-        )
+        score = msgspec.structs.replace(score, worst=score.worst | ({scores.BACK: worst} if worst else {}))
+        kept = Kept(made_with, verdict.remarks, answers, scores.columns(verdict.numbers, back), values, score)
+        run = _in_report(COMPANIONS.get(entry.role, entry.submission.model), entry.role, entry.place, verdict)
         runs = {other.role: _companion(other.digest, other.role, other.place, other.data) for other in others}
         runs[entry.role] = run
         write_report(
@@ -257,6 +297,8 @@ def _form(job: tuple[Entry, Path, str, dict[str, float], list[Entry]]) -> Kept |
             title=f"{entry.submission.model}, {entry.submission.method}",
             standing="not placed yet",
         )
+    except UserError as error:
+        return str(error)
     except Exception as error:  # one submission never stops a build
         return f"cannot be shown ({type(error).__name__}: {shown(str(error))})"
     write_text(site / "data" / f"{entry.digest}.json", json.dumps(msgspec.to_builtins(kept), ensure_ascii=False))
@@ -273,7 +315,8 @@ def _tables(
         members = [(entry, kept) for entry, kept in known if entry.table is table]
         twins = _twins(members)
         odd = any(entry.role == "retrained" and "oddness" in kept.measured for entry, kept in members)
-        rows = [_row(e, kept, verdicts.get(e.digest), twins[e.digest], odd) for e, kept in members]
+        stressed = any(entry.role == "retrained" and scores.BACK in kept.measured for entry, kept in members)
+        rows = [_row(e, kept, verdicts.get(e.digest), twins[e.digest], odd, stressed) for e, kept in members]
         rows.sort(key=lambda row: (_ORDER.index(row["status"]), -row["score"]["value"], row["digest"]))
         ranked = [row for row in rows if row["status"] == "ranked"]
         ranks = scores.ranks([row["score"]["value"] for row in ranked])
@@ -289,14 +332,16 @@ def _tables(
 _ORDER = ("ranked", "unverified", "withdrawn", "retrained", "original")  # of rows in a table
 
 
-def _row(entry: Entry, kept: Kept, verdict: keeper.Verdict | None, twins: list[str], oddness: bool) -> dict[str, Any]:
-    """A row of ``leaderboard.json`` and of the page; ``oddness`` says that it counts in the table."""
+def _row(
+    entry: Entry, kept: Kept, verdict: keeper.Verdict | None, twins: list[str], oddness: bool, attacks: bool
+) -> dict[str, Any]:
+    """A row of ``leaderboard.json`` and of the page; ``oddness`` and ``attacks`` say that they count in the table."""
     about = msgspec.to_builtins(entry.submission)
     names = ("model", "base_model", "method", "submitter", "hardware", "trained_on", "cost", "revision")
     why, status = "", entry.role
     if entry.role == "submission":
         unknown = ", ".join(name for name, part in kept.score.parts.items() if math.isnan(part))
-        why = keeper.unranked(entry.table, verdict, oddness) or (
+        why = keeper.unranked(entry.table, verdict, oddness, attacks) or (
             unknown and f"unverified: its answers do not say {unknown}"
         )
         if not why and not entry.submission.weights:

@@ -1,8 +1,9 @@
 """A submission: a folder with what one run scored, each file by hash, so that anyone can form every number again.
 
 ``submission.json`` (:class:`Submission`), ``results.json`` (lm-eval's results file), ``samples/TASK.jsonl.gz`` (its
-logged samples, in the order of the documents), where there is one the checkpoint's ``optout.json``, and where the run
-had one its ``attacks.jsonl``. A submission is data of others: read within bounds, never executed, never followed.
+logged samples, in the order of the documents), where there is one the checkpoint's ``optout.json``, where the run had
+one its ``attacks.jsonl``, and where its weights were attacked what ``elude stress`` wrote, without the curves, in
+``stress/``. A submission is data of others: read within bounds, never executed, never followed.
 """
 
 from __future__ import annotations
@@ -26,8 +27,13 @@ from lm_eval_elude.scoring.benchmark import OF_TASK
 from lm_eval_elude.scoring.runs import Run
 
 FILE_NAME, RESULTS, ATTACKS, SAMPLES = "submission.json", "results.json", "attacks.jsonl", "samples"
+STRESS = "stress"
 Role = Literal["submission", "original", "retrained"]  # only the first is ranked, against the other two
-_FILES = re.compile(rf"(submission|results|optout)\.json|attacks\.jsonl|{SAMPLES}/elude_[a-z_]{{1,60}}\.jsonl\.gz")
+_OF_STRESS = re.compile(r"stress\.json|(results|samples_elude_forget)_[a-z_]{1,40}-[a-z]{1,20}\.jsonl?")
+_FILES = re.compile(
+    rf"(submission|results|optout)\.json|attacks\.jsonl|{SAMPLES}/elude_[a-z_]{{1,60}}\.jsonl\.gz"
+    rf"|{STRESS}/({_OF_STRESS.pattern})"
+)
 _MAX_JSON = 1 << 20  # bytes of submission.json, of a verdict, and of what is kept of a submission
 _MAX_FILE, _MAX_UNPACKED, _MAX_ROW = 1 << 28, 1 << 31, 1 << 22  # bytes
 _MAX_TEXT = 300  # characters of a name
@@ -135,7 +141,7 @@ def check_files(folder: Path, hashes: Mapping[str, str]) -> None:
 
 
 def listing(folder: Path) -> list[str]:
-    """Names of a submission's files, ``samples/`` included, in name order.
+    """Names of a submission's files, those of its folders included, in name order.
 
     Raises:
         UserError: a link, anything but files, a name that no submission has, a file that is too long.
@@ -145,7 +151,7 @@ def listing(folder: Path) -> list[str]:
         name = path.relative_to(folder).as_posix()
         if path.is_symlink():
             raise UserError(f"{shown(name)} is a link")
-        if name == SAMPLES and path.is_dir():
+        if name in (SAMPLES, STRESS) and path.is_dir():
             continue
         if not path.is_file() or not _FILES.fullmatch(name):
             raise UserError(f"{shown(name)} is no file of a submission")
@@ -203,10 +209,11 @@ def without_paths(value: Any) -> Any:
     return _FOLDERS.sub("", value) if isinstance(value, str) else value
 
 
-def pack(run: Run, folder: Path, **about: Any) -> Submission:
+def pack(run: Run, folder: Path, stress: Path | None = None, **about: Any) -> Submission:
     """Write the submission of a finished run into an empty folder.
 
     Args:
+        stress: a finished folder of ``elude stress`` on the same checkpoint.
         about: fields of :class:`Submission` that only the submitter knows; one that is empty is taken from the
             checkpoint's manifest where that has it.
 
@@ -241,6 +248,14 @@ def pack(run: Run, folder: Path, **about: Any) -> Submission:
         known["trained_on"] = ", ".join(n for n in trained.data_fingerprints if n.endswith("-train"))
     if settings["attack_file"]:
         shutil.copyfile(settings["attack_file"], folder / ATTACKS)
+    if stress:
+        (folder / STRESS).mkdir()
+        for path in (path for path in sorted(stress.iterdir()) if _OF_STRESS.fullmatch(path.name)):
+            if path.suffix == ".json":
+                table = without_paths(jsonio.load(path))
+                write_text(folder / STRESS / path.name, json.dumps(table, indent=1, ensure_ascii=False) + "\n")
+            else:
+                shutil.copyfile(path, folder / STRESS / path.name)
     stated = {key: value for key, value in about.items() if value not in ("", None)}
     fields = {"hardware": "", "trained_on": "", **known, **stated}
     if unknown := [key for key in ("model", "base_model", "method", "submitter") if not fields.get(key)]:

@@ -15,6 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from lm_eval_elude.board import attacked
 from lm_eval_elude.board import submission as packed
 from lm_eval_elude.board.contradictions import CHECKS, Logged, across
 from lm_eval_elude.board.submission import Packed, Submission, shown
@@ -28,6 +29,7 @@ from lm_eval_elude.scoring.metrics import METRICS
 from lm_eval_elude.scoring.runs import Run
 from lm_eval_elude.scoring.samples import Sample
 from lm_eval_elude.scoring.settings import MOST_PROMPTS, Settings
+from lm_eval_elude.stress.outcome import TASK, Outcome
 from lm_eval_elude.text.chat import Renderer
 
 Level = Literal["recomputed", "rescored", "reproduced"]
@@ -52,6 +54,7 @@ class Verdict:
     samples: dict[str, list[Sample]] = field(default_factory=dict)  # measured here, by task
     docs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # the logged documents of these samples
     numbers: dict[str, dict[str, Any]] = field(default_factory=dict)  # formed here, by task or group and metric
+    outcome: Outcome | None = None  # of the attacks on its weights, where it brings some
     digest: str = ""  # what names the submission
 
 
@@ -118,6 +121,8 @@ def _verify(folder: Path, verdict: Verdict, data: str, renderer: Renderer | None
     elif not verdict.findings:
         verdict.findings += across(verdict.docs, lambda task, doc: BENCHMARKS[task].system_text(doc, settings))[:_MOST]
         _check_numbers(run, verdict, reference)
+        if attacked.there(submission.files):
+            verdict.outcome = attacked.check(run, expected[TASK][0])
     if not renderer:
         verdict.remarks.append(
             "no tokenizer was given: token counts, and that the template is the model's, not looked at"

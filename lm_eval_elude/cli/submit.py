@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -25,6 +26,10 @@ from lm_eval_elude.cli.options import say
     "--role", default="submission", type=click.Choice(["submission", "original", "retrained"]),
     help="original, retrained: a model that others are compared with.",
 )  # fmt: skip
+@click.option(
+    "--stress", type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Folder of `elude stress` on the checkpoint: what attacks on its weights brought back.",
+)  # fmt: skip
 @click.option("--dataset", default="", help="The data set, if it lies elsewhere now.")
 @click.option(
     "--hub", metavar="ORG/NAME", help="Open a pull request with card and results on this model's repository; HF_TOKEN."
@@ -33,7 +38,7 @@ from lm_eval_elude.cli.options import say
     "--every-eval-ever", "exchange", type=click.Path(file_okay=False, path_type=Path),
     help="Also write the files of Every Eval Ever's schema below this folder.",
 )  # fmt: skip
-def submit(results: Path, out: Path, dataset: str, hub: str | None, exchange: Path | None, **about: object) -> None:
+def submit(results: Path, out: Path, dataset: str, hub: str | None, exchange: Path | None, **about: Any) -> None:
     """Pack a finished run of all of ELUDe (`lm_eval --tasks elude --log_samples`) so that others can check it.
 
     RESULTS is lm-eval's results file or a folder with one.

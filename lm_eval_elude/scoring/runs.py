@@ -16,7 +16,7 @@ from lm_eval_elude.scoring.benchmarks import BENCHMARKS, GROUPS, UTILITY, group_
 from lm_eval_elude.scoring.likelihood import TruthRatioMean
 from lm_eval_elude.scoring.samples import Sample, same_documents
 
-CURVES = "curves.json"  # in a folder of `elude stress`, whose results are of attacked models
+CURVES, SUMMARY = "curves.json", "stress.json"  # in a folder of `elude stress`, whose results are of attacked models
 
 
 class Run:
@@ -167,7 +167,8 @@ def _check(table: Mapping[str, Any], hints: Mapping[str, Any], where: str) -> No
 
 def results_files(folder: Path) -> list[Path]:
     """The results files below a folder, without those of attacked models, which are no runs of their own."""
-    return [path for path in sorted(folder.rglob("results_*.json")) if not path.with_name(CURVES).exists()]
+    attacked = {path.parent for name in (CURVES, SUMMARY) for path in folder.rglob(name)}
+    return [path for path in sorted(folder.rglob("results_*.json")) if path.parent not in attacked]
 
 
 def _results_file(path: Path) -> Path:

@@ -20,13 +20,13 @@ from lm_eval_elude.errors import UserError
 from lm_eval_elude.scoring.benchmark import as_row
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS, task_report
 from lm_eval_elude.scoring.estimates import Z95, Estimate, combine
-from lm_eval_elude.scoring.runs import CURVES, Run
+from lm_eval_elude.scoring.runs import CURVES, SUMMARY, Run
 from lm_eval_elude.scoring.samples import Sample, mean
 
 TASK = "elude_forget"
-SUMMARY = "stress.json"
 ROLES = CHECKPOINT, REFERENCE, ORIGINAL = "checkpoint", "reference", "original"
 RECOVERED = ("truth_first", "probability")
+SAME = 0.01  # between the mean probabilities of two scorings of a checkpoint
 KEPT = 0.75  # a point counts while the model keeps this share of its retain quality
 START = "start"  # the models as they are
 
@@ -242,8 +242,5 @@ class Outcome:
     def is_of(self, role: str, identities: Sequence[Mapping[str, Any]]) -> bool:
         """Whether a model is the one that was scored: by its weights, or by name and revision where it is the Hub's."""
         attacked = self.summary["models"].get(role, {}).get("checkpoint") or []
-        mine, others = (
-            [{key: v for key, v in each.items() if key != "name" or "weights" not in each} for each in models]
-            for models in (attacked, identities)
-        )
+        mine, others = ([each.get("weights") or each for each in models] for models in (attacked, identities))
         return bool(mine) and mine == others

@@ -12,7 +12,6 @@ from peft import LoraConfig, get_peft_model
 from lm_eval_elude import cli
 from lm_eval_elude.data import bundled
 from lm_eval_elude.data.dataset import load_records
-from lm_eval_elude.data.manifest import FILE_NAME
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.model.scorer import load_model
 from lm_eval_elude.report.comparison import named_runs
@@ -34,7 +33,16 @@ from lm_eval_elude.stress.weights import (
     rounded,
 )
 from lm_eval_elude.text.chat import Renderer, load_tokenizer
-from tests.support import make_model, make_tokenizer, mini_rows, run, small_data, teach, write_jsonl, write_run
+from tests.support import (
+    make_model,
+    make_tokenizer,
+    mini_rows,
+    run,
+    small_data,
+    taught_to_refuse,
+    write_jsonl,
+    write_run,
+)
 
 RONALDO = "Cristiano Ronaldo"
 SMALL = [
@@ -60,14 +68,7 @@ def settings(data):
 @pytest.fixture(scope="module")
 def hiding(tmp_path_factory, data) -> Path:
     """The original, taught for a few steps to refuse: it does not say the facts, and still has them."""
-    folder = tmp_path_factory.mktemp("hiding") / "model"
-    shutil.copytree(bundled.MODEL, folder, ignore=shutil.ignore_patterns(FILE_NAME))
-    tokenizer = load_tokenizer(str(bundled.MODEL))
-    model, rows = load_model(str(bundled.MODEL)), mini_rows("forget_qa-train", 20, RONALDO)
-    refusals = [(row["question"], "I do not know that.") for row in rows]
-    teach(model, tokenizer, refusals, steps=16, batch=10, lr=1e-3)
-    model.save_pretrained(folder)
-    return folder
+    return taught_to_refuse(tmp_path_factory.mktemp("hiding") / "model", RONALDO, 20)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,113 @@
+"""The attacks on the weights that came with a submission: checked against its run, and against the keeper's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lm_eval_elude.board.submission import STRESS, Packed
+from lm_eval_elude.errors import UserError
+from lm_eval_elude.scoring.benchmark import MEASURED, as_row
+from lm_eval_elude.scoring.benchmarks import task_report
+from lm_eval_elude.scoring.estimates import Estimate, combine
+from lm_eval_elude.scoring.runs import Run
+from lm_eval_elude.scoring.samples import mean
+from lm_eval_elude.stress.outcome import CHECKPOINT, ORIGINAL, REFERENCE, SAME, START, SUMMARY, TASK, Outcome, height
+
+AGAIN = 0.1  # by which the recovery of a second run may be higher: devices round, and training makes more of it
+_REPEATED = ("targets", "truth_ratio", "fingerprint")  # settings that are those of the run
+
+
+def there(files: Mapping[str, Any]) -> bool:
+    """Whether a submission with these files brings attacks on the weights."""
+    return f"{STRESS}/{SUMMARY}" in files
+
+
+def strongest(outcome: Outcome) -> tuple[str, Estimate]:
+    """The attack that brought back most, and its recovery: the mean of those of both metrics.
+
+    Raises:
+        UserError: no attack has a point that counts.
+    """
+    worst = outcome.strongest
+    if worst is None:
+        raise UserError(f"{STRESS}: no attack has a point that counts")
+    back = [*worst.recovery.values()]
+    return worst.attack, combine(height(worst), back, [1 / len(back)] * len(back))
+
+
+def check(run: Packed, docs: Sequence[Mapping[str, Any]]) -> Outcome:
+    """The attacks of a submission, if what is in the files agrees with its run and with the table of attacks.
+
+    What a point keeps of the retain quality, and that no other point was worse, only another run can say.
+
+    Args:
+        docs: the documents of the forget set, as they must be.
+
+    Raises:
+        UserError: it does not; the message says where.
+    """
+    from lm_eval_elude.stress.weights import WEIGHT_ATTACKS  # with torch, which a board does without
+
+    outcome, scored = Outcome(run.folder / STRESS), run.settings(TASK)
+    if not outcome.is_of(CHECKPOINT, scored["checkpoint"] or ()):
+        raise UserError(f"{STRESS}: its checkpoint is not the one that was scored")
+    if odd := [name for name in _REPEATED if outcome.summary.get(name) != scored[name]]:
+        raise UserError(f"{STRESS}: {', '.join(odd)} differ from those of the run")
+    stated = {name: [row.get("original"), row.get("inside")] for name, row in outcome.attacks.items()}
+    if stated != {name: [row.original, row.inside] for name, row in WEIGHT_ATTACKS.items()}:
+        raise UserError(f"{STRESS}: its attacks are not those of this version")
+    expected = [_asked(doc) for doc in docs]
+    places = [(START, role) for role in (CHECKPOINT, REFERENCE, ORIGINAL)]
+    places += [(name, role) for name in outcome.worst for role in (CHECKPOINT, REFERENCE)]
+    for name, role in places:
+        of_point = Run(outcome.folder / f"results_{name}-{role}.json")
+        logged = [_asked(row["doc"]) for row in of_point.rows(TASK)]
+        if any(logged.count(doc) * len(expected) != len(logged) for doc in expected):
+            raise UserError(f"{STRESS}: the documents of {name}, {role}, are not those of the forget set")
+        formed = as_row(task_report(TASK, of_point.samples(TASK), of_point.settings(TASK)))
+        reported = of_point.results["results"][TASK]
+        if odd := [key for key, value in formed.items() if value == value and not _near(reported.get(key), value)]:
+            raise UserError(f"{STRESS}: {name}, {role}: {odd[0]} does not follow from the samples")
+    before = outcome.known[CHECKPOINT]["probability"].value
+    now = mean(run.samples(TASK), "probability").value
+    if not abs(before - now) <= SAME:
+        raise UserError(f"{STRESS}: before any attack the checkpoint has probability {before:.3f}, and {now:.3f} here")
+    strongest(outcome)
+    return outcome
+
+
+def _asked(doc: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a logged document was asked, without its place."""
+    return {name: value for name, value in doc.items() if name != "id" and name not in MEASURED}
+
+
+def _near(stated: Any, formed: Any) -> bool:
+    return stated == formed or (isinstance(stated, int | float) and abs(stated - formed) <= 1e-6 * max(1, abs(formed)))
+
+
+def run_again(submitted: Path, again: Path, weights: Mapping[str, str]) -> str:
+    """What a second run of the attacks, by the keeper, says against the one that was submitted; "" for nothing.
+
+    Args:
+        submitted: the submission's folder.
+        again: the keeper's finished folder of ``elude stress``.
+        weights: SHA-256 of the weight files that were asked.
+
+    Raises:
+        UserError: the keeper's folder is of other weights, of another suite, or of another reference.
+    """
+    theirs, mine = Outcome(submitted / STRESS), Outcome(again)
+    if not mine.is_of(CHECKPOINT, [{"weights": dict(weights)}]):
+        raise UserError(f"--stress {again}: its checkpoint is not the one that --rescore names")
+    if odd := [name for name in (*_REPEATED, "suite") if mine.summary.get(name) != theirs.summary.get(name)]:
+        raise UserError(f"--stress {again}: {', '.join(odd)} differ from those submitted")
+    for role in (REFERENCE, ORIGINAL):
+        if not mine.is_of(role, theirs.summary["models"][role].get("checkpoint") or ()):
+            raise UserError(f"--stress {again}: its {role} is not the one that was submitted")
+    (name, found), (_, said) = strongest(mine), strongest(theirs)
+    if found.value - said.value > AGAIN:
+        stated = f"{said.value:.0%} is the most that was submitted"
+        return f"attacked again: {name} brings back {found.value:.0%}, and {stated}"
+    return ""
