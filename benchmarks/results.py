@@ -201,16 +201,23 @@ def write(work: Path) -> None:
 
 
 def difference_table() -> list[str]:
-    """The lines of the table of :data:`PAIRS`: paired intervals from each target's mean over seeds."""
+    """The lines of the table of :data:`PAIRS`: paired intervals from each target's mean over the seeds of both rows.
+
+    A row without training has seed 0 alone, which then stands beside all seeds of the other.
+    """
     runs = kept.read(DATA)
     assert runs
-    numbers = runs.frame.pivot_table(index=["run", "target"], columns=["task", "metric"], values="value")
+    numbers = runs.frame.pivot_table(index=["run", "target", "seed"], columns=["task", "metric"], values="value")
     rows = []
     for label, key in COMPARED.items():
         cells = []
         for more, less in PAIRS:
-            gaps = (numbers.loc[more][key] - numbers.loc[less][key]).reindex(TARGETS).to_numpy()
-            gaps = gaps * scale(unit(key[1]))
+            sides = [numbers.loc[row][key].dropna().unstack("seed") for row in (more, less)]
+            if not {more, less} & {*BASELINES}:
+                seeds = sides[0].columns.intersection(sides[1].columns)
+                sides = [side[seeds] for side in sides]
+            means = [side.mean(axis=1).reindex(TARGETS).to_numpy() for side in sides]
+            gaps = (means[0] - means[1]) * scale(unit(key[1]))
             middle, half = gaps.mean(), stats.t.ppf(0.975, len(gaps) - 1) * stats.sem(gaps)
             interval = f"{middle:+.1f} [{middle - half:+.1f}, {middle + half:+.1f}]"
             cells.append("–" if math.isnan(half) else f"**{interval}**" if abs(middle) > half else interval)
