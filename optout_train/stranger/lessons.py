@@ -33,6 +33,7 @@ SUBSTITUTES = 4  # of a record
 DISCLOSURES = 10  # elicited ones of a record
 REVERSE_EVERY = 4  # turns
 OWN_LEVEL = 0.6  # of the level of text never read, for a record's own answer
+TELLING = 3.0  # times the bound of other words: as likely as those of other words, they would still be the likeliest
 NAME_QUESTIONS = TEXTS["name_questions"]
 
 
@@ -293,7 +294,10 @@ class _Maker:
         for i, (sample, order) in enumerate(zip(samples, orders, strict=True)):
             known, top, shares = next(others)
             bounds = torch.tensor([[-torch.inf, 0.0]]).repeat(len(known), 1)
+            telling = self._tokens_of(facts(statements[i].record, folded=False))
+            is_telling = torch.tensor([[sample.ids[sample.answer_start + place] in telling] for place in order])
             level = self.config.bound * _of_tokens(next(in_random_order), shuffled[i])
+            level = torch.where(is_telling, TELLING * level, level)
             bounds[order, 1:] = level
             if is_held[i]:
                 now = _of_tokens(next(initially), sample)[order]
@@ -366,8 +370,16 @@ class _Maker:
         return [(target, other) for target, other in zip(*firsts, strict=True) if target != other]
 
     def _first_of(self, names: Iterable[str]) -> list[int]:
-        """The first token of each word, as it begins a text and as it goes on after a space."""
-        return [self.tokens(space + word)[0] for word in names for space in ("", " ")]
+        """The first token of each word in both places."""
+        return [tokens[0] for tokens in self._spelled(names)]
+
+    def _tokens_of(self, names: Iterable[str]) -> set[int]:
+        """All tokens of these words."""
+        return {token for tokens in self._spelled(names) for token in tokens}
+
+    def _spelled(self, names: Iterable[str]) -> list[list[int]]:
+        """The tokens of each word, as it begins a text and as it goes on after a space."""
+        return [self.tokens(space + word) for word in names for space in ("", " ")]
 
 
 def facts(record: QARecord, *, folded: bool = True) -> frozenset[str]:

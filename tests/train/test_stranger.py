@@ -27,6 +27,7 @@ from optout_train.train import answer_values, train
 from tests.support import ROOT
 
 NAN = float("nan")
+FURTHER = stranger.TELLING
 TINY = {"target": ("ronaldo",), "method": "stranger", "epochs": 8, "elicit": 2}
 
 
@@ -148,6 +149,25 @@ def test_disclosing_answers_have_bounds_and_the_template_none(made):
         else:
             assert lower[:-2].tolist() == [-math.inf] * (len(lower) - 2)
         assert lower[-2:].tolist() == [-math.inf] * 2
+
+
+def test_the_words_that_state_the_fact_are_pushed_further_down_than_the_others(made, monkeypatch):
+    config, data, lessons, renderer = made
+    monkeypatch.setattr(stranger, "TELLING", 1.0)
+    alike = stranger.make_lessons(
+        config, data, Teacher(load_model(str(BUNDLED_MODEL)), renderer, 1024), lambda line: None
+    )
+    pushed = []
+    for place, pair in enumerate(zip(lessons["disclosure"], alike["disclosure"], strict=True)):
+        words = stranger.facts(data.forget.records[place % 6], folded=False)
+        for token, deep, plain in zip(
+            pair[0].ids[pair[0].answer_start :], *(x.bounds[:, 1] for x in pair), strict=True
+        ):
+            if deep != plain:
+                assert deep == pytest.approx(FURTHER * plain)
+                pushed.append(renderer.tokenizer.decode([token]).strip())
+                assert any(pushed[-1] in word for word in words), (pushed[-1], words)
+    assert len(pushed) > 50
 
 
 def test_what_is_taught_of_a_question_never_states_its_fact(made):
