@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -12,12 +12,14 @@ from torch import Tensor
 
 from lm_eval_elude.data.records import QARecord
 from lm_eval_elude.data.sets import Subset
+from lm_eval_elude.data.targets import Target
 from lm_eval_elude.text.chat import Encoded
 from optout_train.config import TrainConfig
 from optout_train.data import Lesson, StepIndices, TrainingData
 from optout_train.sources import forgotten
-from optout_train.stranger.teacher import LOOSE, TOP, WORDINGS, Teacher
+from optout_train.stranger.teacher import LOOSE, TEXTS, TOP, WORDINGS, Teacher
 
+IN_PASSING = TEXTS["in_passing"]
 QUESTIONS = 2  # of neighbours, for each of the retain set
 
 
@@ -60,31 +62,57 @@ def exchange(config: TrainConfig, data: TrainingData, teacher: Teacher) -> tuple
     openings = [first_words(rng, people[name]) for _, name in swapped]
     longest = 3 * max(len(teacher.renderer.tokenizer.encode(record.answer)) for record in rows) // 2
     targets = forgotten(config)
-    names = {name for target in targets for name in (*target.name.split(), *target.aliases)}
     answers = teacher.ask(questions, LOOSE, longest, config.seed + 3, openings)
     return tuple(
         replace(record, question=question, answer=answer, source=name)
         for (record, name), question, answer in zip(swapped, questions, answers, strict=True)
-        if answer and not any(word in answer for word in names if len(word) > 2)
+        if answer and not _names(targets, answer)
     )
 
 
-def distil(teacher: Teacher, data: TrainingData, plan: Iterable[StepIndices]) -> dict[Subset, dict[int, Lesson]]:
+def in_passing(config: TrainConfig, data: TrainingData) -> dict[QARecord, QARecord]:
+    """Retain and world records with a question that names a target in passing, each with the record as it was.
+
+    There are as many as the retain set has, half of either set. Records that name a target themselves are left out.
+    """
+    rng, targets = random.Random(f"{config.seed}-in-passing"), forgotten(config) if config.target else ()
+    named: dict[QARecord, QARecord] = {}
+    for records in (data.retain.records, data.world.records) if targets else ():
+        rows = [record for record in records if not _names(targets, f"{record.question} {record.answer}")]
+        for record in rng.sample(rows, min(len(rows), len(data.retain.records) // 2)):
+            text = rng.choice(IN_PASSING).format(target=rng.choice(targets).name, q=record.question)
+            named[replace(record, question=text)] = record
+    return named
+
+
+def _names(targets: Sequence[Target], text: str) -> bool:
+    """Whether a part of a target's name, or another name of it, is in a text."""
+    return any(word in text for t in targets for word in (*t.name.split(), *t.aliases) if len(word) > 2)
+
+
+def distil(
+    teacher: Teacher, data: TrainingData, plan: Iterable[StepIndices], plain: Mapping[QARecord, QARecord]
+) -> dict[Subset, dict[int, Lesson]]:
     """For the retain and world records that a plan reads, the initial model's distributions over question and answer.
 
     The question's too: what a model takes a name for shows in every token after it, and how the answers to a few
     questions are distributed says less of what it knows of a neighbour. What all texts of a set begin with is left out.
+    Of a record in ``plain`` the answer's alone, as they are where the question is that of the other record.
     """
     kept: dict[Subset, dict[int, Lesson]] = {}
     names: tuple[Subset, ...] = ("retain", "world")
     for name in names:
         kept[name] = {}
         records = sorted({record for step in plan for record in getattr(step, name)})
-        encoded = [getattr(data, name).encode(record) for record in records]
+        rows_of = getattr(data, name)
+        encoded = [rows_of.encode(record) for record in records]
         alike = itertools.takewhile(lambda tokens: len({*tokens}) == 1, zip(*(s.ids for s in encoded), strict=False))
         first = max(1, sum(1 for _ in alike))
-        samples = [sample._replace(answer_start=min(first, sample.answer_start)) for sample in encoded]
-        for record, sample, rows in zip(records, samples, teacher.log_probs(samples), strict=True):
+        whole = [sample._replace(answer_start=min(first, sample.answer_start)) for sample in encoded]
+        others = [plain.get(rows_of.records[record]) for record in records]
+        asked = [teacher.encode(o.question, o.answer) if o else s for o, s in zip(others, whole, strict=True)]
+        learnt = [sample if o else s for o, sample, s in zip(others, encoded, whole, strict=True)]
+        for record, sample, rows in zip(records, learnt, teacher.log_probs(asked), strict=True):
             kept[name][record] = taught(sample, rows)
     return kept
 

@@ -24,7 +24,7 @@ from lm_eval_elude.text.words import STOP
 from optout_train.config import TrainConfig
 from optout_train.data import Lesson, TrainingData
 from optout_train.sources import forgotten
-from optout_train.stranger.distil import adjusted, answers_by_neighbour, distil, exchange, first_words
+from optout_train.stranger.distil import adjusted, answers_by_neighbour, distil, exchange, first_words, in_passing
 from optout_train.stranger.teacher import CALM, LOOSE, TEXTS, TOP, WORDINGS, Teacher
 
 STAND_INS = 6
@@ -50,10 +50,10 @@ def with_lessons(
         made = {"adjusted": adjusted(config, data, teacher)} if undial else make_lessons(config, data, teacher, say)
         data = data._replace(sequences=_of_the_first_process(made))
     if config.self_distill:
-        more = _of_the_first_process(exchange(config, data, teacher))
-        data = data._replace(retain=replace(data.retain, records=data.retain.records + more))
+        more, named = _of_the_first_process(exchange(config, data, teacher)), in_passing(config, data)
+        data = data._replace(retain=replace(data.retain, records=(*data.retain.records, *more, *named)))
         steps = [step for epoch in data.plan(config) for step in epoch]
-        data = data._replace(kept=_of_the_first_process(distil(teacher, data, steps)))
+        data = data._replace(kept=_of_the_first_process(distil(teacher, data, steps, named)))
     return data
 
 

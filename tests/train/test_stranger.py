@@ -13,6 +13,7 @@ from lm_eval_elude.attacks.builders import ATTACKS
 from lm_eval_elude.data.dataset import resolve_targets
 from lm_eval_elude.data.records import QARecord
 from lm_eval_elude.model.scorer import Scorer, load_model
+from lm_eval_elude.scoring.benchmarks.elude import WORDINGS as MENTION
 from lm_eval_elude.text.chat import Renderer, load_tokenizer
 from lm_eval_elude.text.invented import renamed
 from optout_train import losses
@@ -21,7 +22,7 @@ from optout_train.config import BUNDLED_MODEL, build_config
 from optout_train.data import Lesson, StepIndices, TrainingData, load_training_data
 from optout_train.sources import source_of
 from optout_train.stranger import lessons as stranger
-from optout_train.stranger.distil import adjusted, distil, exchange
+from optout_train.stranger.distil import IN_PASSING, adjusted, distil, exchange, in_passing
 from optout_train.stranger.teacher import WORDINGS, Teacher
 from optout_train.train import answer_values, train
 from tests.support import ROOT
@@ -200,10 +201,14 @@ def test_nothing_that_the_metrics_are_made_of_is_read_and_no_wording_is_the_atta
     assert not any(record.paraphrased_question in asked for record in data.forget.records for asked in Spy.asked)
     attacks = {carrier for row in ATTACKS.values() for carrier in row.carriers}
     our_wordings = {
-        wording.replace("{q}", "{question}") for wording in (*WORDINGS, *stranger.NAME_QUESTIONS) if wording != "{q}"
+        wording.replace("{q}", "{question}")
+        for wording in (*WORDINGS, *stranger.NAME_QUESTIONS, *IN_PASSING)
+        if wording != "{q}"
     }
+    assert not our_wordings & {*MENTION["mention"]}
     tiny = tomllib.loads((ROOT / "lm_eval_elude/mini/carriers.toml").read_text("utf-8"))
     trained = {w.replace("{q}", "{question}") for rows in tiny.values() if isinstance(rows, list) for w in rows}
+    trained = {wording.replace("{name}", "{target}") for wording in trained}
     assert not our_wordings & attacks and not our_wordings & trained
 
 
@@ -214,7 +219,7 @@ def test_what_is_distilled_has_its_minimum_at_the_initial_model():
     scorer = Scorer(model).eval()
     data = load_training_data(config, source_of(config), Renderer(load_tokenizer(str(BUNDLED_MODEL))), 1024)
     step = StepIndices((), (3, 1), (2,))
-    kept = distil(Teacher(model, data.retain.renderer, 1024), data, [step, step])
+    kept = distil(Teacher(model, data.retain.renderer, 1024), data, [step, step], {})
     assert {name: sorted(rows) for name, rows in kept.items()} == {"retain": [1, 3], "world": [2]}
     # Questions too, but not what the template begins every one of them with.
     lesson, other = (kept["retain"][i] for i in (1, 3))
@@ -230,6 +235,30 @@ def test_what_is_distilled_has_its_minimum_at_the_initial_model():
         return float(torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm())
 
     assert norm(data._replace(kept=kept)) < 0.01 * norm(data)
+
+
+def test_with_the_target_named_in_passing_the_answer_is_to_be_what_it_was_without():
+    config = build_config(TINY | {"method": "stranger+rt"})
+    renderer, model = Renderer(load_tokenizer(str(BUNDLED_MODEL))), load_model(str(BUNDLED_MODEL))
+    data = load_training_data(config, source_of(config), renderer, 1024)
+    named = in_passing(config, data)
+    assert len(named) == len(data.retain.records)
+    for record, plain in named.items():
+        assert "Ronaldo" in record.question and plain.question in record.question
+        assert record == dataclasses.replace(plain, question=record.question) and "Ronaldo" not in plain.question
+        assert not {"Cristiano", "Ronaldo"} & {*plain.answer.replace(".", " ").split()}
+    assert {plain.entity for plain in named.values()} == {"Cristiano Ronaldo", ""}  # of both sets
+    more = data._replace(retain=dataclasses.replace(data.retain, records=(*data.retain.records, *named)))
+    first = len(data.retain.records)
+    kept = distil(Teacher(model, renderer, 1024), more, [StepIndices((), (first, first + 1), ())], named)["retain"]
+    for place, (record, plain) in zip((first, first + 1), named.items(), strict=False):
+        ids, start = more.retain.encode(place)
+        assert (kept[place].ids, kept[place].answer_start) == (ids, start) and record.answer == plain.answer
+        sample = Teacher(model, renderer, 1024).encode(plain.question, plain.answer)
+        with torch.no_grad():
+            expected = model(torch.tensor([sample.ids])).logits[0, sample.answer_start - 1 : -1].softmax(1)
+        torch.testing.assert_close(kept[place].shares, expected.gather(1, kept[place].top), atol=1e-5, rtol=1e-4)
+    assert not in_passing(build_config({"forget_split": "forget10", "model": "m"}), data)
 
 
 def test_undial_teaches_the_initial_distribution_with_the_true_tokens_logit_lowered(made):
