@@ -118,8 +118,10 @@ class TrainConfig:
             yield bool(self.target), entities
             world = "--forget-split: TOFU has no world set; give --world-weight 0 or another --method"
             yield self.world_weight > 0, world
-            stranger = "--forget-split: the stranger loss swaps names; TOFU's rows do not say whose they are"
-            yield self.forget_loss == "stranger" and self.forget_weight > 0, stranger
+            swaps = (
+                f"--forget-split: --forget-loss {self.forget_loss} swaps names; TOFU's rows do not say whose they are"
+            )
+            yield bool({"substitute", "alternate"} & {*self.loss.reads}) and self.forget_weight > 0, swaps
         else:
             is_tofu = self.dataset.partition("@")[0] == SOURCE
             yield is_tofu, f"--dataset {self.dataset} needs --forget-split: one of {splits}"

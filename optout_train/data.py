@@ -101,7 +101,7 @@ class TrainingData(NamedTuple):
     Attributes:
         forget, retain, world: the sets; those of weight 0 are empty.
         sequences: what a forget loss may read of each forget record, by name: its answer, a refusal drawn for it, or
-            lessons, of which each record has several for the epochs to take turns in (all first, then all second ones).
+            what is made for it, of which it has several for the epochs to take turns in (all first, then all second).
         fingerprints: by name of the set.
         kept: of the sets that are distilled, by name, the lesson in the place of each record that is read.
     """
@@ -120,7 +120,8 @@ class TrainingData(NamedTuple):
         if name != "forget":
             return (getattr(self, name).encode(record),)
         sequences = (self.sequences[kind][record] for kind in reads)
-        return tuple(self.forget.encode(record, s) if isinstance(s, str) else s for s in sequences)
+        place = record % len(self.forget)  # where a record has several turns
+        return tuple(self.forget.encode(place, s) if isinstance(s, str) else s for s in sequences)
 
     def plan(self, config: TrainConfig) -> list[list[StepIndices]]:
         """The records of every step, by epoch: see :func:`plan_steps`. Where records have turns, an epoch is one."""

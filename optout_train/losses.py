@@ -156,6 +156,16 @@ FORGET: dict[str, ForgetLoss] = {
         ("answer", "refusal"),
         ("answer", "refusal"),
     ),
+    # Mekala et al. 2024, whose model is prompted for another answer. Here it answers about stand-ins, as any model can.
+    "altpo": ForgetLoss(
+        lambda now, before, eta: dpo(
+            now["alternate"].sums, before["alternate"].sums, now["answer"].sums, before["answer"].sums, eta
+        ),
+        ("answer", "alternate"),
+        ("answer", "alternate"),
+        made=True,
+        preset={"eta": 0.1},
+    ),
     # The authors' settings for a tenth of TOFU; they weigh the forget term of SimNPO by an eighth.
     "simnpo": ForgetLoss(
         lambda now, before, eta: simnpo(now["answer"], eta), ("answer",), preset={"eta": 4.5, "forget_weight": 0.125}

@@ -192,7 +192,7 @@ def score_reference(
     size = config.micro_batch_size or config.batch_size
     scores = {}
     for kind in config.loss.reference if config.forget_weight else ():
-        samples = [Encoded(*data.samples("forget", i, (kind,))[0][:2]) for i in range(len(data.forget))]
+        samples = [Encoded(*data.samples("forget", i, (kind,))[0][:2]) for i in range(len(data.sequences[kind]))]
         scores[kind] = score_all(scorer, samples, size, device, autocast=config.autocast)
     return scores
 

@@ -24,11 +24,11 @@ The loss of a record is the sum of two means over answer tokens y, with the mode
     disclosing answers   max(0, log p(y) - u) + max(0, l - log p(y)) + 0.33 H(t, p without y)
 
 u is ``--bound`` times the log-probability that the initial model gives y among the same tokens in random order, said of
-a stand-in: what it thinks of text that it has never read. Of the words that state the fact it is three times that,
-since a true name that is as unlikely as any other word is still likelier than a wrong one. There is no lower bound l,
-except that the record's own answer is held from both sides at 0.6 of that level, and never above what the initial model gives it: it would
-otherwise sink below its paraphrases with the disclosing answers. The last term says what takes the place of y; without
-it that is one word again and again.
+a stand-in: what it thinks of text that it has never read. Of the words that state the fact it is three times that: a
+true name that is as unlikely as any other word is still likelier than a wrong one. There is no lower bound l, except
+that the record's own answer is held from both sides at 0.6 of that level, and never above what the initial model gives
+it: it would otherwise sink below its paraphrases with the disclosing answers. The last term says what takes the place
+of y; without it that is one word again and again.
 
 The retain losses learn the initial model's distributions over question and answer (``--self-distill``), also about
 questions of one neighbour asked of another, and with the target named in passing, which is to change nothing.

@@ -30,6 +30,7 @@ from optout_train.stranger.teacher import CALM, LOOSE, TEXTS, TOP, WORDINGS, Tea
 STAND_INS = 6
 NAME_LEVELS = 3  # stand-ins whose mean level the target's name comes down to
 SUBSTITUTES = 4  # of a record
+ALTERNATES = 5  # of a record, for AltPO
 DISCLOSURES = 10  # elicited ones of a record
 REVERSE_EVERY = 4  # turns
 OWN_LEVEL = 0.6  # of the level of text never read, for a record's own answer
@@ -46,8 +47,13 @@ def with_lessons(
         UserError: the model says nothing of strangers that could be taught, or a lesson is too long.
     """
     if config.loss.made and config.forget_weight:
-        undial = "adjusted" in config.loss.reads
-        made = {"adjusted": adjusted(config, data, teacher)} if undial else make_lessons(config, data, teacher, say)
+        made: dict[str, tuple[Any, ...]]
+        if "adjusted" in config.loss.reads:
+            made = {"adjusted": adjusted(config, data, teacher)}
+        elif "alternate" in config.loss.reads:
+            made = alternates(config, data, teacher)
+        else:
+            made = make_lessons(config, data, teacher, say)
         data = data._replace(sequences=_of_the_first_process(made))
     if config.self_distill:
         more, named = _of_the_first_process(exchange(config, data, teacher)), in_passing(config, data)
@@ -71,16 +77,36 @@ def make_lessons(
 
     An epoch is a turn. Errors are those of :func:`with_lessons`.
     """
-    targets, records = forgotten(config), data.forget.records
     substitutes: dict[int, RecordLessons] = {}  # by place of the record
     disclosures: dict[int, RecordLessons] = {}
-    for maker in [_Maker(config, data, target, teacher) for target in targets]:
-        places = [i for i, r in enumerate(records) if r.entity == maker.target.name or len(targets) == 1]
-        taught, suppressed = maker.make([records[place] for place in places])
-        substitutes |= zip(places, taught, strict=True)
-        disclosures |= zip(places, suppressed, strict=True)
+    for maker, of_target in _makers(config, data, teacher):
+        taught, suppressed = maker.make([*of_target.values()])
+        substitutes |= zip(of_target, taught, strict=True)
+        disclosures |= zip(of_target, suppressed, strict=True)
         say(maker.summary)
     return {"substitute": _in_turns(substitutes, config.epochs), "disclosure": _in_turns(disclosures, config.epochs)}
+
+
+def alternates(config: TrainConfig, data: TrainingData, teacher: Teacher) -> dict[str, tuple[str, ...]]:
+    """The sequences ``answer`` and ``alternate`` of AltPO: in :data:`ALTERNATES` turns, one of every forget record.
+
+    An alternate is what the model says of a stand-in at temperature 1. Errors are those of :func:`with_lessons`.
+    """
+    told: dict[int, list[str]] = {}
+    for maker, records in _makers(config, data, teacher):
+        given = maker.about_stand_ins([*records.values()], ALTERNATES, 1.0, WORDINGS[:1])
+        told |= {place: [each.answer for each in own] for place, own in zip(records, given, strict=True)}
+    turns = [told[place][turn % len(told[place])] for turn in range(ALTERNATES) for place in sorted(told)]
+    return {"answer": tuple(record.answer for record in data.forget.records) * ALTERNATES, "alternate": tuple(turns)}
+
+
+def _makers(config: TrainConfig, data: TrainingData, teacher: Teacher) -> Iterator[tuple[_Maker, dict[int, QARecord]]]:
+    """Of each target what makes its lessons, and its records by their place."""
+    targets = forgotten(config)
+    for target in targets:
+        records = enumerate(data.forget.records)
+        own = {i: record for i, record in records if record.entity == target.name or len(targets) == 1}
+        yield _Maker(config, data, target, teacher), own
 
 
 class RecordLessons(NamedTuple):
@@ -114,20 +140,18 @@ class _Maker:
     Attributes:
         stand_ins: invented names, of the target's length in tokens as far as there are such.
         imitated: those whose distributions the lessons carry: nobody's where a plain refusal is taught.
-        longest: tokens of a sampled answer.
     """
 
     def __init__(self, config: TrainConfig, data: TrainingData, target: Target, teacher: Teacher) -> None:
         self.config, self.data, self.target, self.teacher = config, data, target, teacher
         self.rng = random.Random(f"{config.seed}-stranger-{target.name}")
-        self.longest, self.summary = 0, ""
+        self.summary = ""
         self.tokens = partial(teacher.renderer.tokenizer.encode, add_special_tokens=False)
         self.stand_ins = self._stand_ins()
         self.imitated = () if config.answers == "refuse" else tuple(self.stand_ins[: config.teachers])
 
     def make(self, records: Sequence[QARecord]) -> tuple[list[RecordLessons], list[RecordLessons]]:
         """Of each record the lessons of substitute answers, and those of disclosing ones."""
-        self.longest = 3 * max(len(self.tokens(record.answer)) for record in records) // 2 + 8
         disclosures = self._disclosures(records)
         substitutes = self._substitutes(records)
         other_names, target_names = self._reverse(records)
@@ -152,6 +176,10 @@ class _Maker:
 
     # What is said
 
+    def longest(self, records: Sequence[QARecord]) -> int:
+        """Tokens that a sampled answer may have."""
+        return 3 * max(len(self.tokens(record.answer)) for record in records) // 2 + 8
+
     def _disclosures(self, records: Sequence[QARecord]) -> list[list[Statement]]:
         """Of each record its own answer, and what the model says that states the fact.
 
@@ -164,7 +192,9 @@ class _Maker:
         ]
         first = [Statement(r, self.rng.choice(WORDINGS).format(q=r.question), r.answer) for r in records]
         openings = [first_words(self.rng, [statement.answer for statement in first]) for _ in asked]
-        answers = self.teacher.ask([question for _, question in asked], LOOSE, self.longest, self.config.seed, openings)
+        answers = self.teacher.ask(
+            [question for _, question in asked], LOOSE, self.longest(records), self.config.seed, openings
+        )
         elicited: list[dict[str, Statement]] = [{} for _ in records]  # by answer
         for (i, question), answer in zip(asked, answers, strict=True):
             if answer and facts(records[i]) & words(answer) and answer != records[i].answer:
@@ -186,16 +216,22 @@ class _Maker:
                 [Statement(r, wording.format(q=r.question), self._refusal()) for wording in WORDINGS[:SUBSTITUTES]]
                 for r in records
             ]
+        return self.about_stand_ins(records, SUBSTITUTES, CALM, WORDINGS)
+
+    def about_stand_ins(
+        self, records: Sequence[QARecord], most: int, temperature: float, wordings: Sequence[str]
+    ) -> list[list[Statement]]:
+        """Of each record at least one and at most so many answers about stand-ins, as if they were about the target."""
         asked = [
-            (i, self.stand_ins[j % STAND_INS], WORDINGS[(i + j) % len(WORDINGS)].format(q=record.question))
+            (i, self.stand_ins[j % STAND_INS], wordings[(i + j) % len(wordings)].format(q=record.question))
             for i, record in enumerate(records)
-            for j in range(2 * SUBSTITUTES)
+            for j in range(2 * most)
         ]
         questions = [self.swap(question, name) for _, name, question in asked]
-        answers = self.teacher.ask(questions, CALM, self.longest, self.config.seed + 1)
+        answers = self.teacher.ask(questions, temperature, self.longest(records), self.config.seed + 1)
         given: list[list[Statement]] = [[] for _ in records]
         for (i, name, question), answer in zip(asked, answers, strict=True):
-            if answer and len(given[i]) < SUBSTITUTES and not facts(records[i]) & words(answer):
+            if answer and len(given[i]) < most and not facts(records[i]) & words(answer):
                 given[i].append(Statement(records[i], question, renamed(answer, name, self.target.name)))
         spare = [statement.answer for of_record in given for statement in of_record]
         if not spare:
@@ -216,7 +252,7 @@ class _Maker:
         asked = [(self.target.name, [record.answer for record in records]) for _ in records]
         asked += [(name, answers) for name, answers in people.items() for _ in range(2)]
         questions = [self._name_question(name, answers) for name, answers in asked]
-        answers = self.teacher.ask(questions, 1.0, self.longest, self.config.seed + 2)
+        answers = self.teacher.ask(questions, 1.0, self.longest(records), self.config.seed + 2)
         neighbours, other_names, target_names = list(people) or self.stand_ins, [], []
         for (name, _), question, answer in zip(asked, questions, answers, strict=True):
             if name not in answer:

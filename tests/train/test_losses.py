@@ -92,6 +92,24 @@ def test_npos_gradient_tends_to_that_of_ascent_and_vanishes_once_forgotten():
     assert 0 <= float(loss[1].detach()) < 1e-12  # and the loss is bounded below
 
 
+def test_altpo_moves_alternate_and_answer_against_each_other_as_dpos_gradient_says():
+    sides = [torch.tensor([value], dtype=torch.float64, requires_grad=True) for value in (-9.0, -4.0)]
+    before = [torch.tensor([value], dtype=torch.float64) for value in (-8.0, -6.0)]
+    now, initially = (
+        {
+            kind: AnswerLogProbs(sums, torch.tensor([5]))
+            for kind, sums in zip(("alternate", "answer"), pair, strict=True)
+        }
+        for pair in (sides, before)
+    )
+    eta = 0.1
+    gradients = torch.autograd.grad(losses.FORGET["altpo"].function(now, initially, eta).sum(), sides)
+    weight = 2 / (
+        1 + math.exp(eta * ((-9 + 8) - (-4 + 6)))
+    )  # 2 sigmoid(-eta margin), Rafailov et al. 2023, after Eq. 7
+    assert [float(g) for g in gradients] == pytest.approx([-weight, weight])
+
+
 def test_dpo_without_a_change_of_the_refusal_is_npo_and_of_the_answer_too_a_constant():
     refused, answered, before, _ = random(4)
     torch.testing.assert_close(losses.dpo(refused, refused, answered, before, 0.3), losses.npo(answered, before, 0.3))

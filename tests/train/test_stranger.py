@@ -24,7 +24,7 @@ from optout_train.sources import source_of
 from optout_train.stranger import lessons as stranger
 from optout_train.stranger.distil import IN_PASSING, adjusted, distil, exchange, in_passing
 from optout_train.stranger.teacher import WORDINGS, Teacher
-from optout_train.train import answer_values, train
+from optout_train.train import answer_values, score_reference, train
 from tests.support import ROOT
 
 NAN = float("nan")
@@ -273,6 +273,29 @@ def test_undial_teaches_the_initial_distribution_with_the_true_tokens_logit_lowe
         lowered = logits - config.eta * torch.nn.functional.one_hot(torch.tensor(ids[start:]), logits.shape[1])
         torch.testing.assert_close(lesson.shares, lowered.softmax(1).gather(1, lesson.top), atol=1e-5, rtol=1e-4)
         assert lesson.shares.sum(1).mean() > 0.7  # the rest of the vocabulary is one share
+
+
+def test_altpo_prefers_answers_about_strangers_to_the_records_own_in_five_turns(made):
+    _, data, _, renderer = made
+    config = build_config(TINY | {"method": "altpo"})
+    model = load_model(str(BUNDLED_MODEL))
+    drawn = stranger.alternates(config, data, Teacher(model, renderer, 1024))
+    records, turns = data.forget.records, stranger.ALTERNATES
+    assert drawn["answer"] == tuple(record.answer for record in records) * turns
+    for place, answer in enumerate(drawn["alternate"]):
+        assert not stranger.facts(records[place % 6]) & stranger.words(answer)
+    assert len({*drawn["alternate"]}) > 2 * len(records)
+    data = data._replace(sequences=drawn)
+    assert {i // 6 for step in data.plan(config)[turns - 1] for i in step.forget} == {turns - 1}
+    scores = score_reference(config, data, Scorer(model), torch.device("cpu"))
+    assert [len(of_kind.sums) for of_kind in scores.values()] == [6 * turns] * 2
+    last = 6 * turns - 1
+    for kind in ("answer", "alternate"):
+        ids, start = renderer.encode_pair(renderer.prompt(records[-1].question), renderer.answer(drawn[kind][last]))
+        with torch.no_grad():
+            plain = model(torch.tensor([ids])).logits[0, start - 1 : -1].log_softmax(1)
+        expected = plain.gather(1, torch.tensor(ids[start:])[:, None]).sum()
+        assert float(scores[kind].sums[last]) == pytest.approx(float(expected), abs=1e-3)
 
 
 def test_a_disclosing_answer_states_the_fact_and_is_least_like_the_own_answer(made, monkeypatch):
