@@ -29,7 +29,7 @@ from lm_eval_elude.scoring.runs import Run
 FILE_NAME, RESULTS, ATTACKS, SAMPLES = "submission.json", "results.json", "attacks.jsonl", "samples"
 STRESS = "stress"
 Role = Literal["submission", "original", "retrained"]  # only the first is ranked, against the other two
-_OF_STRESS = re.compile(r"stress\.json|(results|samples_elude_forget)_[a-z_]{1,40}-[a-z]{1,20}\.jsonl?")
+_OF_STRESS = re.compile(r"stress\.json|(results|samples_elude_forget)_[a-z0-9_]{1,40}-[a-z]{1,20}\.jsonl?")
 _FILES = re.compile(
     rf"(submission|results|optout)\.json|attacks\.jsonl|{SAMPLES}/elude_[a-z_]{{1,60}}\.jsonl\.gz"
     rf"|{STRESS}/({_OF_STRESS.pattern})"

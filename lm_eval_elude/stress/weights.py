@@ -13,6 +13,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
+from statistics import NormalDist
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -179,6 +180,35 @@ def rounded(weight: Tensor, bits: int, group: int) -> Tensor:
     return torch.cat(result, 1)
 
 
+def quantise_nf4(model: Any, strength: Strength, material: Material) -> Points:
+    """Round every matrix to the sixteen values of NF4 times the greatest of each group; a point is 4 bits."""
+    weights = matrices(model)
+    _set(weights, [rounded_to(weight, NF4, strength.group) for weight in weights])
+    yield strength.points[0], model
+
+
+def rounded_to(weight: Tensor, code: Sequence[float], group: int) -> Tensor:
+    """A matrix whose values are, in groups of so many of a row, the nearest of a code, times the group's greatest."""
+    values = torch.tensor(code, dtype=weight.dtype, device=weight.device)
+    between = (values[1:] + values[:-1]) / 2
+    result = []
+    for part in weight.split(group, dim=1):
+        scale = part.abs().amax(1, keepdim=True).clamp(min=torch.finfo(part.dtype).tiny)
+        result.append(values[torch.bucketize((part / scale).contiguous(), between)] * scale)
+    return torch.cat(result, 1)
+
+
+def _normal_float() -> tuple[float, ...]:
+    """The sixteen values of NF4 (Dettmers et al. 2023): a normal distribution's quantiles over the greatest, and 0."""
+    highest = 1 - (1 / 32 + 1 / 30) / 2  # the probability of the greatest value, between those of 16 and of 15 steps
+    upper = [NormalDist().inv_cdf(0.5 + (highest - 0.5) * i / 8) for i in range(1, 9)]
+    lower = [-NormalDist().inv_cdf(0.5 + (highest - 0.5) * i / 7) for i in range(7, 0, -1)]
+    return tuple(value / upper[-1] for value in (*lower, 0.0, *upper))
+
+
+NF4 = _normal_float()
+
+
 def prune(model: Any, strength: Strength, material: Material) -> Points:
     """Set the smallest weights of every matrix to 0; a point is their share."""
     weights = matrices(model)
@@ -254,6 +284,10 @@ WEIGHT_ATTACKS: dict[str, WeightAttack] = {
         WeightAttack(
             "quantise", "Rounds the weights to 8, 4 or 3 bits, as who runs a model on a small machine does.",
             quantise, _BITS[:1], _BITS,
+        ),
+        WeightAttack(
+            "quantise_nf4", "Rounds the weights to the sixteen values of NF4, as who fine-tunes with QLoRA does.",
+            quantise_nf4, (Strength((4,), 64),), (Strength((4,), 64),),
         ),
         WeightAttack(
             "prune", "Sets the smallest weights of every matrix to 0.",

@@ -23,6 +23,7 @@ from lm_eval_elude.stress import outcome
 from lm_eval_elude.stress.outcome import CHECKPOINT, ORIGINAL, RECOVERED, REFERENCE, START, SUMMARY, TASK, Outcome
 from lm_eval_elude.stress.suite import WORK, Stress
 from lm_eval_elude.stress.weights import (
+    NF4,
     WEIGHT_ATTACKS,
     Material,
     Strength,
@@ -31,6 +32,7 @@ from lm_eval_elude.stress.weights import (
     matrices,
     prune,
     rounded,
+    rounded_to,
 )
 from lm_eval_elude.text.chat import Renderer, load_tokenizer
 from tests.support import (
@@ -207,8 +209,9 @@ def test_every_attack_gives_the_points_of_its_settings_and_repeats_itself(name, 
         assert [at for at, _ in runs[0]] == list(setting.points)
         for (_, first), (_, again) in zip(*runs, strict=True):
             assert all(map(torch.equal, first, again))
-        first, second = (weights for _, weights in runs[0])
-        assert len(first) != len(second) or not all(map(torch.equal, first, second))
+        (_, first), *others = runs[0]
+        for _, second in others:
+            assert len(first) != len(second) or not all(map(torch.equal, first, second))
 
 
 def test_rounding_has_as_many_values_as_the_bits_say_and_is_nearest():
@@ -219,6 +222,22 @@ def test_rounding_has_as_many_values_as_the_bits_say_and_is_nearest():
             assert len(row.unique()) <= 2**bits
             assert (row - old).abs().max() <= (old.max() - old.min()) / (2**bits - 1) / 2 + 1e-6
     assert torch.equal(rounded(torch.ones(2, 8), 4, 8), torch.ones(2, 8))
+
+
+def test_nf4_has_the_values_of_bitsandbytes_and_takes_the_nearest():
+    published = [
+        -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+        -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+        0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023,
+        1.0,
+    ]  # fmt: skip
+    assert pytest.approx(published, abs=2e-7) == NF4
+    weight = torch.randn(6, 40, generator=torch.Generator().manual_seed(0))
+    changed = rounded_to(weight, NF4, 8).reshape(-1, 8)
+    for row, old in zip(changed, weight.reshape(-1, 8), strict=True):
+        code = torch.tensor(NF4) * old.abs().max()
+        torch.testing.assert_close(row, code[(old[:, None] - code).abs().argmin(1)])
+    assert torch.equal(rounded_to(torch.zeros(2, 8), NF4, 8), torch.zeros(2, 8))
 
 
 def test_pruning_takes_the_smallest_and_the_vocabulary_stays():
