@@ -35,7 +35,7 @@ _FILES = re.compile(
     rf"|{STRESS}/({_OF_STRESS.pattern})"
 )
 _MAX_JSON = 1 << 20  # bytes of submission.json, of a verdict, and of what is kept of a submission
-_MAX_FILE, _MAX_UNPACKED, _MAX_ROW = 1 << 28, 1 << 31, 1 << 22  # bytes
+_MAX_FILE, _MAX_UNPACKED, _MAX_ROW, _MAX_STRESS = 1 << 28, 1 << 31, 1 << 22, 1 << 24  # bytes
 _MAX_TEXT = 300  # characters of a name
 _UNSEEN = "\u2028\u2029"  # line ends of Unicode; all other characters that are not seen have a category of C
 T = TypeVar("T")
@@ -155,8 +155,9 @@ def listing(folder: Path) -> list[str]:
             continue
         if not path.is_file() or not _FILES.fullmatch(name):
             raise UserError(f"{shown(name)} is no file of a submission")
-        if path.stat().st_size > _MAX_FILE:
-            raise UserError(f"{name}: longer than {_MAX_FILE:,} bytes")
+        longest = _MAX_STRESS if name.startswith(STRESS) else _MAX_FILE
+        if path.stat().st_size > longest:
+            raise UserError(f"{name}: longer than {longest:,} bytes")
         names.append(name)
     return sorted(names)
 
