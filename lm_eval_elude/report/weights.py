@@ -41,7 +41,9 @@ def table(outcomes: Mapping[str, Outcome]) -> Table:
                 columns.setdefault(lead + column, {})[label] = text
     index = list(dict.fromkeys(label for column in columns.values() for label in column))
     frame = pd.DataFrame({c: [texts.get(label, NONE) for label in index] for c, texts in columns.items()}, index=index)
-    return Table("After attacks on the weights", CAPTION, frame)
+    depths = [f"{name} {_back(o.depth)}".replace("\n", " ") for name, o in outcomes.items() if o.depth]
+    deep = f" Unlearning depth (100: no layer carries the facts any more): {', '.join(depths)}." if depths else ""
+    return Table("After attacks on the weights", CAPTION + deep, frame)
 
 
 def _pair(worst: Worst, metric: str) -> str:

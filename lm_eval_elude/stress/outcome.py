@@ -19,13 +19,14 @@ from lm_eval_elude.data.files import write_text
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.scoring.benchmark import as_row
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS, task_report
-from lm_eval_elude.scoring.estimates import Z95, Estimate, combine
+from lm_eval_elude.scoring.estimates import Z95, Estimate, Observation, combine, mean_over_targets
 from lm_eval_elude.scoring.runs import CURVES, SUMMARY, Run
 from lm_eval_elude.scoring.samples import Sample, mean
 
 TASK = "elude_forget"
 ROLES = CHECKPOINT, REFERENCE, ORIGINAL = "checkpoint", "reference", "original"
 RECOVERED = ("truth_first", "probability")
+DEPTH = "depth.json"  # the unlearning depth of every fact, with its drops by layer
 SAME = 0.01  # between the mean probabilities of two scorings of a checkpoint
 KEPT = 0.75  # a point counts while the model keeps this share of its retain quality
 START = "start"  # the models as they are
@@ -232,6 +233,16 @@ class Outcome:
         values = {role: self._numbers(name, role) for role in (CHECKPOINT, REFERENCE)}
         point = self.attacks[name]["point"]
         return Worst(name, str(point.get("setting")), float(point.get("at")), values, recoveries(values, self.known))
+
+    @cached_property
+    def depth(self) -> Estimate | None:
+        """The mean unlearning depth of the facts (:mod:`lm_eval_elude.stress.depth`), None where there is none."""
+        if not (file := self.folder / DEPTH).is_file():
+            return None
+        rows = jsonio.check(jsonio.load(file), list[dict[str, Any]], str(file))
+        known = [row for row in rows if isinstance(row.get("depth"), int | float)]
+        observations = [Observation(str(r.get("entity")), str(r.get("question")), float(r["depth"])) for r in known]
+        return mean_over_targets(observations) if observations else None
 
     @property
     def strongest(self) -> Worst | None:

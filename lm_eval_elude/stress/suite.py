@@ -28,8 +28,8 @@ from lm_eval_elude.scoring.benchmarks import BENCHMARKS
 from lm_eval_elude.scoring.likelihood import harmonic_mean
 from lm_eval_elude.scoring.samples import mean
 from lm_eval_elude.scoring.settings import Settings, provenance
-from lm_eval_elude.stress import outcome
-from lm_eval_elude.stress.outcome import CHECKPOINT, ORIGINAL, REFERENCE, START, TASK, Docs, Point
+from lm_eval_elude.stress import depth, outcome
+from lm_eval_elude.stress.outcome import CHECKPOINT, DEPTH, ORIGINAL, REFERENCE, START, TASK, Docs, Point
 from lm_eval_elude.stress.weights import WEIGHT_ATTACKS, Material, WeightAttack
 from lm_eval_elude.text.chat import Renderer, load_tokenizer
 
@@ -186,6 +186,8 @@ class Stress:
             if not path.is_file():
                 outcome.write_json(path, [self._scored(self.load(role), 0)])
         outcome.knowledge(self._start(out), described)
+        if not (out / DEPTH).is_file():
+            outcome.write_json(out / DEPTH, self._depth())
         if waiting and self.suite == "full":
             say(self.cost(waiting))
         with tqdm(total=len(self.cells), initial=len(self.cells) - len(waiting), unit="run",
@@ -205,6 +207,21 @@ class Stress:
         material = Material(pairs, self.renderer, lambda: self.load(ORIGINAL), seed)
         for at, model in cell.attack.run(self.load(cell.role), cell.setting, material):
             yield self._scored(model, at, cell.asked)
+
+    def _depth(self) -> list[dict[str, Any]]:
+        """The unlearning depth of every fact, as its file has it; of none where the reference is built otherwise."""
+        original, never_knew, unlearned = (self.load(role) for role in (ORIGINAL, REFERENCE, CHECKPOINT))
+        shapes = [[tuple(p.shape) for p in m.get_decoder().layers.parameters()] for m in (original, never_knew)]
+        samples = depth.stated_facts(self.forget.records, self.renderer)
+        if shapes[0] != shapes[1] or not samples:
+            return []
+        found = [depth.drops(original, other, [*samples.values()]) for other in (never_knew, unlearned)]
+        rows = zip(samples, depth.scores(*found), *(of_model.T.tolist() for of_model in found), strict=True)
+        return [
+            {"entity": self.forget.records[place].entity, "question": self.forget.records[place].question,
+             "depth": score, "never_knew": carried, "checkpoint": gone}
+            for place, score, carried, gone in rows
+        ]  # fmt: skip
 
     def _scored(self, model: Any, at: float, asked: Sequence[int] | None = None) -> dict[str, Any]:
         """A point of a curve as its file has it: the scores of what is asked, and the retain quality without ROUGE."""

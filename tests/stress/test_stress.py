@@ -1,6 +1,7 @@
 """Attacks on the weights: what only hides comes back, what never was does not, and a killed command goes on."""
 
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -15,11 +16,14 @@ from lm_eval_elude.data.dataset import load_records
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.model.scorer import load_model
 from lm_eval_elude.report.comparison import named_runs
+from lm_eval_elude.report.frame import markdown
 from lm_eval_elude.report.verdict import report_text, warnings
+from lm_eval_elude.report.weights import table
+from lm_eval_elude.scoring.benchmarks import BENCHMARKS
 from lm_eval_elude.scoring.estimates import Observation, mean_over_targets
 from lm_eval_elude.scoring.runs import Run
 from lm_eval_elude.scoring.settings import resolve_settings
-from lm_eval_elude.stress import outcome
+from lm_eval_elude.stress import depth, outcome
 from lm_eval_elude.stress.outcome import CHECKPOINT, ORIGINAL, RECOVERED, REFERENCE, START, SUMMARY, TASK, Outcome
 from lm_eval_elude.stress.suite import WORK, Stress
 from lm_eval_elude.stress.weights import (
@@ -35,6 +39,7 @@ from lm_eval_elude.stress.weights import (
     rounded_to,
 )
 from lm_eval_elude.text.chat import Renderer, load_tokenizer
+from lm_eval_elude.text.words import fact_in
 from tests.support import (
     make_model,
     make_tokenizer,
@@ -299,3 +304,41 @@ def test_bad_input_is_one_line(arguments, line, hiding, data, tmp_path, monkeypa
     error = capsys.readouterr().err
     assert stopped.value.code == 2 and line in error and error.strip().splitlines()[-1].startswith("Error: ")
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["mine"]
+
+
+def test_depth_is_0_of_the_original_1_of_the_model_that_never_knew_and_between_for_a_mixture(finished, settings):
+    records = [record for record, _ in BENCHMARKS[TASK].records(settings)]
+    renderer = Renderer(load_tokenizer(str(bundled.MODEL)))
+    samples = depth.stated_facts(records, renderer)
+    assert len(samples) > 10
+    for place, (ids, start) in samples.items():  # the words before the fact, then the fact
+        _, fact, _ = fact_in(records[place])
+        assert renderer.tokenizer.decode(ids[start:]).strip() == fact
+    original, never_knew = (load_model(str(path)) for path in (bundled.MODEL, bundled.REFERENCE))
+    carried = depth.drops(original, never_knew, [*samples.values()])
+    assert carried.shape == (len(original.model.layers), len(samples)) and carried.mean() > 1
+    # After the last layer nothing of the original is left but the norm and the vocabulary.
+    ids, start = next(iter(samples.values()))
+    with torch.no_grad():
+        states = never_knew.model(torch.tensor([ids]), output_hidden_states=True).hidden_states
+        last = never_knew.model(torch.tensor([ids])).last_hidden_state  # behind its own norm
+        undone = last / never_knew.model.norm.weight * original.model.norm.weight
+        plain, patched = (
+            head.log_softmax(-1)[0, range(start - 1, len(ids) - 1), ids[start:]].mean()
+            for head in (original(torch.tensor([ids])).logits, original.lm_head(undone))
+        )
+    assert len(states) == len(original.model.layers) + 1
+    assert float(carried[-1, 0]) == pytest.approx(float(plain - patched), abs=1e-3)
+    same = depth.scores(carried, torch.zeros_like(carried))
+    assert {*same} == {0.0} and {*depth.scores(carried, carried)} == {1.0}
+    assert math.isnan(depth.scores(torch.zeros(2, 1), torch.ones(2, 1))[0])
+    with torch.no_grad():
+        for parameter, end in zip(original.parameters(), never_knew.parameters(), strict=True):
+            parameter.lerp_(end, 0.6)
+    mixture = depth.drops(load_model(str(bundled.MODEL)), original, [*samples.values()])
+    assert 0.1 < sum(depth.scores(carried, mixture)) / len(samples) < 0.98
+    found = Outcome(finished).depth
+    assert found and 0 <= found.value < 0.9 and found.n > 10
+    assert f"Unlearning depth (100: no layer carries the facts any more): a {100 * found.value:.1f}" in markdown(
+        table({"a": Outcome(finished)})
+    )
