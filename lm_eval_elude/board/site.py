@@ -36,7 +36,7 @@ from lm_eval_elude.errors import UserError, reason
 from lm_eval_elude.report.comparison import NamedRun
 from lm_eval_elude.report.page.page import write_report
 from lm_eval_elude.scoring.estimates import Estimate, exact
-from lm_eval_elude.stress.outcome import REFERENCE
+from lm_eval_elude.stress.outcome import ORIGINAL, REFERENCE
 
 STARTER = Path(__file__).with_name("starter")
 FILES = "leaderboard-files.json"  # names of a site's files that builds wrote; no other file is replaced or removed
@@ -257,15 +257,16 @@ def _back(entry: Entry, verdict: Verdict, others: Sequence[Entry]) -> tuple[str,
     """The attack on the weights that brought back most of a row, "" for none, and how much, NaN for not known.
 
     Raises:
-        UserError: the attacks are beside another reference than the table's.
+        UserError: the attacks are beside other models than the table's references.
     """
     if entry.role in _BY_DEFINITION:
         return "", exact(_BY_DEFINITION[entry.role])
-    never_knew = [other.submission.scored["checkpoint"] for other in others if other.role == "retrained"]
-    if verdict.outcome is None or not never_knew:
+    models = {other.role: other.submission.scored["checkpoint"] for other in others}
+    if verdict.outcome is None or "retrained" not in models:
         return "", exact(math.nan)
-    if not verdict.outcome.is_of(REFERENCE, never_knew[0] or ()):
-        raise UserError(f"{packed.STRESS}: its reference is not the table's retrained model")
+    for role, name in (("retrained", REFERENCE), ("original", ORIGINAL)):
+        if role in models and not verdict.outcome.is_of(name, models[role] or ()):
+            raise UserError(f"{packed.STRESS}: its {name} is not the table's {role} model")
     return attacked.strongest(verdict.outcome)
 
 
