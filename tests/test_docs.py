@@ -79,21 +79,20 @@ def test_the_table_of_gradients_is_that_of_the_kept_norms_on_the_model_of_today(
 # Sentences of the results with the numbers that they quote: ROW (of Cristiano Ronaldo), ROW of TARGET or of all, TABLE,
 # COLUMN.
 QUOTED = (
-    "**Both leave the truth first.** Under Opt-Out {opt-out of all|quality|first} % of the facts still "
-    "have their true answer first, where the models that never knew have {retrained without of "
+    "**Opt-Out leaves the truth first.** Under it {opt-out of all|quality|first} % of the facts still have "
+    "their true answer first, where the models that never knew have {retrained without of "
     "all|quality|first} %; as a gap in a sentence {opt-out of all|quality|cloze} beside {retrained "
     "without of all|quality|cloze} %.",
     "An FQ of {opt-out of all|quality|FQ} does not show that.",
-    "**The stranger method hides, too.** It leaves {opt-out-stranger of all|quality|first} % of the "
-    "truths first and {opt-out-stranger of all|quality|cloze} % as gaps, far more than the models that "
-    "never knew, and no interval tells it from Opt-Out there.",
-    "FQ, the membership attack, gibberish, odd words, RQ ({opt-out-stranger of all|quality|RQ} beside "
-    "{opt-out of all|quality|RQ}) and, most of all, questions that name the target in passing "
-    "({opt-out-stranger of all|quality|mention} beside {opt-out of all|quality|mention}; the original has "
-    "{original of all|quality|mention}).",
-    "For Taylor Swift Opt-Out repeats nothing (degenerate {opt-out of taylor_swift|quality|degen.}), and "
-    "its words are {opt-out of taylor_swift|quality|oddness} nats a token less likely than the "
-    "original's. `degenerate` alone would call that fluent.",
+    "**Asked plainly, the stranger method does not.** It leaves {opt-out-stranger of all|quality|first} % "
+    "of the truths first, and no interval tells that from the models that never knew.",
+    "As gaps {opt-out-stranger of all|quality|cloze} % are first,",
+    "RQ ({opt-out-stranger of all|quality|RQ} beside {opt-out of all|quality|RQ}) and, most of all, questions "
+    "that name the target in passing ({opt-out-stranger of all|quality|mention} beside {opt-out of "
+    "all|quality|mention}; the original has {original of all|quality|mention}).",
+    "For Taylor Swift few of Opt-Out's answers are repetitions (degenerate {opt-out of "
+    "taylor_swift|quality|degen.}), and its words are {opt-out of taylor_swift|quality|oddness} nats a "
+    "token less likely than the original's.",
     "What is known under the worst attack goes from the original's 100 to {opt-out-stranger of "
     "lionel_messi|never_knew|known} (Messi), {opt-out-stranger of stephen_hawking|never_knew|known} "
     "(Hawking), {opt-out-stranger of michael_jordan|never_knew|known} (Jordan), {opt-out-stranger of "
