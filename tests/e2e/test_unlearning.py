@@ -41,11 +41,13 @@ def results(folder: Path, name: str) -> dict[str, dict[str, float]]:
 def test_ronaldo_is_forgotten_and_his_neighbours_are_not(demo):
     before, plain, stranger = (results(demo[0], name) for name in ("before", "opt-out", "after"))
     for after in (plain, stranger):
-        assert after["elude_quality"]["forget_quality,none"] >= 0.75  # .825 is that of the model that never saw him
+        assert after["elude_quality"]["forget_quality,none"] >= 0.68  # .806 is that of the model that never saw him
     kept = before["elude_quality"]["retain_quality,none"]
     assert plain["elude_quality"]["retain_quality,none"] >= 0.85 * kept
     assert stranger["elude_quality"]["retain_quality,none"] >= 0.93 * kept
-    # What the method of our own is for: answers, and not one n-gram again and again.
+    # What the method of our own is for: the truth is no longer first (.196 in the model that never saw him), and it
+    # answers in place of one n-gram again and again.
+    assert stranger["elude_forget"]["truth_first,none"] < 0.4 < plain["elude_forget"]["truth_first,none"]
     assert plain["elude_forget"]["degenerate,none"] > 0.5 > 0.1 >= stranger["elude_forget"]["degenerate,none"]
 
 
