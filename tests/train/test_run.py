@@ -204,11 +204,10 @@ def test_every_method_moves_its_losses_the_right_way(method, trained, settings, 
     if config.retain_weight or config.world_weight:  # on a random model the sides pull against each other
         kept = "retain_probability" if config.retain_weight else "world_probability"
         assert after[kept] > alone(config.forget_loss)["validation"][kept]
-    elif (
-        config.loss.made and not config.loss.reference
-    ):  # a random model is one that never knew: the loss begins at its minimum
+    elif config.loss.made and not config.loss.reference:
+        # A random model is one that never knew: the loss begins at its minimum, but for telling words' lower bound.
         means = [line["losses"]["forget"] for line in lines if "losses" in line]
-        assert means[-1] == pytest.approx(means[0], rel=0.05)
+        assert 0.8 * means[0] < means[-1] <= 1.05 * means[0]
     elif config.forget_loss in ("idk", "nll", "task-vector"):
         assert steps(lines, "forget")[-1] < steps(lines, "forget")[0]
     else:
