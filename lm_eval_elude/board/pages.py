@@ -41,7 +41,8 @@ class PageColumn(NamedTuple):
 
 
 PARTS = {
-    "forgets": "how near FQ and what is still first come to the reference, the worst of plain questions and attacks.",
+    "forgets": "how near FQ and what is still first come to the reference, the worst of plain questions and attacks; "
+    "where attacks on the weights count, also how little the worst of them brought back.",
     "keeps": "how near RQ comes to the reference.",
     "speaks": "whether it answers about the target, as fluently as the reference and not the same to every question.",
     "hides": "how near the worst membership attack comes to what it finds in the reference.",
