@@ -115,6 +115,16 @@ def lesson(log_probs: Tensor, bounds: Tensor, shares: Tensor) -> Tensor:
     return weight * cross_entropy - outside
 
 
+Sequences = Mapping[str, "AnswerLogProbs"]  # by name
+
+
+def _preferring(kind: str) -> Callable[[Sequences, Sequences, float], Tensor]:
+    """:func:`dpo` with the sequence of that name preferred to the record's own answer."""
+    return lambda now, before, eta: dpo(
+        now[kind].sums, before[kind].sums, now["answer"].sums, before["answer"].sums, eta
+    )
+
+
 class ForgetLoss(NamedTuple):
     """A row of :data:`FORGET`.
 
@@ -132,7 +142,7 @@ class ForgetLoss(NamedTuple):
         negated: whether the change of the weights is turned round at the end, times eta.
     """
 
-    function: Callable[[Mapping[str, AnswerLogProbs], Mapping[str, AnswerLogProbs], float], Tensor]
+    function: Callable[[Sequences, Sequences, float], Tensor]
     reads: tuple[str, ...]
     reference: tuple[str, ...] = ()
     nll: bool = False
@@ -149,22 +159,10 @@ FORGET: dict[str, ForgetLoss] = {
     "npo": ForgetLoss(
         lambda now, before, eta: npo(now["answer"].sums, before["answer"].sums, eta), ("answer",), ("answer",)
     ),
-    "dpo": ForgetLoss(
-        lambda now, before, eta: dpo(
-            now["refusal"].sums, before["refusal"].sums, now["answer"].sums, before["answer"].sums, eta
-        ),
-        ("answer", "refusal"),
-        ("answer", "refusal"),
-    ),
+    "dpo": ForgetLoss(_preferring("refusal"), ("answer", "refusal"), ("answer", "refusal")),
     # Mekala et al. 2024, whose model is prompted for another answer. Here it answers about stand-ins, as any model can.
     "altpo": ForgetLoss(
-        lambda now, before, eta: dpo(
-            now["alternate"].sums, before["alternate"].sums, now["answer"].sums, before["answer"].sums, eta
-        ),
-        ("answer", "alternate"),
-        ("answer", "alternate"),
-        made=True,
-        preset={"eta": 0.1},
+        _preferring("alternate"), ("answer", "alternate"), ("answer", "alternate"), made=True, preset={"eta": 0.1}
     ),
     # The authors' settings for a tenth of TOFU; they weigh the forget term of SimNPO by an eighth.
     "simnpo": ForgetLoss(

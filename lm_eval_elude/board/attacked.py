@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lm_eval_elude.board.contradictions import difference
 from lm_eval_elude.board.submission import STRESS, Packed
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.scoring.benchmark import MEASURED, as_row
 from lm_eval_elude.scoring.benchmarks import task_report
 from lm_eval_elude.scoring.estimates import Estimate, combine
-from lm_eval_elude.scoring.runs import Run
-from lm_eval_elude.scoring.samples import mean
-from lm_eval_elude.stress.outcome import CHECKPOINT, ORIGINAL, REFERENCE, SAME, START, SUMMARY, TASK, Outcome, height
+from lm_eval_elude.stress.outcome import CHECKPOINT, ORIGINAL, REFERENCE, START, SUMMARY, TASK, Outcome, height
 
 AGAIN = 0.1  # by which the recovery of a second run may be higher: devices round, and training makes more of it
 _REPEATED = ("targets", "truth_ratio", "fingerprint")  # settings that are those of the run
@@ -51,8 +51,7 @@ def check(run: Packed, docs: Sequence[Mapping[str, Any]]) -> Outcome:
     from lm_eval_elude.stress.weights import WEIGHT_ATTACKS  # with torch, which a board does without
 
     outcome, scored = Outcome(run.folder / STRESS), run.settings(TASK)
-    if not outcome.is_of(CHECKPOINT, scored["checkpoint"] or ()):
-        raise UserError(f"{STRESS}: its checkpoint is not the one that was scored")
+    outcome.must_be_of(CHECKPOINT, run, STRESS)
     if odd := [name for name in _REPEATED if outcome.summary.get(name) != scored[name]]:
         raise UserError(f"{STRESS}: {', '.join(odd)} differ from those of the run")
     suite = outcome.summary.get("suite")
@@ -64,18 +63,15 @@ def check(run: Packed, docs: Sequence[Mapping[str, Any]]) -> Outcome:
     places = [(START, role) for role in (CHECKPOINT, REFERENCE, ORIGINAL)]
     places += [(name, role) for name in outcome.worst for role in (CHECKPOINT, REFERENCE)]
     for name, role in places:
-        of_point = Run(outcome.folder / f"results_{name}-{role}.json")
+        of_point = outcome.run(name, role)
         logged = [_asked(row["doc"]) for row in of_point.rows(TASK)]
         if any(logged.count(doc) * len(expected) != len(logged) for doc in expected):
             raise UserError(f"{STRESS}: the documents of {name}, {role}, are not those of the forget set")
         formed = as_row(task_report(TASK, of_point.samples(TASK), of_point.settings(TASK)))
-        reported = of_point.results["results"][TASK]
-        if odd := [key for key, value in formed.items() if value == value and not _near(reported.get(key), value)]:
-            raise UserError(f"{STRESS}: {name}, {role}: {odd[0]} does not follow from the samples")
-    before = outcome.known[CHECKPOINT]["probability"].value
-    now = mean(run.samples(TASK), "probability").value
-    if not abs(before - now) <= SAME:
-        raise UserError(f"{STRESS}: before any attack the checkpoint has probability {before:.3f}, and {now:.3f} here")
+        known = {key: value for key, value in formed.items() if not math.isnan(value)}  # the rest is written as null
+        reported = {key: of_point.results["results"][TASK].get(key) for key in known}
+        if differs := difference(reported, known):
+            raise UserError(f"{STRESS}: {name}, {role}{differs}, which does not follow from the samples")
     strongest(outcome)
     return outcome
 
@@ -83,10 +79,6 @@ def check(run: Packed, docs: Sequence[Mapping[str, Any]]) -> Outcome:
 def _asked(doc: Mapping[str, Any]) -> dict[str, Any]:
     """What of a logged document was asked, without its place."""
     return {name: value for name, value in doc.items() if name != "id" and name not in MEASURED}
-
-
-def _near(stated: Any, formed: Any) -> bool:
-    return stated == formed or (isinstance(stated, int | float) and abs(stated - formed) <= 1e-6 * max(1, abs(formed)))
 
 
 def run_again(submitted: Path, again: Path, weights: Mapping[str, str]) -> str:

@@ -1,15 +1,21 @@
-"""What no model could have answered, found in a log without one: a check of a row a line, and one across the tasks."""
+"""What no model could have answered, found in a log without one: a check of a row a line, and one across the tasks.
+
+:func:`difference` says where what was stated and what was formed again differ first.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
+from lm_eval_elude.board.submission import shown
 from lm_eval_elude.scoring.benchmark import Request
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS
 from lm_eval_elude.scoring.likelihood import AnswerScore
 
+TOLERANCE = 1e-6  # of a number that is formed again, relative above 1
 ROUNDING = 0.05  # nats a token that batches and 16 bits may make of a difference
 _LONGEST_TOKEN = 128  # characters
 _REREAD = 1.5  # the most that was seen of an honest model is 1.12
@@ -88,3 +94,20 @@ def across(
                 if abs(log_prob / tokens - mean) > ROUNDING:
                     findings.append(f"{place}: the same answer to the same prompt has another score in {where}")
     return list(dict.fromkeys(findings))
+
+
+def difference(stated: Any, formed: Any) -> str:
+    """Where two values differ first, and how; "" where they do not."""
+    if stated == formed:
+        return ""
+    if isinstance(formed, float) and type(stated) in (int, float):
+        both = math.isnan(stated) and math.isnan(formed)
+        same = both or math.isclose(stated, formed, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+        return "" if same else f": reported {stated!r}, formed from the samples {formed!r}"
+    if isinstance(formed, dict) and isinstance(stated, dict):
+        if odd := sorted(stated.keys() ^ formed.keys()):
+            return f": {shown(odd[0])} is {'missing' if odd[0] in formed else 'none of its numbers'}"
+        return next((f", {shown(k)}{d}" for k in formed if (d := difference(stated[k], formed[k]))), "")
+    if isinstance(formed, list | tuple) and isinstance(stated, list) and len(stated) == len(formed):
+        return next((d for a, b in zip(stated, formed, strict=True) if (d := difference(a, b))), "")
+    return f": {shown(stated)} instead of {shown(formed)}"

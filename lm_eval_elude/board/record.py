@@ -29,8 +29,8 @@ from lm_eval_elude.scoring.benchmarks.elude import ATTACK, CONTROL
 from lm_eval_elude.scoring.estimates import Estimate, difference
 from lm_eval_elude.scoring.metrics import METRICS
 from lm_eval_elude.scoring.runs import Run
-from lm_eval_elude.scoring.samples import Sample, mean, of_reference
-from lm_eval_elude.stress.outcome import CHECKPOINT, REFERENCE, SAME, SUMMARY, TASK, Outcome
+from lm_eval_elude.scoring.samples import Sample, of_reference
+from lm_eval_elude.stress.outcome import CHECKPOINT, REFERENCE, SUMMARY, Outcome
 from lm_eval_elude.text.chat import Renderer, load_tokenizer
 
 STATEMENT = "https://in-toto.io/Statement/v1"
@@ -79,7 +79,8 @@ def record(
                 raise UserError(f"{reference.path} is of {each['name']}, which is no model that never knew the targets")
     _verified(reference)
     if attacked:
-        _belongs(attacked, run, reference)
+        for role, of_role in ((CHECKPOINT, run), (REFERENCE, reference)):
+            attacked.must_be_of(role, of_role, f"--stress {attacked.folder}")
     verdict = _verified(run, reference, checkpoint, records, weights)
     tests = tested(verdict.samples, scored)
     on_weights = tested_weights(attacked) if attacked else {}
@@ -212,24 +213,6 @@ def tested(samples: Tasks, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
         )
         for row in TESTED["tests"]
     ]
-
-
-def _belongs(attacked: Outcome, run: Run, reference: Run) -> None:
-    """Refuse attacks that were not on the model of a run, beside its reference, or that say other things of it.
-
-    Raises:
-        UserError: they were not, or do.
-    """
-    for role, of_role in ((CHECKPOINT, run), (REFERENCE, reference)):
-        if not attacked.is_of(role, of_role.settings(TASK)["checkpoint"] or ()):
-            raise UserError(f"--stress {attacked.folder}: its {role} is not the model of {of_role.path}")
-        before = attacked.known[role]["probability"].value
-        scored = mean(of_role.samples(TASK), "probability").value
-        if not abs(before - scored) <= SAME:
-            raise UserError(
-                f"--stress {attacked.folder}: before any attack its {role} has probability {before:.3f}, "
-                f"and {scored:.3f} in {of_role.path}"
-            )
 
 
 def tested_weights(attacked: Outcome) -> dict[str, list[dict[str, Any]]]:

@@ -315,9 +315,9 @@ def _tables(
     for table in tables:
         members = [(entry, kept) for entry, kept in known if entry.table is table]
         twins = _twins(members)
-        odd = any(entry.role == "retrained" and "oddness" in kept.measured for entry, kept in members)
-        stressed = any(entry.role == "retrained" and scores.BACK in kept.measured for entry, kept in members)
-        rows = [_row(e, kept, verdicts.get(e.digest), twins[e.digest], odd, stressed) for e, kept in members]
+        counted = {name for entry, kept in members if entry.role == "retrained" for name in kept.measured}
+        counts = "oddness" in counted, scores.BACK in counted
+        rows = [_row(e, kept, verdicts.get(e.digest), twins[e.digest], *counts) for e, kept in members]
         rows.sort(key=lambda row: (_ORDER.index(row["status"]), -row["score"]["value"], row["digest"]))
         ranked = [row for row in rows if row["status"] == "ranked"]
         ranks = scores.ranks([row["score"]["value"] for row in ranked])

@@ -7,7 +7,6 @@ task asks and measures is said by its :class:`~lm_eval_elude.scoring.benchmark.B
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -17,7 +16,7 @@ from typing import Any, Literal, get_args
 
 from lm_eval_elude.board import attacked
 from lm_eval_elude.board import submission as packed
-from lm_eval_elude.board.contradictions import CHECKS, Logged, across
+from lm_eval_elude.board.contradictions import CHECKS, Logged, across, difference
 from lm_eval_elude.board.submission import Packed, Submission, shown
 from lm_eval_elude.data import dataset, jsonio, manifest
 from lm_eval_elude.data.records import fingerprint
@@ -39,7 +38,6 @@ MEANING: dict[Level, str] = {
     "rescored": "a drawn part of the answers came out of the model again",
     "reproduced": "all answers came out of the model again",
 }
-TOLERANCE = 1e-6  # of a number that is formed again, relative above 1
 _MOST = 20  # findings of one task that are listed
 
 
@@ -247,25 +245,8 @@ def _is_distance(column: str) -> bool:
 
 
 def _compare(verdict: Verdict, where: str, stated: Any, formed: Any) -> None:
-    if differs := _difference(stated, formed):
+    if differs := difference(stated, formed):
         verdict.findings.append(f"{where}{differs}")
-
-
-def _difference(stated: Any, formed: Any) -> str:
-    """Where two values differ first, and how; "" where they do not."""
-    if stated == formed:
-        return ""
-    if isinstance(formed, float) and type(stated) in (int, float):
-        both = math.isnan(stated) and math.isnan(formed)
-        same = both or math.isclose(stated, formed, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
-        return "" if same else f": reported {stated!r}, formed from the samples {formed!r}"
-    if isinstance(formed, dict) and isinstance(stated, dict):
-        if odd := sorted(stated.keys() ^ formed.keys()):
-            return f": {shown(odd[0])} is {'missing' if odd[0] in formed else 'none of its numbers'}"
-        return next((f", {shown(k)}{d}" for k in formed if (d := _difference(stated[k], formed[k]))), "")
-    if isinstance(formed, list | tuple) and isinstance(stated, list) and len(stated) == len(formed):
-        return next((d for a, b in zip(stated, formed, strict=True) if (d := _difference(a, b))), "")
-    return f": {shown(stated)} instead of {shown(formed)}"
 
 
 # ---- rows
@@ -411,7 +392,7 @@ class RowCheck:
 
 
 def _demand(what: str, stated: Any, formed: Any) -> None:
-    if differs := _difference(stated, formed):
+    if differs := difference(stated, formed):
         raise UserError(f"{what}{differs}")
 
 

@@ -206,6 +206,7 @@ class Outcome:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._runs: dict[tuple[str, str], Run] = {}
         if not (folder / SUMMARY).is_file():
             raise UserError(f"{folder} has no {SUMMARY}: it is no finished folder of elude stress")
         self.summary = jsonio.check(jsonio.load(folder / SUMMARY), dict[str, Any], str(folder / SUMMARY))
@@ -225,8 +226,14 @@ class Outcome:
         """The worst point of each attack that has one, by name."""
         return {name: self._worst(name) for name, row in self.attacks.items() if row.get("point")}
 
+    def run(self, name: str, role: str) -> Run:
+        """The scores of a model at the worst point of an attack, or at :data:`START`."""
+        if (name, role) not in self._runs:
+            self._runs[name, role] = Run(self.folder / f"results_{name}-{role}.json")
+        return self._runs[name, role]
+
     def _numbers(self, name: str, role: str) -> dict[str, Estimate]:
-        measured = Run(self.folder / f"results_{name}-{role}.json").samples(TASK)
+        measured = self.run(name, role).samples(TASK)
         return {metric: mean(measured, metric) for metric in RECOVERED}
 
     def _worst(self, name: str) -> Worst:
@@ -243,6 +250,20 @@ class Outcome:
         known = [row for row in rows if isinstance(row.get("depth"), int | float)]
         observations = [Observation(str(r.get("entity")), str(r.get("question")), float(r["depth"])) for r in known]
         return mean_over_targets(observations) if observations else None
+
+    def must_be_of(self, role: str, run: Run, where: str) -> None:
+        """Refuse attacks that were not on the model of a run, or that say other things of it before any attack.
+
+        Raises:
+            UserError: they were not, or do; the message begins with ``where``.
+        """
+        if not self.is_of(role, run.settings(TASK)["checkpoint"] or ()):
+            raise UserError(f"{where}: its {role} is not the model of {run.path}, and so not the one that was scored")
+        before, scored = self.known[role]["probability"].value, mean(run.samples(TASK), "probability").value
+        if not abs(before - scored) <= SAME:
+            raise UserError(
+                f"{where}: before any attack its {role} has probability {before:.3f}, and {scored:.3f} in {run.path}"
+            )
 
     @property
     def strongest(self) -> Worst | None:
