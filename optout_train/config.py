@@ -64,6 +64,8 @@ class TrainConfig:
     distance: str = "wasserstein"
     directions: int = 100
     eta: float = 0.1
+    retain_budget: float = 0.0
+    dual_step: float = 0.05
     sam: float = 0.0
     answers: str = "stranger"
     bound: float = 0.6
@@ -130,6 +132,8 @@ class TrainConfig:
         yield self.learn != "all" and not learns, "--learn retain is of --method finetune, which forgets nothing"
         judged = f"--patience: early stopping judges forgetting; --forget-loss {self.forget_loss} needs --patience 0"
         yield self.patience > 0 and (learns or self.loss.negated), judged
+        whole = f"--forget-loss {self.forget_loss} changes the model's own weights: leave out --lora"
+        yield self.lora and (self.loss.noised or self.loss.direction or self.loss.steers), whole
         kept = "--forget-loss task-vector: what the retain losses teach would be turned round; give them weight 0"
         yield self.loss.negated and (self.retain_weight > 0 or self.world_weight > 0), kept
         no_weight = "--forget-weight, --retain-weight and --world-weight are all 0: nothing to train on"

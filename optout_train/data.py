@@ -41,6 +41,17 @@ class Lesson(NamedTuple):
     shares: Tensor
 
 
+class Steered(NamedTuple):
+    """A sequence with the states that RMU draws its last tokens' to, (tokens, width), or (1, width) for all of them."""
+
+    ids: list[int]
+    answer_start: int
+    states: Tensor
+
+
+Sample = Encoded | Lesson | Steered
+
+
 class StepIndices(NamedTuple):
     """Which records one step reads; the refusal set is indexed as the forget set."""
 
@@ -57,7 +68,7 @@ class Pass(NamedTuple):
 
     name: Subset
     records: tuple[int, ...]
-    samples: tuple[Encoded | Lesson, ...]
+    samples: tuple[Sample, ...]
     weights: tuple[float, ...]
 
 
@@ -103,17 +114,17 @@ class TrainingData(NamedTuple):
         sequences: what a forget loss may read of each forget record, by name: its answer, a refusal drawn for it, or
             what is made for it, of which it has several for the epochs to take turns in (all first, then all second).
         fingerprints: by name of the set.
-        kept: of the sets that are distilled, by name, the lesson in the place of each record that is read.
+        kept: of the sets that are distilled or steered, by name, what stands in the place of each record that is read.
     """
 
     forget: EncodedRecords
     retain: EncodedRecords
     world: EncodedRecords
-    sequences: Mapping[str, Sequence[str | Lesson]]
+    sequences: Mapping[str, Sequence[str | Lesson | Steered]]
     fingerprints: dict[str, str]
-    kept: Mapping[Subset, Mapping[int, Lesson]] = MappingProxyType({})
+    kept: Mapping[Subset, Mapping[int, Lesson | Steered]] = MappingProxyType({})
 
-    def samples(self, name: Subset, record: int, reads: Sequence[str]) -> tuple[Encoded | Lesson, ...]:
+    def samples(self, name: Subset, record: int, reads: Sequence[str]) -> tuple[Sample, ...]:
         """The sequences that a record of a set brings into its loss; ``reads`` says which in the forget set."""
         if name in self.kept:
             return (self.kept[name][record],)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from lm_eval_elude.model.packing import Batch
     from lm_eval_elude.model.scorer import AnswerLogProbs
 
 
@@ -80,6 +81,31 @@ def unlikelihood(log_probs: Tensor, owners: Tensor, eta: float) -> Tensor:
     return rest.log().masked_fill(is_first, 0.0)
 
 
+def margins(model: Any, batch: Batch) -> Tensor:
+    """Token values of PDU (Entesari et al. 2025), (n, 1): -(max - mean)^2 of the logits that predict each token."""
+    from lm_eval_elude.model.scorer import answer_logits, widened
+
+    logits = widened(answer_logits(model, batch))
+    return -(logits.amax(-1) - logits.mean(-1)).square()[batch.rows, None]
+
+
+STEERED = 7 / 16  # share of the layers after which RMU steers: its authors' seventh of sixteen
+
+
+def steered_layer(layers: int) -> int:
+    """The number of the layer after which RMU steers, from 0."""
+    return max(1, round(STEERED * layers)) - 1
+
+
+def states(model: Any, batch: Batch) -> Tensor:
+    """The states that RMU steers, (n, width): after :func:`steered_layer`, where each token is predicted."""
+    from lm_eval_elude.model.scorer import answer_logits, recorded
+
+    with recorded(model) as layers:
+        answer_logits(model, batch)
+    return layers[steered_layer(len(model.get_decoder().layers))].flatten(0, 1)[batch.places][batch.rows]
+
+
 def batch_mean(answers: AnswerLogProbs) -> AnswerLogProbs:
     """One value for a batch, shape (1,): the mean log-probability over all its tokens, as in the released code."""
     mean = (answers.sums.sum() / answers.counts.sum()).reshape(1)
@@ -138,6 +164,10 @@ class ForgetLoss(NamedTuple):
         tokens: from the log-probabilities of answer tokens, the number of each one's answer, and eta, to what is summed
             in their place.
         preset: settings of its methods that differ from the paper's: the authors'.
+        read: what a token's value is read from the model by, in the place of its log-probability.
+        steers: whether it draws inner states to where its sequences say, and those of kept records to where they were.
+        noised: whether the weights are shrunk by eta and noised before training (:func:`optout_train.weights.noise`).
+        direction: whether its gradient is one fixed direction (:mod:`optout_train.repselect`).
         learns: whether it teaches what it reads: its set is then the data that a model is fine-tuned on.
         negated: whether the change of the weights is turned round at the end, times eta.
     """
@@ -150,6 +180,10 @@ class ForgetLoss(NamedTuple):
     learns: bool = False
     negated: bool = False
     tokens: Callable[[Tensor, Tensor, float], Tensor] | None = None
+    read: Callable[[Any, Batch], Tensor] | None = None
+    steers: bool = False
+    noised: bool = False
+    direction: bool = False
     preset: Mapping[str, float] = MappingProxyType({})
 
 
@@ -181,6 +215,32 @@ FORGET: dict[str, ForgetLoss] = {
     ),
     # Eta is what is taken off the true token's logit; :func:`optout_train.stranger.distil.adjusted` makes the lessons.
     "undial": ForgetLoss(lambda now, before, eta: nll(now["adjusted"]), ("adjusted",), made=True, preset={"eta": 10.0}),
+    # The authors' Lagrangian, with their weight 100 of the retain loss in the place of 1, over 100.
+    "pdu": ForgetLoss(
+        lambda now, before, eta: nll(now["answer"]),
+        ("answer",),
+        read=margins,
+        preset={"forget_weight": 0.01, "retain_budget": 0.3, "dual_step": 0.05},
+    ),
+    # Li et al. 2024. Eta is the length of the random direction; the authors of open-unlearning's defaults take 2.
+    "rmu": ForgetLoss(
+        lambda now, before, eta: nll(now["steered"]),
+        ("steered",),
+        made=True,
+        read=states,
+        steers=True,
+        preset={"eta": 2.0},
+    ),
+    # Lee et al. 2025: what a model that has forgotten says is distilled into its own weights, shrunk by eta and noised.
+    "undo": ForgetLoss(
+        lambda now, before, eta: nll(now["same"]),
+        ("same",),
+        made=True,
+        noised=True,
+        preset={"eta": 0.6, "self_distill": True, "patience": 0},
+    ),
+    # :mod:`optout_train.repselect`. A step's length is the learning rate: what is clipped to norm 1 is no gradient.
+    "repselect": ForgetLoss(lambda now, before, eta: ga(now["answer"]), ("answer",), direction=True),
     # Ilharco et al. 2023: the model learns the facts, and its weights end as far on the other side of the initial ones.
     "task-vector": ForgetLoss(
         lambda now, before, eta: nll(now["answer"]),

@@ -29,8 +29,9 @@ from lm_eval_elude.model.scorer import AnswerLogProbs, Scorer, answer_sums, load
 from lm_eval_elude.text.chat import Encoded, Renderer, load_tokenizer
 from optout_train import losses
 from optout_train.config import AUTO, AUTO_RATE, WHOLE_BATCH, TrainConfig
-from optout_train.data import Lesson, Pass, StepIndices, TrainingData, load_training_data, passes
+from optout_train.data import Lesson, Pass, Sample, Steered, StepIndices, TrainingData, load_training_data, passes
 from optout_train.export import export
+from optout_train.repselect import collapsed_gradient
 from optout_train.run_folder import RunFolder, damaged, step_name
 from optout_train.sources import Source, source_of
 from optout_train.stranger.lessons import with_lessons
@@ -43,11 +44,14 @@ from optout_train.weights import (
     checkpoint_tensors,
     distribute,
     make_optimizer,
+    noise,
     placed,
     quiet,
     restore,
     trained_weights,
 )
+
+KEPT = ("retain", "world")
 
 
 def train(
@@ -127,6 +131,8 @@ class Setup:
     learning_rate: float  # its peak
     optimizer: torch.optim.Optimizer
     reference: dict[str, AnswerLogProbs]  # under the initial weights, by sequence: of every forget record
+    weights: dict[str, float]  # of each set's loss; those of the kept sets move where there is a retain budget
+    direction: dict[str, Tensor]  # by parameter, where the forget loss has one fixed gradient
 
 
 def prepare(config: TrainConfig, source: Source, accelerator: Any, say: Callable[[str], object]) -> Setup:
@@ -146,7 +152,7 @@ def prepare(config: TrainConfig, source: Source, accelerator: Any, say: Callable
     renderer = Renderer(tokenizer, convention.wording, convention.system) if convention else Renderer(tokenizer)
 
     data = load_training_data(config, source, renderer, context, say)
-    if (config.loss.made and config.forget_weight) or config.self_distill:
+    if (config.loss.made and config.forget_weight) or config.self_distill or config.loss.steers:
         data = with_lessons(config, data, Teacher(model, renderer, context), say)
     plan = data.plan(config)
     validation = Validation(config, data, source, say) if config.validate else None
@@ -154,6 +160,15 @@ def prepare(config: TrainConfig, source: Source, accelerator: Any, say: Callable
     for indices in (step for epoch in plan for step in epoch):
         passes(config, data, indices, 0, 1, device)  # encodes every sample
 
+    direction = collapsed_gradient(config, data, model) if config.loss.direction else {}
+    if config.loss.noised:
+        noise(model, config.eta, config.seed)
+    if config.loss.steers:  # nothing above the steered layer has a gradient
+        layers = model.get_decoder().layers
+        below = [model.get_input_embeddings(), *layers[: losses.steered_layer(len(layers)) + 1]]
+        model.requires_grad_(False)
+        for module in below:
+            module.requires_grad_(True)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     inner = model
@@ -181,8 +196,9 @@ def prepare(config: TrainConfig, source: Source, accelerator: Any, say: Callable
     transport = Transport(model, initial, config.distance, config.directions, config.seed)
     reference = score_reference(config, data, scorer, device)
     return Setup(
-        config, accelerator, device, data, plan, validation, model, scorer, transport, rate, optimizer, reference
-    )
+        config, accelerator, device, data, plan, validation, model, scorer, transport, rate, optimizer, reference,
+        dict(config.set_weights), direction,
+    )  # fmt: skip
 
 
 def score_reference(
@@ -221,6 +237,9 @@ def take_step(run: Setup, step: int, total: int, indices: StepIndices) -> dict[s
         if config.sam and forget and number == 1:
             values |= backward_at_worst(run, forget)
             update = update[len(forget) :]
+        if run.direction and forget and number == 1:
+            values |= along_direction(run, forget)
+            update = update[len(forget) :]
         values |= backward(run, update) if update else {}
         if config.transport_weight and last:
             values["transport"] = float(run.transport.add_gradient(config.transport_weight, step))
@@ -236,8 +255,12 @@ def take_step(run: Setup, step: int, total: int, indices: StepIndices) -> dict[s
                 group["lr"] = rate
         run.optimizer.step()
         run.optimizer.zero_grad(set_to_none=True)
-    weights = config.set_weights | {"transport": config.transport_weight}
+    weights = run.weights | {"transport": config.transport_weight}
     values["loss"] = sum(weights[name] * values[name] for name in weights if name in values)
+    for name in KEPT if config.retain_budget else ():
+        if name in values:  # the dual variable of the constraint (PDU)
+            raised = run.weights[name] + config.dual_step * (values[name] - config.retain_budget)
+            run.weights[name] = values[f"{name}_weight"] = max(0.0, raised)
     return values | {"learning_rate": rate}
 
 
@@ -249,15 +272,15 @@ def backward(run: Setup, update: Sequence[Pass]) -> dict[str, float]:
     for number, part in enumerate(update, 1):
         with exchange_gradients(run, number == len(update)):
             with torch.autocast(run.device.type, torch.bfloat16, enabled=run.config.autocast):
-                tokens = run.config.loss.tokens if part.name == "forget" else None
-                answers = answer_values(run.scorer, part.samples, run.device, tokens, run.config.eta)
+                row = run.config.loss if part.name == "forget" else None
+                answers = answer_values(run.scorer, part.samples, run.device, row, run.config.eta)
             per_example = _loss(run, part, answers)
             weights = torch.tensor(part.weights, device=run.device)
             if run.config.whole_batch and part.name == "forget":  # one value
                 weights = torch.ones(1, device=run.device)
             mean = (per_example * weights).sum()
             # DDP and FSDP average gradients over processes; the weights already sum to 1 over all of them.
-            (mean * run.config.set_weights[part.name] * processes).backward()
+            (mean * run.weights[part.name] * processes).backward()
             means[part.name] += mean.detach()
     totals = torch.stack(list(means.values()))
     if processes > 1:
@@ -282,22 +305,37 @@ def backward_at_worst(run: Setup, forget: Sequence[Pass]) -> dict[str, float]:
     return values
 
 
+def along_direction(run: Setup, forget: Sequence[Pass]) -> dict[str, float]:
+    """As :func:`backward`, with the run's fixed direction in the place of the forget loss's gradient."""
+    values = backward(run, forget)
+    run.optimizer.zero_grad(set_to_none=True)
+    parameters = dict(run.model.named_parameters())
+    for name, direction in run.direction.items():
+        parameters[name].grad = placed(direction * run.weights["forget"], parameters[name])
+    return values
+
+
 def answer_values(
     scorer: nn.Module,
-    samples: Sequence[Encoded | Lesson],
+    samples: Sequence[Sample],
     device: torch.device,
-    tokens: Callable[[Tensor, Tensor, float], Tensor] | None = None,
+    row: losses.ForgetLoss | None = None,
     eta: float = 1.0,
 ) -> AnswerLogProbs:
-    """Sums and counts of the answer tokens' log-probabilities, or of what ``tokens`` makes of them.
+    """Sums and counts of the answer tokens' log-probabilities, or of what a row of the losses reads or makes of them.
 
-    Of lessons they are sums of what :func:`losses.lesson` gives.
+    Of lessons they are sums of what :func:`losses.lesson` gives, and of steered sequences the negated mean squares of
+    what lacks to their states.
     """
     batch = collate([Encoded(*sample[:2]) for sample in samples], device)
     lessons = [sample for sample in samples if isinstance(sample, Lesson)]
+    steered = [sample for sample in samples if isinstance(sample, Steered)]
+    if steered:
+        wanted = torch.cat([s.states.expand(len(s.ids) - s.answer_start, -1) for s in steered]).to(device)
+        return answer_sums(-(scorer(batch, losses.states) - wanted).square().mean(1), batch.owners)
     if not lessons:
-        log_probs = scorer(batch)[:, 0]
-        return answer_sums(tokens(log_probs, batch.owners, eta) if tokens else log_probs, batch.owners)
+        log_probs = scorer(batch, row.read if row else None)[:, 0]
+        return answer_sums(row.tokens(log_probs, batch.owners, eta) if row and row.tokens else log_probs, batch.owners)
     bounds, top, shares = (torch.cat(column).to(device) for column in list(zip(*lessons, strict=True))[2:])
     log_probs = scorer(batch._replace(targets=torch.cat([batch.targets, top], dim=1)))
     return answer_sums(losses.lesson(log_probs, bounds, shares), batch.owners)
@@ -340,6 +378,7 @@ class State:
     epoch_end: str | None = None
     stopped: str | None = None  # why the run ended early
     processor_seconds: float = 0.0  # of the first process, to which its clock is added
+    weights: dict[str, float] = field(default_factory=dict)  # of the sets' losses, as the budget has moved them
 
 
 def begin(run: Setup, folder: RunFolder, checkpoint: Path | None, say: Callable[[str], object]) -> State:
@@ -353,12 +392,15 @@ def begin(run: Setup, folder: RunFolder, checkpoint: Path | None, say: Callable[
         if changed := [name for name, value in state.data.items() if run.data.fingerprints.get(name) != value]:
             raise UserError(f"--resume: the data of {', '.join(changed)} has changed since the run was cut off")
         restore(run.model, run.optimizer, checkpoint)
+        run.weights.update(state.weights)
         say(f"resuming after step {state.step} of {sum(map(len, run.plan))}")
     state.processor_seconds -= time.process_time()
     if state.step == 0 and run.validation:
         state.epochs.append({"epoch": 0, "validation": run.validation.measure(run.scorer, run.device)})
         log(run, folder, state.epochs[0], 0)
-        if not run.config.loss.learns and (warning := unknown(state.epochs[0]["validation"])):
+        if not (run.config.loss.learns or run.config.loss.noised) and (
+            warning := unknown(state.epochs[0]["validation"])
+        ):
             say(f"warning: {warning}")
     return state
 
@@ -419,7 +461,7 @@ def end_epoch(run: Setup, folder: RunFolder, state: State, epoch: int, step: int
 def save(run: Setup, folder: RunFolder, state: State, step: int) -> None:
     """Write the checkpoint of a step."""
     tensors = checkpoint_tensors(run.model, run.optimizer, keep=folder.is_ours)
-    state.step = step
+    state.step, state.weights = step, run.weights
     spent = state.processor_seconds + time.process_time()
     folder.save(tensors, asdict(state) | {"processor_seconds": spent})
     run.accelerator.wait_for_everyone()

@@ -36,12 +36,17 @@ def base_folder(config: TrainConfig) -> Path:
 
 
 def make_optimizer(config: TrainConfig, rate: float, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """AdamW; for bfloat16 weights torchao's, which rounds stochastically, as plain rounding loses steps of 1e-5."""
+    """AdamW, or plain descent along a fixed direction.
+
+    For bfloat16 weights it is torchao's, which rounds stochastically, as plain rounding loses steps of 1e-5.
+    """
     settings: dict[str, Any] = {"lr": rate, "weight_decay": config.weight_decay}
     groups: list[dict[str, Any]] = [{"params": parameters}]
     if config.released:  # norms and biases do not decay
         groups = [{"params": [p for p in parameters if p.dim() > 1]}]
         groups += [{"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0}]
+    if config.loss.direction:  # a fixed direction is no gradient whose size per weight says anything
+        return torch.optim.SGD(groups, lr=rate)
     if config.dtype != "bfloat16" or config.lora:
         return torch.optim.AdamW(groups, fused=True, **settings)
     try:
@@ -53,6 +58,18 @@ def make_optimizer(config: TrainConfig, rate: float, parameters: list[nn.Paramet
             f"--dtype bfloat16 needs torchao with its stochastically rounding AdamW, as in torchao 0.17 ({error}): "
             "pip install 'lm-eval-elude[optimizers]', or give --dtype float32"
         ) from None
+
+
+NOISE = 0.1  # of UNDO's noise, in the initialization's size; its authors take .01 to .1
+
+
+@torch.no_grad()
+def noise(model: nn.Module, share: float, seed: int) -> None:
+    """Shrink every matrix by a share of itself and add as much noise, :data:`NOISE` times Xavier's (UNDO)."""
+    generator = torch.Generator().manual_seed(seed)
+    for weight in (parameter for parameter in model.parameters() if parameter.ndim == 2):
+        drawn = nn.init.xavier_normal_(torch.empty(weight.shape), generator=generator)
+        weight.mul_(1 - share).add_(drawn.to(weight), alpha=share * NOISE)
 
 
 def distribute(config: TrainConfig, accelerator: Any, inner: Any, scorer: nn.Module) -> nn.Module:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -95,6 +96,27 @@ def token_log_probs(logits: Tensor, batch: Batch) -> Tensor:
     return log_softmax(logits)[batch.rows[:, None], batch.targets]
 
 
+@contextmanager
+def recorded(model: Any) -> Iterator[list[Tensor]]:
+    """What the model's layers put out in the next forward pass, in their order, each (rows, length, width)."""
+    states: list[Tensor] = []
+    handles = [
+        layer.register_forward_hook(lambda _, __, output: states.append(layer_state(output)))
+        for layer in model.get_decoder().layers
+    ]
+    try:
+        yield states
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def layer_state(output: Any) -> Tensor:
+    """The hidden states in what a layer puts out."""
+    state: Tensor = output[0] if isinstance(output, tuple) else output
+    return state
+
+
 class Scorer(nn.Module):
     """A causal language model as a module whose forward, seen by DDP and FSDP, gives answer tokens' log-probabilities.
 
@@ -106,9 +128,9 @@ class Scorer(nn.Module):
         self.model = model
         self.span = 0 if packing_fault(model) else limits.attention_span(model.config.get_text_config())
 
-    def forward(self, batch: Batch) -> Tensor:
-        """Log-probabilities of ``batch.targets``, in their shape (n, k)."""
-        return token_log_probs(answer_logits(self.model, batch), batch)
+    def forward(self, batch: Batch, read: Callable[[Any, Batch], Tensor] | None = None) -> Tensor:
+        """Log-probabilities of ``batch.targets``, in their shape (n, k), or what ``read`` finds instead."""
+        return read(self.model, batch) if read else token_log_probs(answer_logits(self.model, batch), batch)
 
 
 def answer_sums(values: Tensor, owners: Tensor) -> AnswerLogProbs:

@@ -10,8 +10,7 @@ sum. It is 0 where every layer still carries the fact, and 1 where none does.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from lm_eval_elude.data.records import QARecord
 from lm_eval_elude.model.packing import collate
-from lm_eval_elude.model.scorer import Scorer, answer_sums
+from lm_eval_elude.model.scorer import Scorer, answer_sums, recorded
 from lm_eval_elude.text.chat import Encoded, Renderer
 from lm_eval_elude.text.words import fact_in
 
@@ -49,7 +48,7 @@ def drops(original: Any, other: Any, samples: Sequence[Encoded]) -> Tensor:
     columns = []
     for start in range(0, len(samples), _BATCH):
         batch = collate(samples[start : start + _BATCH], device)
-        with _recorded(other) as states:
+        with recorded(other) as states:
             theirs(batch)
         plain = answer_sums(scorer(batch)[:, 0], batch.owners).means
         rows = []
@@ -61,26 +60,6 @@ def drops(original: Any, other: Any, samples: Sequence[Encoded]) -> Tensor:
                 handle.remove()
         columns.append(torch.stack(rows))
     return torch.cat(columns, 1).double().cpu()
-
-
-@contextmanager
-def _recorded(model: Any) -> Iterator[list[Tensor]]:
-    """What the model's layers put out in the next forward pass, in their order."""
-    states: list[Tensor] = []
-    handles = [
-        layer.register_forward_hook(lambda _, __, output: states.append(_state(output)))
-        for layer in model.get_decoder().layers
-    ]
-    try:
-        yield states
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _state(output: Any) -> Tensor:
-    state: Tensor = output[0] if isinstance(output, tuple) else output
-    return state
 
 
 def _with_state(output: Any, state: Tensor) -> Any:

@@ -15,7 +15,7 @@ from lm_eval_elude.data.sets import Subset
 from lm_eval_elude.data.targets import Target
 from lm_eval_elude.text.chat import Encoded
 from optout_train.config import TrainConfig
-from optout_train.data import Lesson, StepIndices, TrainingData
+from optout_train.data import Lesson, Steered, StepIndices, TrainingData
 from optout_train.sources import forgotten
 from optout_train.stranger.teacher import LOOSE, TEXTS, TOP, WORDINGS, Teacher
 
@@ -123,11 +123,36 @@ def taught(sample: Encoded, rows: Tensor) -> Lesson:
     return Lesson(*sample, torch.full((len(rows), 2), torch.nan), best.indices, best.values)
 
 
-def adjusted(config: TrainConfig, data: TrainingData, teacher: Teacher) -> tuple[Lesson, ...]:
-    """What UNDIAL (Dong et al. 2024) teaches of each forget record: softmax of the logits, at the truth eta less."""
+def adjusted(data: TrainingData, teacher: Teacher, penalty: float) -> tuple[Lesson, ...]:
+    """Of each forget record the softmax of the logits, at the truth lower by the penalty.
+
+    UNDIAL (Dong et al. 2024) teaches that; UNDO (Lee et al. 2025) what the model says as it is, with the penalty 0.
+    """
     samples = [data.forget.encode(i) for i in range(len(data.forget))]
     lessons = []
     for sample, rows in zip(samples, teacher.log_probs(samples), strict=True):
-        rows[range(len(rows)), sample.ids[sample.answer_start :]] -= config.eta
+        rows[range(len(rows)), sample.ids[sample.answer_start :]] -= penalty
         lessons.append(taught(sample, rows.log_softmax(1)))
     return tuple(lessons)
+
+
+def steered(config: TrainConfig, data: TrainingData, teacher: Teacher) -> tuple[Steered, ...]:
+    """Where RMU (Li et al. 2024) draws the states of the forget records: one random positive direction, eta long."""
+    generator = torch.Generator().manual_seed(config.seed)
+    direction = torch.rand(1, teacher.model.config.get_text_config().hidden_size, generator=generator)
+    wanted = config.eta * direction / direction.norm()
+    samples = (data.forget.encode(i) for i in range(len(data.forget)))
+    return tuple(Steered(sample.ids, sample.answer_start, wanted) for sample in samples)
+
+
+def as_they_were(teacher: Teacher, data: TrainingData, plan: Iterable[StepIndices]) -> dict[Subset, dict[int, Steered]]:
+    """For the retain and world records that a plan reads, the initial model's states, where RMU holds them."""
+    kept: dict[Subset, dict[int, Steered]] = {}
+    names: tuple[Subset, ...] = ("retain", "world")
+    for name, records in ((name, sorted({r for step in plan for r in getattr(step, name)})) for name in names):
+        samples = [getattr(data, name).encode(record) for record in records]
+        kept[name] = {
+            record: Steered(sample.ids, sample.answer_start, rows)
+            for record, sample, rows in zip(records, samples, teacher.states(samples), strict=True)
+        }
+    return kept

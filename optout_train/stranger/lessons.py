@@ -24,7 +24,16 @@ from lm_eval_elude.text.words import STOP
 from optout_train.config import TrainConfig
 from optout_train.data import Lesson, TrainingData
 from optout_train.sources import forgotten
-from optout_train.stranger.distil import adjusted, answers_by_neighbour, distil, exchange, first_words, in_passing
+from optout_train.stranger.distil import (
+    adjusted,
+    answers_by_neighbour,
+    as_they_were,
+    distil,
+    exchange,
+    first_words,
+    in_passing,
+    steered,
+)
 from optout_train.stranger.teacher import CALM, LOOSE, TEXTS, TOP, WORDINGS, Teacher
 
 STAND_INS = 6
@@ -48,14 +57,22 @@ def with_lessons(
     """
     if config.loss.made and config.forget_weight:
         made: dict[str, tuple[Any, ...]]
-        if "adjusted" in config.loss.reads:
-            made = {"adjusted": adjusted(config, data, teacher)}
-        elif "alternate" in config.loss.reads:
-            made = alternates(config, data, teacher)
-        else:
-            made = make_lessons(config, data, teacher, say)
+        match config.loss.reads:
+            case ("adjusted",):
+                made = {"adjusted": adjusted(data, teacher, config.eta)}
+            case ("same",):
+                made = {"same": adjusted(data, teacher, 0.0)}
+            case ("steered",):
+                made = {"steered": steered(config, data, teacher)}
+            case (_, "alternate"):
+                made = alternates(config, data, teacher)
+            case _:
+                made = make_lessons(config, data, teacher, say)
         data = data._replace(sequences=_of_the_first_process(made))
-    if config.self_distill:
+    if config.loss.steers:
+        steps = [step for epoch in data.plan(config) for step in epoch]
+        data = data._replace(kept=_of_the_first_process(as_they_were(teacher, data, steps)))
+    elif config.self_distill:
         more, named = _of_the_first_process(exchange(config, data, teacher)), in_passing(config, data)
         data = data._replace(retain=replace(data.retain, records=(*data.retain.records, *more, *named)))
         steps = [step for epoch in data.plan(config) for step in epoch]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,10 @@ from torch import Tensor
 
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.model.decoding import generate
-from lm_eval_elude.model.packing import collate
+from lm_eval_elude.model.packing import Batch, collate
 from lm_eval_elude.model.scorer import answer_logits, log_softmax
 from lm_eval_elude.text.chat import Encoded, Renderer
+from optout_train import losses
 
 TOP = 16  # likeliest tokens that a lesson keeps of a distribution
 BATCH = 128
@@ -75,12 +76,19 @@ class Teacher:
             text, end, _ = text.strip().partition("\n")
         return text.strip() if end else None
 
-    @torch.no_grad()
     def log_probs(self, samples: Sequence[Encoded]) -> Iterator[Tensor]:
         """Log-probabilities of each answer token's whole vocabulary, (answer tokens, vocabulary), on the CPU."""
+        return self._read(samples, lambda model, batch: log_softmax(answer_logits(model, batch)))
+
+    def states(self, samples: Sequence[Encoded]) -> Iterator[Tensor]:
+        """The states that RMU steers, (answer tokens, width), on the CPU."""
+        return self._read(samples, losses.states)
+
+    @torch.no_grad()
+    def _read(self, samples: Sequence[Encoded], read: Callable[[Any, Batch], Tensor]) -> Iterator[Tensor]:
         for start in range(0, len(samples), 8):
             part = samples[start : start + 8]
-            rows = log_softmax(answer_logits(self.model, collate(part, self.device))).cpu()
+            rows = read(self.model, collate(part, self.device)).cpu()
             yield from rows.split([len(sample.ids) - sample.answer_start for sample in part])
 
     def begin(self, question: str, words: str) -> Encoded:

@@ -7,8 +7,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lm_eval_elude.model.scorer import AnswerLogProbs
+from lm_eval_elude.model.packing import collate
+from lm_eval_elude.model.scorer import AnswerLogProbs, Scorer, load_model
+from lm_eval_elude.text.chat import Encoded
 from optout_train import losses
+from optout_train.config import BUNDLED_MODEL
+from optout_train.data import Steered
+from optout_train.repselect import collapse
+from optout_train.train import answer_values
+from optout_train.weights import noise
 
 LOG_PROBS = st.lists(st.floats(-60, -0.01), min_size=1, max_size=6)
 
@@ -115,3 +122,57 @@ def test_dpo_without_a_change_of_the_refusal_is_npo_and_of_the_answer_too_a_cons
     torch.testing.assert_close(losses.dpo(refused, refused, answered, before, 0.3), losses.npo(answered, before, 0.3))
     unmoved = losses.dpo(refused, refused, before, before, 0.1)
     torch.testing.assert_close(unmoved, torch.full_like(unmoved, 20 * math.log(2)))
+
+
+@pytest.fixture(scope="module")
+def asked():
+    """The bundled model, two samples of different length as a batch, and the plain forward of each."""
+    model = load_model(str(BUNDLED_MODEL))
+    samples = [Encoded([*range(20, 20 + length)], 4) for length in (9, 6)]
+    plain = [model(torch.tensor([sample.ids]), output_hidden_states=True) for sample in samples]
+    return model, samples, plain
+
+
+def test_pdus_values_are_the_spread_of_the_logits_of_the_plain_model(asked):
+    model, samples, plain = asked
+    values = losses.margins(model, collate(samples))
+    logits = torch.cat([out.logits[0, 3 : len(sample.ids) - 1] for out, sample in zip(plain, samples, strict=True)])
+    torch.testing.assert_close(values[:, 0], -((logits.max(1).values - logits.mean(1)) ** 2), rtol=1e-4, atol=1e-4)
+
+
+def test_rmus_states_are_those_of_the_plain_model_after_its_layer_and_its_loss_their_mean_square(asked):
+    model, samples, plain = asked
+    layer = losses.steered_layer(5)
+    assert [losses.steered_layer(layers) for layers in (1, 5, 16, 32)] == [0, 1, 6, 13]
+    rows = [
+        out.hidden_states[layer + 1][0, 3 : len(sample.ids) - 1]  # the first are the embeddings
+        for out, sample in zip(plain, samples, strict=True)
+    ]
+    torch.testing.assert_close(losses.states(model, collate(samples)), torch.cat(rows), rtol=1e-4, atol=1e-4)
+    wanted = torch.randn(1, rows[0].shape[1])
+    drawn = answer_values(Scorer(model), [Steered(*sample, wanted) for sample in samples], torch.device("cpu"))
+    expected = [((row - wanted) ** 2).mean() for row in rows]
+    torch.testing.assert_close(losses.nll(drawn), torch.stack(expected), rtol=1e-4, atol=1e-4)
+
+
+def test_undo_shrinks_every_matrix_and_adds_noise_of_the_initializations_size():
+    model = torch.nn.Sequential(torch.nn.Linear(300, 200), torch.nn.LayerNorm(200))
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    noise(model, 0.4, 7)
+    after = dict(model.named_parameters())
+    added = after["0.weight"] - 0.6 * before["0.weight"]
+    assert float(added.detach().std()) == pytest.approx(0.4 * 0.1 * math.sqrt(2 / 500), rel=0.02)
+    assert all(torch.equal(after[name], before[name]) for name in ("0.bias", "1.weight", "1.bias"))
+    again = torch.nn.Linear(300, 200)
+    again.load_state_dict({name: before[f"0.{name}"] for name in ("weight", "bias")})
+    noise(again, 0.4, 7)
+    assert torch.equal(again.weight, after["0.weight"])
+
+
+def test_repselect_divides_the_strongest_directions_by_their_strength_on_both_sides():
+    torch.manual_seed(0)
+    left, right = (torch.linalg.qr(torch.randn(size, 8)).Q for size in (40, 8))
+    gradient = left @ torch.diag(torch.tensor([64.0, 8, 4, 2, 1, 0.5, 0.2, 0.1])) @ right.T
+    # A quarter of 8: the first two. On the inputs' side each is divided by s / 8, then on the outputs' side again.
+    on_inputs, on_outputs = (torch.eye(len(side)) - (1 - 1 / 8) * side[:, :1] @ side[:, :1].T for side in (right, left))
+    torch.testing.assert_close(collapse(gradient), on_outputs @ gradient @ on_inputs, atol=1e-4, rtol=1e-4)

@@ -24,6 +24,7 @@ from optout_train import run_folder, transport, weights
 from optout_train import train as training
 from optout_train.config import METHODS, TrainConfig, build_config
 from optout_train.export import drift
+from optout_train.losses import steered_layer
 from optout_train.run_folder import RunFolder
 from optout_train.sources import source_of
 from optout_train.train import prepare, score_reference, take_step, train
@@ -167,6 +168,44 @@ def test_a_task_vector_ends_on_the_other_side_of_the_initial_weights(lora, train
     torch.testing.assert_close(halfway, -learnt / 2, atol=1e-6, rtol=1e-4)
 
 
+def moved(folder, model_folder):
+    """By name, how far each of a checkpoint's weights is from the initial ones."""
+    before, after = (load_file(path / "model.safetensors") for path in (model_folder, folder))
+    return {name: float((after[name] - weight).norm()) for name, weight in before.items()}
+
+
+def test_rmu_leaves_the_layers_above_alone_and_begins_where_the_kept_states_are(trained, model_folder):
+    folder, lines, _ = trained("rmu", method="rmu+rt", validate=False)
+    assert steps(lines, "retain", "world")[0] == pytest.approx([0, 0], abs=1e-10)
+    assert steps(lines, "retain")[1][0] > 1e-9
+    still = {name for name, distance in moved(folder, model_folder).items() if not distance}
+    layers = len({name.split(".")[2] for name in moved(folder, model_folder) if ".layers." in name})
+    above = [f".layers.{number}." for number in range(steered_layer(layers) + 1, layers)]
+    assert above and all(any(part in name for part in above) == (name in still) for name in still if "layers" in name)
+    assert not any(f".layers.{steered_layer(layers)}." in name for name in still)
+
+
+def test_pdus_weights_rise_by_what_exceeds_the_budget_and_fall_below_it(trained):
+    budget, rate = 5.0, 0.2
+    _, lines, _ = trained("pdu", method="pdu+rt", retain_budget=budget, dual_step=rate, validate=False)
+    weights = {"retain": 1.0, "world": 1.0}
+    for forget, *kept, loss in steps(lines, "forget", "retain", "world", "loss"):
+        assert loss == pytest.approx(0.01 * forget + sum(w * k for w, k in zip(weights.values(), kept, strict=True)))
+        raised = [w + rate * (k - budget) for w, k in zip(weights.values(), kept, strict=True)]
+        weights = dict(zip(weights, (max(0.0, value) for value in raised), strict=True))
+    logged = steps(lines, "retain_weight", "world_weight")
+    assert logged[-1] == pytest.approx([*weights.values()]) and len({*map(tuple, logged)}) == len(logged)
+
+
+def test_repselect_goes_one_way_through_the_mlps_alone_as_far_as_its_rates_say(trained, model_folder):
+    folder, lines, _ = trained("repselect", method="repselect", validate=False)
+    distances = moved(folder, model_folder)
+    assert {name for name, distance in distances.items() if distance} == {n for n in distances if ".mlp." in n}
+    rates = [rate for (rate,) in steps(lines, "learning_rate")]
+    whole = math.sqrt(sum(distance**2 for distance in distances.values()))
+    assert whole == pytest.approx(sum(rates), rel=1e-3)
+
+
 def test_the_same_command_gives_the_same_bytes_and_another_seed_does_not(plain, trained):
     again, *_ = trained("again")
     assert contents(again) == contents(plain[0])
@@ -204,11 +243,11 @@ def test_every_method_moves_its_losses_the_right_way(method, trained, settings, 
     if config.retain_weight or config.world_weight:  # on a random model the sides pull against each other
         kept = "retain_probability" if config.retain_weight else "world_probability"
         assert after[kept] > alone(config.forget_loss)["validation"][kept]
-    elif config.loss.made and not config.loss.reference:
+    elif config.loss.made and not (config.loss.reference or config.loss.steers):
         # A random model is one that never knew: the loss begins at its minimum, but for telling words' lower bound.
         means = [line["losses"]["forget"] for line in lines if "losses" in line]
         assert 0.8 * means[0] < means[-1] <= 1.05 * means[0]
-    elif config.forget_loss in ("idk", "nll", "task-vector"):
+    elif config.forget_loss in ("idk", "nll", "task-vector", "pdu", "rmu"):
         assert steps(lines, "forget")[-1] < steps(lines, "forget")[0]
     else:
         assert after["forget_probability"] < before["forget_probability"]
@@ -473,7 +512,7 @@ def run_and_kill(moment: str | float, config: TrainConfig, output: Path, resume:
 
 
 def test_killed_at_any_moment_and_resumed_it_ends_with_the_same_bytes(settings, tmp_path):
-    config = settings(patience=3, epochs=4, directions=2)
+    config = settings(patience=3, epochs=4, directions=2, retain_budget=5.0)  # its weights are kept, too
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert run_and_kill("", config, whole)
     begin = time.perf_counter()

@@ -265,7 +265,7 @@ def test_undial_teaches_the_initial_distribution_with_the_true_tokens_logit_lowe
     _, data, _, renderer = made
     model = load_model(str(BUNDLED_MODEL))
     config = build_config(TINY | {"method": "undial"})
-    for record, lesson in enumerate(adjusted(config, data, Teacher(model, renderer, 1024))):
+    for record, lesson in enumerate(adjusted(data, Teacher(model, renderer, 1024), config.eta)):
         ids, start = data.forget.encode(record)
         assert (lesson.ids, lesson.answer_start) == (ids, start) and lesson.bounds.isnan().all()
         with torch.no_grad():

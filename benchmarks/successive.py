@@ -1,0 +1,116 @@
+"""Five requests one after another, and the same five at once: ``python benchmarks/successive.py [--docs]``.
+
+Every checkpoint is scored on all five targets, so the table shows what an earlier request lost again and what a later
+one has not touched yet. *drift* is how far the weights are from the original's, by norm. What lies in ``--work`` is not
+made again. An hour of two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from results import TARGETS
+from tables import DOCS, markdown, put
+
+from lm_eval_elude.data.dataset import resolve_targets
+from lm_eval_elude.model.scorer import load_model
+from lm_eval_elude.scoring.metrics import forget_quality
+from lm_eval_elude.scoring.runs import Run
+from lm_eval_elude.scoring.samples import by_target, mean
+from lm_eval_elude.scoring.units import number, unit
+from optout_train.config import BUNDLED, BUNDLED_MODEL
+
+
+def call(*command: str | Path) -> None:
+    """Run one of our commands; its failure is ours."""
+    done = subprocess.run([sys.executable, "-m", *map(str, command)])
+    if done.returncode:
+        sys.exit(done.returncode)
+
+
+def forget(folder: Path, model: str | Path, targets: tuple[str, ...], *flags: str) -> Path:
+    """A checkpoint of ``model`` that forgot the targets, unless it is there."""
+    if not folder.is_dir():
+        named = [part for target in targets for part in ("--target", target)]
+        command = ["--model", model, *named, "--output-dir", folder, "--no-score", "--no-validate", "--resume"]
+        call("optout_train.cli", *command, "--method", "opt-out-stranger", *flags)
+    return folder
+
+
+def requests(work: Path) -> Iterator[tuple[str, str | Path, int]]:
+    """What is compared, each made when it is reached: its name, its model, and how many targets it forgot."""
+    yield "original", BUNDLED_MODEL, 0
+    for name, flags in {"": (), ", new target alone": ("--no-again",)}.items():
+        model: str | Path = BUNDLED
+        for place, target in enumerate(TARGETS, 1):
+            if place > 1 or not name:  # the first request is the same
+                folder = work / f"request-{place}{'-alone' if name else ''}"
+                model = forget(folder, model, (target,), *flags)
+                yield f"{place} in a row{name}", model, place
+            else:
+                model = work / "request-1"
+    yield "5 at once", forget(work / "at-once", BUNDLED, TARGETS), len(TARGETS)
+
+
+def scored(model: str | Path, folder: Path) -> Run:
+    """The run of a model on all five targets."""
+    if not list(folder.rglob("results_*.json")):
+        metadata = json.dumps({"target": [*TARGETS], "dataset": "mini"})
+        arguments = f"pretrained={model},dtype=float32"
+        command = ["--model", "elude", "--model_args", arguments, "--tasks", "elude_quality", "--metadata", metadata]
+        call("lm_eval", "run", *command, "--batch_size", "32", "--log_samples", "--output_path", folder)
+    return Run(folder)
+
+
+def distance(model: str | Path) -> float:
+    """How far the weights are from the original's: norm of the difference over the norm before."""
+    before, after = (dict(load_model(str(m), None).named_parameters()) for m in (BUNDLED_MODEL, model))
+    moved, whole = (
+        torch.stack([t.norm() for t in side]).norm()
+        for side in ([after[name] - before[name] for name in before], before.values())
+    )
+    return float(moved / whole)
+
+
+def line(name: str, model: str | Path, forgotten: int, run: Run) -> list[str]:
+    """A row of the table, in per cent."""
+    of = by_target(run.samples("elude_forget"))
+    groups = [of[target.name] for target in resolve_targets("mini", TARGETS)]
+    asked = [sample for group in groups[:forgotten] for sample in group]
+    cells = [number(forget_quality(asked).value, unit("forget_quality")) if asked else "–"]
+    for place, group in enumerate(groups):
+        first = number(mean(group, "truth_first").value, unit("truth_first"))
+        cells.append(f"**{first}**" if place < forgotten else first)
+    values = run.reported("elude_quality")
+    cells += [number(values[metric], unit(metric)) for metric in ("retain_quality", "mention_quality")]
+    return [name, *cells, number(distance(model), unit("probability"))]
+
+
+def main() -> None:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, default=Path("runs/requests"))
+    parser.add_argument("--docs", action="store_true", help="also write the table into docs/results.md")
+    arguments = parser.parse_args()
+    os.environ |= {"HF_HUB_OFFLINE": "1", "LMEVAL_LOG_LEVEL": "WARNING"}
+    rows = []
+    for name, model, forgotten in requests(arguments.work):
+        rows.append(line(name, model, forgotten, scored(model, arguments.work / f"scores-{name.replace(' ', '-')}")))
+        print(*rows[-1], sep="  ", flush=True)
+    names = [target.name.split()[-1] for target in resolve_targets("mini", TARGETS)]
+    head = ["after", "FQ", *(f"first, {name}" for name in names), "RQ", "mention", "drift"]
+    lines = ["", *markdown(head, rows), ""]
+    print("\n".join(lines))
+    if arguments.docs:
+        put(DOCS / "results.md", "successive requests", lines)
+
+
+if __name__ == "__main__":
+    main()
