@@ -29,6 +29,7 @@ from lm_eval_elude.text.chat import Renderer
 
 Pair = tuple[str, str]  # a question and its answer
 BATCH = 8
+PROMPT_VECTORS, PROMPT_RATE = 20, 0.01  # of a soft prompt, as published
 
 
 class Training(NamedTuple):
@@ -43,6 +44,18 @@ class Training(NamedTuple):
     def name(self) -> str:
         """Short, as the name of a file."""
         return f"{f'lora{self.rank}' if self.rank else 'full'}-{self.rate:g}-{self.schedule}"
+
+
+class Restart(NamedTuple):
+    """One of several soft prompts, each learnt from another beginning."""
+
+    number: int
+    points: tuple[int, ...]  # numbers of steps after which the model is scored; the last one ends the run
+
+    @property
+    def name(self) -> str:
+        """Short, as the name of a file."""
+        return f"restart-{self.number}"
 
 
 class Strength(NamedTuple):
@@ -81,7 +94,7 @@ class WeightAttack(NamedTuple):
         lessons: what it trains on, from the records that it may see; None where it trains on nothing.
         halves: whether those are one half of the forget set, and the other half is scored.
         original: whether it needs the weights from before unlearning, which hold the facts themselves.
-        inside: whether it only reads the model, so that what its points keep of the retain quality does not matter.
+        inside: whether the weights stay as they are, so that what is kept of the retain quality does not matter.
     """
 
     name: str
@@ -127,7 +140,7 @@ def relearn(model: Any, training: Training, material: Material) -> Points:
     """Fine-tune on the lessons; a point is a number of steps."""
     rng = random.Random(material.seed)
     torch.manual_seed(rng.getrandbits(63))
-    width, device = model.config.get_text_config().hidden_size, model.get_input_embeddings().weight.device
+    width = model.config.get_text_config().hidden_size
     if training.rank:
         from peft import LoraConfig, get_peft_model
 
@@ -137,12 +150,21 @@ def relearn(model: Any, training: Training, material: Material) -> Points:
                 r=training.rank, lora_alpha=2 * training.rank, target_modules="all-linear", task_type="CAUSAL_LM"
             ),
         )
-    scorer, renderer = Scorer(model), material.renderer
+    for step in _fit(model, material, rng, training.rate / width, training.schedule, training.points[-1]):
+        if step in training.points:
+            yield step, model
+
+
+def _fit(
+    model: Any, material: Material, rng: random.Random, peak: float, schedule: Literal["constant", "cosine"], steps: int
+) -> Iterator[int]:
+    """Fit what trains of a model to the lessons; the number of each step when it is done."""
+    scorer, renderer, device = Scorer(model), material.renderer, model.get_input_embeddings().weight.device
     samples = [renderer.encode_pair(renderer.prompt(q), renderer.answer(a)) for q, a in material.lessons]
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, weight_decay=0.0)
     waiting: list[int] = []
-    for step in range(1, training.points[-1] + 1):
+    for step in range(1, steps + 1):
         while len(waiting) < BATCH:
             waiting += rng.sample(range(len(samples)), len(samples))
         drawn, waiting = waiting[:BATCH], waiting[BATCH:]
@@ -150,14 +172,55 @@ def relearn(model: Any, training: Training, material: Material) -> Points:
         scores = answer_sums(scorer(batch)[:, 0], batch.owners)
         (-scores.sums.sum() / scores.counts.sum()).backward()
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
-        rest = (step - 1) / training.points[-1]
-        share = 1.0 if training.schedule == "constant" else (1 + math.cos(math.pi * rest)) / 2
+        share = 1.0 if schedule == "constant" else (1 + math.cos(math.pi * (step - 1) / steps)) / 2
         for group in optimizer.param_groups:
-            group["lr"] = training.rate / width * share
+            group["lr"] = peak * share
         optimizer.step()
         optimizer.zero_grad()
-        if step in training.points:
+        yield step
+
+
+def soft_prompt(model: Any, restart: Restart, material: Material) -> Points:
+    """Fit vectors that stand before every text to the lessons, the weights as they are; a point is a number of steps.
+
+    They begin as the vectors of tokens drawn at random.
+    """
+    rng = random.Random(material.seed)
+    vocabulary = model.get_input_embeddings().weight
+    drawn = [rng.randrange(len(vocabulary)) for _ in range(PROMPT_VECTORS)]
+    model.requires_grad_(False)
+    put_before(model, torch.nn.Parameter(vocabulary[drawn].detach().clone()))
+    for step in _fit(model, material, rng, PROMPT_RATE, "constant", restart.points[-1]):
+        if step in restart.points:
             yield step, model
+
+
+def put_before(model: Any, vectors: torch.nn.Parameter) -> None:
+    """Let every row of a forward pass begin with these vectors, (count, width), which the model's head does not see."""
+    decoder, count = model.get_decoder(), len(vectors)
+    decoder.register_parameter("put_before", vectors)
+
+    def begin(_: Any, __: Any, given: dict[str, Any]) -> tuple[tuple[()], dict[str, Any]]:
+        ids, mask, places = given["input_ids"], given.get("attention_mask"), given.get("position_ids")
+        embedded = model.get_input_embeddings()(ids)
+        given |= {"input_ids": None, "inputs_embeds": torch.cat([vectors.expand(len(ids), -1, -1), embedded], 1)}
+        if places is not None:
+            first = torch.arange(count, device=ids.device).expand(len(ids), -1)
+            given["position_ids"] = torch.cat([first, places + count], 1)
+        if mask is not None:  # what sees itself sees the vectors, too, which see those before them
+            seen = mask.amax() if mask.dtype != torch.bool else True
+            whole = torch.nn.functional.pad(mask, (count, 0, count, 0), value=seen)
+            later = torch.ones(count, whole.shape[-1], dtype=torch.bool, device=ids.device).triu(1)
+            whole[:, :, :count].masked_fill_(later, mask.amin())
+            given["attention_mask"] = whole
+        return (), given
+
+    def end(_: Any, __: Any, output: Any) -> Any:
+        output.last_hidden_state = output.last_hidden_state[:, count:]
+        return output
+
+    decoder.register_forward_pre_hook(begin, with_kwargs=True)
+    decoder.register_forward_hook(end)
 
 
 def quantise(model: Any, strength: Strength, material: Material) -> Points:
@@ -297,6 +360,11 @@ WEIGHT_ATTACKS: dict[str, WeightAttack] = {
             "interpolate", "Moves the weights back towards those from before unlearning, or further away from them.",
             interpolate, (Strength((-0.25, 0.25, 0.5)),), (Strength((-0.5, -0.25, 0.1, 0.25, 0.5, 0.75)),),
             original=True,
+        ),
+        WeightAttack(
+            "soft_prompt",
+            "Puts vectors before every question, fitted to one half of the facts; the other half is asked.",
+            soft_prompt, (), tuple(Restart(number, _STEPS) for number in range(5)), facts, halves=True, inside=True,
         ),
         WeightAttack(
             "logit_lens", "Reads the answers out of the inner layers, through the last norm and the vocabulary.",

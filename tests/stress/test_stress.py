@@ -14,7 +14,7 @@ from lm_eval_elude import cli
 from lm_eval_elude.data import bundled
 from lm_eval_elude.data.dataset import load_records
 from lm_eval_elude.errors import UserError
-from lm_eval_elude.model.scorer import load_model
+from lm_eval_elude.model.scorer import load_model, packing_fault
 from lm_eval_elude.report.comparison import named_runs
 from lm_eval_elude.report.frame import markdown
 from lm_eval_elude.report.verdict import report_text, warnings
@@ -35,6 +35,7 @@ from lm_eval_elude.stress.weights import (
     interpolate,
     matrices,
     prune,
+    put_before,
     rounded,
     rounded_to,
 )
@@ -243,6 +244,17 @@ def test_nf4_has_the_values_of_bitsandbytes_and_takes_the_nearest():
         code = torch.tensor(NF4) * old.abs().max()
         torch.testing.assert_close(row, code[(old[:, None] - code).abs().argmin(1)])
     assert torch.equal(rounded_to(torch.zeros(2, 8), NF4, 8), torch.zeros(2, 8))
+
+
+def test_vectors_of_a_soft_prompt_are_read_as_the_tokens_before_the_text_in_plain_and_in_packed_rows():
+    model = make_model(make_tokenizer("chatml"), layers=3)
+    text, first = torch.randint(10, 90, (2, 12)), torch.tensor([5, 6, 7])
+    with torch.no_grad():
+        expected = model(torch.cat([first.expand(2, -1), text], 1)).logits[:, 3:]
+    put_before(model, torch.nn.Parameter(model.get_input_embeddings().weight[first].detach().clone()))
+    with torch.no_grad():
+        torch.testing.assert_close(model(text).logits, expected)
+    assert not packing_fault(model)
 
 
 def test_pruning_takes_the_smallest_and_the_vocabulary_stays():
