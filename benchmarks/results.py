@@ -32,6 +32,7 @@ from lm_eval_elude.data.files import file_hashes
 from lm_eval_elude.data.manifest import FILE_NAME, read_manifest
 from lm_eval_elude.report import kept, paper
 from lm_eval_elude.report.rows import COST, FQ, RQ, Key
+from lm_eval_elude.scoring.likelihood import harmonic_mean
 from lm_eval_elude.scoring.metrics import METRICS
 from lm_eval_elude.scoring.units import number, scale, unit
 from optout_train.config import BUNDLED_MODEL, BUNDLED_REFERENCE
@@ -61,6 +62,24 @@ _OF_STRANGER: Rows = {
 }
 STRANGER: Rows = {row: ("--method", "opt-out-stranger", *own) for row, own in _OF_STRANGER.items()}
 BASELINES = ("original", "guardrail", "retrained without")
+# Methods of other authors, each with its authors' settings and the learning rate that is best of three. UNDO distils
+# what NPO+RT has made; a step of RepSelect is as long as its rate.
+OTHERS = (
+    "simnpo+rt", "altpo+rt", "undial+rt", "wga+rt", "satimp+rt", "ce-u+rt", "pdu+rt", "rmu+rt", "undo+rt",
+    "repselect+rt", "task-vector",
+)  # fmt: skip
+RATES = dict.fromkeys(OTHERS, ("1e-4", "3e-4", "1e-3")) | {"repselect+rt": ("0.1", "0.3", "1")}
+AFTER = "made by "  # in an argument: the checkpoint of another row with the same target and seed
+GRIDS: dict[str, Rows] = {
+    method: {
+        f"{method} at {rate}": ("--method", method, "--learning-rate", rate)
+        + (("--model", f"{AFTER}npo+rt") if method == "undo+rt" else ())
+        for rate in rates
+    }
+    for method, rates in RATES.items()
+}
+# Rows whose weights are attacked, with Ronaldo and the first seed; of each grid the best is, too.
+STRESSED = ("npo+rt", "opt-out", "opt-out-stranger")
 # Rows that are also attacked.
 WHOLE = (*BASELINES, "npo+rt", "opt-out", *STRANGER)
 
@@ -104,6 +123,7 @@ PARTS: dict[str, tuple[tuple[str, ...], Rows]] = {
     "lambda": ((RONALDO,), LAMBDAS), "distance": ((RONALDO,), by_method(DISTANCES)),
     "neighbours": ((RONALDO,), WORLD_ONLY), "stranger": ((RONALDO,), STRANGER),
     "stranger-targets": (TARGETS[1:], by_method(["opt-out-stranger"])),
+    "others": ((RONALDO,), {row: arguments for grid in GRIDS.values() for row, arguments in grid.items()}),
 }  # fmt: skip
 
 
@@ -114,7 +134,7 @@ def runs(part: str, seed: int) -> Iterator[Run]:
 
 
 # What is kept of a run: every column of its tables.
-COLUMNS = (*paper.QUALITY, *paper.NEVER_KNEW, *paper.MEMBERSHIP, *paper.FULL)
+COLUMNS = (*paper.QUALITY, *paper.NEVER_KNEW, *paper.ADVERSARY, *paper.MEMBERSHIP, *paper.FULL)
 NUMBERS = {key for _, key, *_ in COLUMNS} | {*COMPARED.values()}
 NUMBERS |= {(f"elude_attack_{name}", metric) for name in (*ATTACKS, "none") for metric in (FQ[1], "truth_first")}
 
@@ -157,7 +177,12 @@ def checkpoint(run: Run, work: Path) -> Path | None:
     folder = work / "checkpoints" / base() / run.name
     if not folder.is_dir():
         command = [sys.executable, "-m", "optout_train.cli", "--target", run.target, "--seed", str(run.seed)]
-        command += ["--output-dir", str(folder), "--no-score", "--no-validate", *run.arguments]
+        command += ["--output-dir", str(folder), "--no-score", "--no-validate"]
+        for argument in run.arguments:
+            if argument.startswith(AFTER):
+                other = argument.removeprefix(AFTER)
+                argument = str(checkpoint(run._replace(row=other, arguments=("--method", other)), work))
+            command.append(argument)
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             print(f"{run.name}: {done.stderr.strip().splitlines()[-1]}", file=sys.stderr)
@@ -165,10 +190,47 @@ def checkpoint(run: Run, work: Path) -> Path | None:
     return folder
 
 
-def measure(run: Run, work: Path) -> None:
-    """Train and score one run, unless its result is there."""
+def stress(model: Path, run: Run, work: Path) -> dict[Key, float]:
+    """What comes back of one half of the facts after relearning the other, and after rounding, and the depth."""
+    from lm_eval_elude.scoring.settings import Settings
+    from lm_eval_elude.stress.outcome import CHECKPOINT, ORIGINAL, REFERENCE, Outcome
+    from lm_eval_elude.stress.suite import Stress
+    from lm_eval_elude.stress.weights import WEIGHT_ATTACKS
+
+    models = {CHECKPOINT: str(model), REFERENCE: str(reference(run.target, work)), ORIGINAL: str(BUNDLED_MODEL)}
+    (named,) = resolve_targets("mini", [run.target])
+    attacks = [WEIGHT_ATTACKS[name] for name in ("relearn_half", "quantise")]
+    out = work / "stress" / base() / run.name
+    Stress(models, Settings(dataset="mini", targets=(named.name,)), attacks=attacks).run(out, print)
+    outcome = Outcome(out)
+    values = {
+        (f"{paper.STRESS} {attack}", metric): estimate.value
+        for attack, worst in outcome.worst.items()
+        for metric, estimate in worst.recovery.items()
+    }
+    return values | ({(paper.STRESS, "depth"): outcome.depth.value} if outcome.depth else {})
+
+
+def best(method: str, work: Path) -> Run | None:
+    """The run of a method's grid with the highest harmonic mean of FQ and RQ, if all of them are finished."""
+    found = []
+    for row, arguments in GRIDS[method].items():
+        run = Run(row, RONALDO, 0, arguments)
+        if not (runs := kept.read(work / f"{run.name}.json")):
+            return None
+        (numbers,) = kept.rows(runs)
+        found.append((harmonic_mean([numbers.numbers[key].value for key in (FQ, RQ)]), run))
+    return max(found)[1]
+
+
+def measure(run: Run, work: Path, attacked: bool = False) -> None:
+    """Train and score one run, unless its result is there; ``attacked`` by prompts and in its weights, too."""
     result = work / f"{run.name}.json"
-    if result.exists() or (model := checkpoint(run, work)) is None:
+    before = kept.read(result)
+    done = {(task, metric) for *_, task, metric, _ in before.data} if before else set()
+    if before and (not attacked or (paper.STRESS, "depth") in done):
+        return
+    if (model := checkpoint(run, work)) is None:
         return
     metadata: dict[str, Any] = {
         "target": run.target,
@@ -177,9 +239,14 @@ def measure(run: Run, work: Path) -> None:
     }
     if run.row != "retrained without":
         metadata["reference"] = str(reference(run.target, work))
-    values = score(model, "elude" if run.row in WHOLE else "elude_quality", metadata)
+    if before and ("elude_attacks", "truth_first") in done:
+        values = {(task, metric): value for *_, task, metric, value in before.data}
+    else:
+        values = score(model, "elude" if attacked or run.row in WHOLE else "elude_quality", metadata)
     if run.row == "retrained without":  # how far the reference is from itself says nothing
         values = {key: value for key, value in values.items() if not METRICS[key[1]].is_distance}
+    if attacked:
+        values |= stress(model, run, work)
     manifest = read_manifest(model)
     if run.row not in BASELINES and manifest and manifest.processor_seconds is not None:
         values[COST["processor"]] = manifest.processor_seconds
@@ -290,6 +357,11 @@ def main() -> None:
         baselines = [Run(row, target, 0, ()) for row in BASELINES for target in TARGETS]
         for run in [*baselines, *(r for seed in arguments.seeds for part in arguments.part for r in runs(part, seed))]:
             measure(run, arguments.work)
+        if "others" in arguments.part and 0 in arguments.seeds:
+            chosen = [best(method, arguments.work) for method in OTHERS]
+            chosen += [Run(row, RONALDO, 0, ("--method", row)) for row in STRESSED]
+            for run in filter(None, chosen):
+                measure(run, arguments.work, attacked=True)
     write(arguments.work)
 
 

@@ -79,6 +79,16 @@ NEVER_KNEW: tuple[Column, ...] = (
     ("nine", ("elude_attacks", "forget_quality"), "", -1), ("KS p", ("elude_forget", "ks_p_value"), "", -1),
     ("divergence", ("elude_forget", "reference_divergence"), "", -1),
 )  # fmt: skip
+# Numbers of ``elude stress`` in files of kept runs: what came back of truth first and P, and the unlearning depth.
+STRESS = "stress"
+ADVERSARY: tuple[Column, ...] = (
+    *_KNOWN[:1], ("first, nine", ("elude_attacks", "truth_first"), "", -1), *_OF_FORGET[:1], GIBBERISH, *_OF_KEPT[:1],
+    ("AUC", ("elude_mia", "mia_auc"), "", -1),
+    *((f"{attack}: {name}", (f"{STRESS} {attack}", metric), "", -1) for attack, name, metric in
+      (("relearn_half", "first", "truth_first"), ("relearn_half", "P", "probability"),
+       ("quantise", "first", "truth_first"))),
+    ("depth", (STRESS, "depth"), "", -1), ("processor, s", COST["processor"], "", -1),
+)  # fmt: skip
 MEMBERSHIP: tuple[Column, ...] = (
     ("accuracy", ("elude_mia", "mia_accuracy"), "membership", 0),
     ("deviation", ("elude_mia", "mia_accuracy_std"), "membership", 1),
@@ -243,6 +253,7 @@ CAPTIONS = {
     "quality": "What is still known, FQ with P and TR of it, how fluent the answers are, and what is kept.",
     "never_knew": "What is compared with a model that never knew; known: the worst of what the truth comes first in, "
     "asked plainly and by the attacks; reverse: FQ under the reverse query.",
+    "adversary": "What attacks on prompts and weights bring back; depth: in how much of the layers it is gone.",
 }
 TABLES: dict[str, Callable[[Sequence[Row], str], pd.DataFrame]] = {
     "main": _row("main", MAIN), "full": _row("full", FULL),
@@ -250,6 +261,7 @@ TABLES: dict[str, Callable[[Sequence[Row], str], pd.DataFrame]] = {
     "attacks": attacks, "membership": _row("membership", MEMBERSHIP), "tofu": _row("tofu", TOFU),
     "utility": _row("utility", MAIN[3:]), "cost": _row("cost", _COST), "quality": _row("quality", QUALITY, wanted=bool),
     "never_knew": _row("never_knew", NEVER_KNEW, wanted=bool),
+    "adversary": _row("adversary", ADVERSARY, wanted=bool),
 }  # fmt: skip
 NOTE = (
     "Per cent, with the standard deviation over seeds (±) or 95 % intervals in brackets, and the paper's own value in "
