@@ -114,7 +114,6 @@ class TrainingData(NamedTuple):
         sequences: what a forget loss may read of each forget record, by name: its answer, a refusal drawn for it, or
             what is made for it, of which it has several for the epochs to take turns in (all first, then all second).
         fingerprints: by name of the set.
-        requests: how many times the records of the new request all forget records are; 1 without earlier requests.
         kept: of the sets that are distilled or steered, by name, what stands in the place of each record that is read.
     """
 
@@ -123,7 +122,6 @@ class TrainingData(NamedTuple):
     world: EncodedRecords
     sequences: Mapping[str, Sequence[str | Lesson | Steered]]
     fingerprints: dict[str, str]
-    requests: float = 1.0
     kept: Mapping[Subset, Mapping[int, Lesson | Steered]] = MappingProxyType({})
 
     def samples(self, name: Subset, record: int, reads: Sequence[str]) -> tuple[Sample, ...]:
@@ -137,14 +135,10 @@ class TrainingData(NamedTuple):
         return tuple(self.forget.encode(place, s) if isinstance(s, str) else s for s in sequences)
 
     def plan(self, config: TrainConfig) -> list[list[StepIndices]]:
-        """The records of every step, by epoch: see :func:`plan_steps`. Where records have turns, an epoch is one.
-
-        A step has the batch's number of the new request's records, and in proportion those of earlier requests.
-        """
+        """The records of every step, by epoch: see :func:`plan_steps`. Where records have turns, an epoch is one."""
         size, reads = len(self.forget), config.loss.reads
         turns = max([1, *(len(self.sequences.get(kind, ())) // max(size, 1) for kind in reads)])
-        batch = round(config.batch_size * self.requests)
-        plan = plan_steps(size, len(self.retain), len(self.world), config.epochs, batch, config.seed)
+        plan = plan_steps(size, len(self.retain), len(self.world), config.epochs, config.batch_size, config.seed)
         return [
             [step._replace(forget=tuple(i + size * (epoch % turns) for i in step.forget)) for step in steps]
             for epoch, steps in enumerate(plan)
@@ -189,10 +183,7 @@ def load_training_data(
         "answer": [record.answer for record in forget.records],
         "refusal": [draw.choice(texts) for _ in forget.records],
     }
-    # Of TOFU's records none names an entity; finetuning reads other sets in the forget set's place.
-    new = sum(record.entity in source.new for record in forget.records)
-    requests = len(forget) / new if new and not config.loss.learns else 1.0
-    return TrainingData(forget, sets["retain"], sets["world"], sequences, fingerprints, requests)
+    return TrainingData(forget, sets["retain"], sets["world"], sequences, fingerprints)
 
 
 def plan_steps(
@@ -248,20 +239,14 @@ def passes(
         of_records = [data.samples(name, record, config.loss.reads) for record in records]
         lengths = [max(len(sample.ids) for sample in samples) for samples in of_records]
         size = config.micro_batch_size
-        if not size and not (name == "forget" and config.whole_batch):
-            if device.type == "cpu":
-                size = max(1, round(CPU_PASS * len(lengths) / sum(lengths)))
-            elif data.requests > 1:  # a step is longer than the batch that fits
-                size = config.batch_size
+        if not size and device.type == "cpu" and not (name == "forget" and config.whole_batch):
+            size = max(1, round(CPU_PASS * len(lengths) / sum(lengths)))
         tokens = [1] * len(records)  # what a record weighs
         if config.released and (name != "forget" or config.loss.nll):
             tokens = [len(samples[0].ids) - samples[0].answer_start for samples in of_records]
         for part in share(lengths, rank, processes, size):
             samples = tuple(chain.from_iterable(zip(*(of_records[i] for i, _ in part), strict=True)))
-            # The forget loss is the mean over the new request's records and adds that of the earlier ones': what is
-            # forgotten already would take from it otherwise.
-            scale = len(tokens) * (data.requests if name == "forget" else 1) / sum(tokens)
-            weights = tuple(weight * tokens[i] * scale for i, weight in part)
+            weights = tuple(weight * tokens[i] * len(tokens) / sum(tokens) for i, weight in part)
             chosen = tuple(records[i] for i, _ in part)
             (forget if name == "forget" else rest).append(Pass(name, chosen, samples, weights))
     return forget, rest

@@ -31,7 +31,6 @@ class Elude:
         remark: what the user is told of the validation, "" for nothing.
         targets: display names of all that the checkpoint will have forgotten, earlier requests first.
         forgets: those on whose records the forget loss is taken.
-        new: those of them that no earlier request was about.
         slug: what a folder of the run is called after.
     """
 
@@ -55,7 +54,6 @@ class Elude:
         # What lies in other data cannot be asked about.
         before = earlier.targets if earlier and earlier.dataset == config.dataset else ()
         self.targets = tuple(dict.fromkeys([*before, *(target.name for target in asked)]))
-        self.new = tuple(target.name for target in asked if target.name not in before) or self.forgets
         self.slug = "+".join(target.slug for target in asked)
 
     def load(self, subset: Subset, split: Split) -> Selection:
@@ -93,7 +91,6 @@ class Tofu:
     licence: ClassVar = "TOFU's data is under the MIT licence."
     subsets: ClassVar[tuple[Subset, ...]] = ("forget", "retain")
     targets: ClassVar[tuple[str, ...]] = ()
-    new: ClassVar[tuple[str, ...]] = ("",)
 
     def __init__(self, config: TrainConfig) -> None:
         self.dataset, self.slug = config.dataset, config.forget_split
