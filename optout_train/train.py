@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.model.packing import collate
-from lm_eval_elude.model.scorer import AnswerLogProbs, Scorer, answer_sums, load_model, score_all
+from lm_eval_elude.model.scorer import AnswerLogProbs, Scorer, answer_sums, load_model, matrices, score_all
 from lm_eval_elude.text.chat import Encoded, Renderer, load_tokenizer
 from optout_train import losses
 from optout_train.config import AUTO, AUTO_RATE, WHOLE_BATCH, TrainConfig
@@ -169,6 +169,10 @@ def prepare(config: TrainConfig, source: Source, accelerator: Any, say: Callable
         model.requires_grad_(False)
         for module in below:
             module.requires_grad_(True)
+    if config.optimizer == "muon":  # it is for matrices between hidden states
+        of_layers = {id(weight) for weight in matrices(model)}
+        for parameter in model.parameters():
+            parameter.requires_grad_(id(parameter) in of_layers)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     inner = model

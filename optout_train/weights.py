@@ -36,7 +36,7 @@ def base_folder(config: TrainConfig) -> Path:
 
 
 def make_optimizer(config: TrainConfig, rate: float, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """AdamW, or plain descent along a fixed direction.
+    """AdamW; or Muon, which makes every direction of an update as long; or plain descent along a fixed direction.
 
     For bfloat16 weights it is torchao's, which rounds stochastically, as plain rounding loses steps of 1e-5.
     """
@@ -45,6 +45,12 @@ def make_optimizer(config: TrainConfig, rate: float, parameters: list[nn.Paramet
     if config.released:  # norms and biases do not decay
         groups = [{"params": [p for p in parameters if p.dim() > 1]}]
         groups += [{"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0}]
+    if config.optimizer == "muon":
+        if not hasattr(torch.optim, "Muon"):
+            raise UserError("--optimizer muon needs torch 2.9 or later")
+        return torch.optim.Muon(
+            parameters, lr=rate, weight_decay=config.weight_decay, momentum=0.9, adjust_lr_fn="match_rms_adamw"
+        )
     if config.loss.direction:  # a fixed direction is no gradient whose size per weight says anything
         return torch.optim.SGD(groups, lr=rate)
     if config.dtype != "bfloat16" or config.lora:

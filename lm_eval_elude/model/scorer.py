@@ -96,6 +96,12 @@ def token_log_probs(logits: Tensor, batch: Batch) -> Tensor:
     return log_softmax(logits)[batch.rows[:, None], batch.targets]
 
 
+def matrices(model: Any) -> list[Tensor]:
+    """The matrices of a model's layers, without those of its vocabulary."""
+    vocabulary = {id(model.get_input_embeddings().weight), id(model.get_output_embeddings().weight)}
+    return [p for p in model.parameters() if p.ndim == 2 and id(p) not in vocabulary]
+
+
 @contextmanager
 def recorded(model: Any) -> Iterator[list[Tensor]]:
     """What the model's layers put out in the next forward pass, in their order, each (rows, length, width)."""

@@ -23,7 +23,7 @@ from lm_eval_elude.attacks.builders import ATTACKS, build_attacks
 from lm_eval_elude.data import dataset
 from lm_eval_elude.data.records import QARecord
 from lm_eval_elude.model.packing import collate
-from lm_eval_elude.model.scorer import Scorer, answer_sums
+from lm_eval_elude.model.scorer import Scorer, answer_sums, matrices
 from lm_eval_elude.scoring.settings import Settings
 from lm_eval_elude.text.chat import Renderer
 
@@ -298,12 +298,6 @@ def logit_lens(model: Any, strength: Strength, material: Material) -> Points:
     for share in strength.points:
         decoder.layers = torch.nn.ModuleList(layers[: max(1, round(share * len(layers)))])
         yield share, model
-
-
-def matrices(model: Any) -> list[Tensor]:
-    """The matrices of a model's layers, without those of its vocabulary."""
-    vocabulary = {id(model.get_input_embeddings().weight), id(model.get_output_embeddings().weight)}
-    return [p for p in model.parameters() if p.ndim == 2 and id(p) not in vocabulary]
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ from lm_eval_elude import cli
 from lm_eval_elude.data import bundled
 from lm_eval_elude.data.dataset import load_records
 from lm_eval_elude.errors import UserError
-from lm_eval_elude.model.scorer import load_model, packing_fault
+from lm_eval_elude.model.scorer import load_model, matrices, packing_fault
 from lm_eval_elude.report.comparison import named_runs
 from lm_eval_elude.report.frame import markdown
 from lm_eval_elude.report.verdict import report_text, warnings
@@ -33,7 +33,6 @@ from lm_eval_elude.stress.weights import (
     Strength,
     Training,
     interpolate,
-    matrices,
     prune,
     put_before,
     rounded,

@@ -185,6 +185,21 @@ def test_rmu_leaves_the_layers_above_alone_and_begins_where_the_kept_states_are(
     assert not any(f".layers.{steered_layer(layers)}." in name for name in still)
 
 
+def test_muon_moves_every_direction_of_the_layers_matrices_as_far_and_nothing_else(trained, model_folder):
+    changes = {"epochs": 1, "batch_size": 16, "validate": False, "learning_rate": 1e-3, "elicit": 1}
+    folder, lines, _ = trained("muon", method="stranger-muon", **changes)
+    assert len(steps(lines, "loss")) == 1
+    distances = moved(folder, model_folder)
+    of_layers = {name for name in distances if ".layers." in name and "norm" not in name}
+    assert {name for name, distance in distances.items() if distance} == of_layers
+    before, after = (load_file(path / "model.safetensors") for path in (model_folder, folder))
+    for name in of_layers:
+        change = after[name] - before[name]
+        strengths = torch.linalg.svdvals(change) / (1e-3 * 0.2 * math.sqrt(max(change.shape)))
+        assert float(strengths.max()) < 1.3  # and a direction that the gradient lacks gets none
+        assert int((strengths > 0.3).sum()) > len(strengths) / 3, (name, strengths)
+
+
 def test_pdus_weights_rise_by_what_exceeds_the_budget_and_fall_below_it(trained):
     budget, rate = 5.0, 0.2
     _, lines, _ = trained("pdu", method="pdu+rt", retain_budget=budget, dual_step=rate, validate=False)
