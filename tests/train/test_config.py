@@ -32,7 +32,7 @@ def test_every_method_is_a_preset_over_weights_and_survives_json(method):
     assert TrainConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
     alone, rt = (
         method in (*FORGET, "finetune"),
-        method.endswith("+rt") or method.startswith("opt-out"),
+        method.endswith(("+rt", "-muon")) or method.startswith("opt-out"),
     )
     assert (config.retain_weight > 0) == (rt or method.endswith("+neighbours"))
     assert (config.world_weight > 0) == (rt or method.endswith("+world"))
