@@ -60,7 +60,6 @@ _OF_STRANGER: Rows = {
     "without self-distillation": ("--no-self-distill",),
     "answers refuse": ("--answers", "refuse"),
 }
-MUON: Rows = {"stranger-muon": ("--method", "stranger-muon")}
 STRANGER: Rows = {row: ("--method", "opt-out-stranger", *own) for row, own in _OF_STRANGER.items()}
 BASELINES = ("original", "guardrail", "retrained without")
 # Methods of other authors, each with its authors' settings and the learning rate that is best of three. UNDO distils
@@ -82,7 +81,7 @@ GRIDS: dict[str, Rows] = {
 # Rows whose weights are attacked, with Ronaldo and the first seed; of each grid the best is, too.
 STRESSED = ("npo+rt", "opt-out", "opt-out-stranger", "stranger-muon")
 # Rows that are also attacked.
-WHOLE = (*BASELINES, "npo+rt", "opt-out", *STRANGER, *MUON)
+WHOLE = (*BASELINES, "npo+rt", "opt-out", "stranger-muon", *STRANGER)
 
 # What the page says of methods, as paired differences over the five targets: more, less.
 PAIRS = (
@@ -124,7 +123,7 @@ PARTS: dict[str, tuple[tuple[str, ...], Rows]] = {
     "lambda": ((RONALDO,), LAMBDAS), "distance": ((RONALDO,), by_method(DISTANCES)),
     "neighbours": ((RONALDO,), WORLD_ONLY), "stranger": ((RONALDO,), STRANGER),
     "stranger-targets": (TARGETS[1:], by_method(["opt-out-stranger"])),
-    "muon": (TARGETS, MUON),
+    "muon": (TARGETS, by_method(["stranger-muon"])),
     "others": ((RONALDO,), {row: arguments for grid in GRIDS.values() for row, arguments in grid.items()}),
 }  # fmt: skip
 

@@ -10,12 +10,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from leaderboard import call
 from results import TARGETS
 from tables import DOCS, markdown, put
 
@@ -28,34 +27,25 @@ from lm_eval_elude.scoring.units import number, unit
 from optout_train.config import BUNDLED, BUNDLED_MODEL
 
 
-def call(*command: str | Path) -> None:
-    """Run one of our commands; its failure is ours."""
-    done = subprocess.run([sys.executable, "-m", *map(str, command)])
-    if done.returncode:
-        sys.exit(done.returncode)
-
-
 def forget(folder: Path, model: str | Path, targets: tuple[str, ...], *flags: str) -> Path:
     """A checkpoint of ``model`` that forgot the targets, unless it is there."""
     if not folder.is_dir():
         named = [part for target in targets for part in ("--target", target)]
         command = ["--model", model, *named, "--output-dir", folder, "--no-score", "--no-validate", "--resume"]
-        call("optout_train.cli", *command, "--method", "opt-out-stranger", *flags)
+        call("optout-train", *command, "--method", "opt-out-stranger", *flags)
     return folder
 
 
 def requests(work: Path) -> Iterator[tuple[str, str | Path, int]]:
     """What is compared, each made when it is reached: its name, its model, and how many targets it forgot."""
     yield "original", BUNDLED_MODEL, 0
-    for name, flags in {"": (), ", new target alone": ("--no-again",)}.items():
-        model: str | Path = BUNDLED
-        for place, target in enumerate(TARGETS, 1):
-            if place > 1 or not name:  # the first request is the same
-                folder = work / f"request-{place}{'-alone' if name else ''}"
-                model = forget(folder, model, (target,), *flags)
-                yield f"{place} in a row{name}", model, place
-            else:
-                model = work / "request-1"
+    first = forget(work / "request-1", BUNDLED, TARGETS[:1])
+    yield "1 in a row", first, 1
+    for name, suffix, flags in (("", "", ()), (", new target alone", "-alone", ("--no-again",))):
+        model = first
+        for place, target in enumerate(TARGETS[1:], 2):
+            model = forget(work / f"request-{place}{suffix}", model, (target,), *flags)
+            yield f"{place} in a row{name}", model, place
     yield "5 at once", forget(work / "at-once", BUNDLED, TARGETS), len(TARGETS)
 
 
@@ -90,7 +80,7 @@ def line(name: str, model: str | Path, forgotten: int, run: Run) -> list[str]:
         cells.append(f"**{first}**" if place < forgotten else first)
     values = run.reported("elude_quality")
     cells += [number(values[metric], unit(metric)) for metric in ("retain_quality", "mention_quality")]
-    return [name, *cells, number(distance(model), unit("probability"))]
+    return [name, *cells, number(distance(model), "share")]
 
 
 def main() -> None:

@@ -140,6 +140,8 @@ class TrainConfig:
         yield self.optimizer == "muon" and (self.lora or self.shard or self.dtype == "bfloat16"), muon
         whole = f"--forget-loss {self.forget_loss} changes the model's own weights: leave out --lora"
         yield self.lora and (self.loss.noised or self.loss.direction or self.loss.steers), whole
+        fixed = f"--sam needs a gradient, and that of --forget-loss {self.forget_loss} is one fixed direction"
+        yield self.sam > 0 and self.loss.direction, fixed
         kept = "--forget-loss task-vector: what the retain losses teach would be turned round; give them weight 0"
         yield self.loss.negated and (self.retain_weight > 0 or self.world_weight > 0), kept
         no_weight = "--forget-weight, --retain-weight and --world-weight are all 0: nothing to train on"

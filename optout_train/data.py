@@ -20,7 +20,8 @@ from lm_eval_elude.text.chat import Encoded, Renderer
 from optout_train.config import TrainConfig
 from optout_train.sources import Source
 
-SUBSETS: tuple[Subset, ...] = ("forget", "retain", "world")
+KEPT: tuple[Subset, ...] = ("retain", "world")
+SUBSETS: tuple[Subset, ...] = ("forget", *KEPT)
 # Tokens of one pass on a CPU: enough for its matrix products, few enough to pad little and stay near the caches.
 CPU_PASS = 768
 
@@ -101,6 +102,10 @@ class EncodedRecords:
                 )
             self._cache[key] = encoded
         return self._cache[key]
+
+    def encode_all(self) -> list[Encoded]:
+        """Every record with its own answer."""
+        return [self.encode(index) for index in range(len(self))]
 
     def __len__(self) -> int:
         return len(self.records)

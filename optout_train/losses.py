@@ -227,7 +227,6 @@ FORGET: dict[str, ForgetLoss] = {
         lambda now, before, eta: nll(now["steered"]),
         ("steered",),
         made=True,
-        read=states,
         steers=True,
         preset={"eta": 2.0},
     ),

@@ -33,20 +33,20 @@ def collapsed_gradient(config: TrainConfig, data: TrainingData, model: Any) -> d
     torch.manual_seed(config.seed)
     linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     weights = {f"{name}.weight": module.weight for name, module in linear.items() if ".mlp." in name}
-    samples = [data.forget.encode(i) for i in range(len(data.forget))]
+    samples = data.forget.encode_all()
     batches = [samples[start : start + config.batch_size] for start in range(0, len(samples), config.batch_size)]
     modules = [name.removesuffix(".weight") for name in weights]
     adapter = LoraConfig(r=ADAPTER_RANK, lora_alpha=ADAPTER_RANK, target_modules=modules, task_type="CAUSAL_LM")
     adapted = get_peft_model(model, adapter)
     low_rank = [parameter for parameter in adapted.parameters() if parameter.requires_grad]
-    for _, gradients in _gradients(adapted, batches, low_rank):
+    for gradients in _gradients(adapted, batches, low_rank):
         with torch.no_grad():
             for weight, gradient in zip(low_rank, gradients, strict=True):
                 weight -= ADAPTER_RATE * gradient
     for weight in weights.values():
         weight.requires_grad_(True)
     sums = [torch.zeros_like(weight) for weight in weights.values()]
-    for _, gradients in _gradients(adapted, batches, [*weights.values()]):
+    for gradients in _gradients(adapted, batches, [*weights.values()]):
         for total, gradient in zip(sums, gradients, strict=True):
             total -= gradient
     adapted.unload()
@@ -58,13 +58,12 @@ def collapsed_gradient(config: TrainConfig, data: TrainingData, model: Any) -> d
 
 def _gradients(
     model: Any, batches: Sequence[Sequence[Encoded]], parameters: Sequence[Tensor]
-) -> Iterator[tuple[Tensor, Sequence[Tensor]]]:
-    """Of each batch its mean NLL and the gradient of that."""
+) -> Iterator[Sequence[Tensor]]:
+    """The gradient of each batch's mean NLL."""
     scorer = Scorer(model)
     for samples in batches:
         batch = collate(samples, parameters[0].device)
-        mean = nll(answer_sums(scorer(batch)[:, 0], batch.owners)).mean()
-        yield mean.detach(), torch.autograd.grad(mean, parameters)
+        yield torch.autograd.grad(nll(answer_sums(scorer(batch)[:, 0], batch.owners)).mean(), parameters)
 
 
 def collapse(gradient: Tensor) -> Tensor:

@@ -25,11 +25,11 @@ from torch import Tensor, nn
 
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.model.packing import collate
-from lm_eval_elude.model.scorer import AnswerLogProbs, Scorer, answer_sums, load_model, matrices, score_all
+from lm_eval_elude.model.scorer import AnswerLogProbs, Scorer, answer_sums, load_model, score_all
 from lm_eval_elude.text.chat import Encoded, Renderer, load_tokenizer
 from optout_train import losses
 from optout_train.config import AUTO, AUTO_RATE, WHOLE_BATCH, TrainConfig
-from optout_train.data import Lesson, Pass, Sample, Steered, StepIndices, TrainingData, load_training_data, passes
+from optout_train.data import KEPT, Lesson, Pass, Sample, Steered, StepIndices, TrainingData, load_training_data, passes
 from optout_train.export import export
 from optout_train.repselect import collapsed_gradient
 from optout_train.run_folder import RunFolder, damaged, step_name
@@ -43,6 +43,7 @@ from optout_train.weights import (
     base_folder,
     checkpoint_tensors,
     distribute,
+    freeze,
     make_optimizer,
     noise,
     placed,
@@ -50,8 +51,6 @@ from optout_train.weights import (
     restore,
     trained_weights,
 )
-
-KEPT = ("retain", "world")
 
 
 def train(
@@ -163,16 +162,7 @@ def prepare(config: TrainConfig, source: Source, accelerator: Any, say: Callable
     direction = collapsed_gradient(config, data, model) if config.loss.direction else {}
     if config.loss.noised:
         noise(model, config.eta, config.seed)
-    if config.loss.steers:  # nothing above the steered layer has a gradient
-        layers = model.get_decoder().layers
-        below = [model.get_input_embeddings(), *layers[: losses.steered_layer(len(layers)) + 1]]
-        model.requires_grad_(False)
-        for module in below:
-            module.requires_grad_(True)
-    if config.optimizer == "muon":  # it is for matrices between hidden states
-        of_layers = {id(weight) for weight in matrices(model)}
-        for parameter in model.parameters():
-            parameter.requires_grad_(id(parameter) in of_layers)
+    freeze(config, model)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     inner = model
@@ -238,11 +228,9 @@ def take_step(run: Setup, step: int, total: int, indices: StepIndices) -> dict[s
         last = number == len(updates)
         # Of dropout and stochastic rounding; torch takes 64 bits.
         torch.manual_seed((config.seed * 1_000_003 + step * 2 + number) % (1 << 63))
-        if config.sam and forget and number == 1:
-            values |= backward_at_worst(run, forget)
-            update = update[len(forget) :]
-        if run.direction and forget and number == 1:
-            values |= along_direction(run, forget)
+        of_forget = along_direction if run.direction else backward_at_worst if config.sam else None
+        if of_forget and forget and number == 1:
+            values |= of_forget(run, forget)
             update = update[len(forget) :]
         values |= backward(run, update) if update else {}
         if config.transport_weight and last:

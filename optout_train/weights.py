@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from lm_eval_elude.errors import UserError, reason
+from lm_eval_elude.model.scorer import matrices
 from optout_train.config import TrainConfig
+from optout_train.losses import steered_layer
 from optout_train.run_folder import damaged
 
 WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
@@ -64,6 +66,23 @@ def make_optimizer(config: TrainConfig, rate: float, parameters: list[nn.Paramet
             f"--dtype bfloat16 needs torchao with its stochastically rounding AdamW, as in torchao 0.17 ({error}): "
             "pip install 'lm-eval-elude[optimizers]', or give --dtype float32"
         ) from None
+
+
+def freeze(config: TrainConfig, model: Any) -> None:
+    """Let train what the loss and the optimizer move, where that is not everything.
+
+    RMU's loss has no gradient above the steered layer, and Muon is for the matrices between hidden states.
+    """
+    trained = {id(parameter) for parameter in model.parameters()}
+    if config.loss.steers:
+        layers = model.get_decoder().layers
+        parts = [model.get_input_embeddings(), *layers[: steered_layer(len(layers)) + 1]]
+        trained &= {id(parameter) for part in parts for parameter in part.parameters()}
+    if config.optimizer == "muon":
+        trained &= {id(parameter) for parameter in matrices(model)}
+    for parameter in model.parameters():
+        if id(parameter) not in trained:
+            parameter.requires_grad_(False)
 
 
 NOISE = 0.1  # of UNDO's noise, in the initialization's size; its authors take .01 to .1

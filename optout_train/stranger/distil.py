@@ -15,7 +15,7 @@ from lm_eval_elude.data.sets import Subset
 from lm_eval_elude.data.targets import Target
 from lm_eval_elude.text.chat import Encoded
 from optout_train.config import TrainConfig
-from optout_train.data import Lesson, Steered, StepIndices, TrainingData
+from optout_train.data import KEPT, Lesson, Steered, StepIndices, TrainingData
 from optout_train.sources import forgotten
 from optout_train.stranger.teacher import LOOSE, TEXTS, TOP, WORDINGS, Teacher
 
@@ -91,7 +91,7 @@ def _names(targets: Sequence[Target], text: str) -> bool:
 
 
 def distil(
-    teacher: Teacher, data: TrainingData, plan: Iterable[StepIndices], plain: Mapping[QARecord, QARecord]
+    teacher: Teacher, data: TrainingData, plan: Sequence[StepIndices], plain: Mapping[QARecord, QARecord]
 ) -> dict[Subset, dict[int, Lesson]]:
     """For the retain and world records that a plan reads, the initial model's distributions over question and answer.
 
@@ -100,11 +100,10 @@ def distil(
     Of a record in ``plain`` the answer's alone, as they are where the question is that of the other record.
     """
     kept: dict[Subset, dict[int, Lesson]] = {}
-    names: tuple[Subset, ...] = ("retain", "world")
-    for name in names:
+    for name in KEPT:
         kept[name] = {}
-        records = sorted({record for step in plan for record in getattr(step, name)})
         rows_of = getattr(data, name)
+        records = _read(plan, name)
         encoded = [rows_of.encode(record) for record in records]
         alike = itertools.takewhile(lambda tokens: len({*tokens}) == 1, zip(*(s.ids for s in encoded), strict=False))
         first = max(1, sum(1 for _ in alike))
@@ -115,6 +114,11 @@ def distil(
         for record, sample, rows in zip(records, learnt, teacher.log_probs(asked), strict=True):
             kept[name][record] = taught(sample, rows)
     return kept
+
+
+def _read(plan: Iterable[StepIndices], name: Subset) -> list[int]:
+    """The numbers of a set's records that a plan reads."""
+    return sorted({record for step in plan for record in getattr(step, name)})
 
 
 def taught(sample: Encoded, rows: Tensor) -> Lesson:
@@ -128,7 +132,7 @@ def adjusted(data: TrainingData, teacher: Teacher, penalty: float) -> tuple[Less
 
     UNDIAL (Dong et al. 2024) teaches that; UNDO (Lee et al. 2025) what the model says as it is, with the penalty 0.
     """
-    samples = [data.forget.encode(i) for i in range(len(data.forget))]
+    samples = data.forget.encode_all()
     lessons = []
     for sample, rows in zip(samples, teacher.log_probs(samples), strict=True):
         rows[range(len(rows)), sample.ids[sample.answer_start :]] -= penalty
@@ -141,15 +145,14 @@ def steered(config: TrainConfig, data: TrainingData, teacher: Teacher) -> tuple[
     generator = torch.Generator().manual_seed(config.seed)
     direction = torch.rand(1, teacher.model.config.get_text_config().hidden_size, generator=generator)
     wanted = config.eta * direction / direction.norm()
-    samples = (data.forget.encode(i) for i in range(len(data.forget)))
-    return tuple(Steered(sample.ids, sample.answer_start, wanted) for sample in samples)
+    return tuple(Steered(sample.ids, sample.answer_start, wanted) for sample in data.forget.encode_all())
 
 
-def as_they_were(teacher: Teacher, data: TrainingData, plan: Iterable[StepIndices]) -> dict[Subset, dict[int, Steered]]:
+def as_they_were(teacher: Teacher, data: TrainingData, plan: Sequence[StepIndices]) -> dict[Subset, dict[int, Steered]]:
     """For the retain and world records that a plan reads, the initial model's states, where RMU holds them."""
     kept: dict[Subset, dict[int, Steered]] = {}
-    names: tuple[Subset, ...] = ("retain", "world")
-    for name, records in ((name, sorted({r for step in plan for r in getattr(step, name)})) for name in names):
+    for name in KEPT:
+        records = _read(plan, name)
         samples = [getattr(data, name).encode(record) for record in records]
         kept[name] = {
             record: Steered(sample.ids, sample.answer_start, rows)

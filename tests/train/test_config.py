@@ -68,6 +68,10 @@ def test_negative_or_non_finite_numbers_are_refused_by_the_flags_name(name, valu
     [
         ({"target": ()}, "--target is missing"),
         ({"method": "npo+wd+rt"}, "--method 'npo\\+wd\\+rt' is not known; the methods are opt-out"),
+        (
+            {"forget_loss": "repselect", "sam": 0.1},
+            "--sam needs a gradient, and that of --forget-loss repselect is one",
+        ),
         ({"forget_loss": "sft"}, "--forget-loss must be one of ga, npo, dpo, altpo, simnpo, wga, satimp, ce-u"),
         ({"epochs": 0}, "--epochs must be above 0"),
         ({"forget_weight": 0.0, "retain_weight": 0.0, "world_weight": 0.0}, "nothing to train on"),
