@@ -2,9 +2,9 @@
 
 Trains what the tables of ``docs/results.md`` show (``--part``; all of them by default) through ``optout-train``, scores
 each checkpoint with lm-eval (:data:`WHOLE` with all of ``elude``, the others with ``elude_quality``), and keeps each
-finished run in ``--work``: a stopped command goes on where it was. ``--write`` only puts what is finished into
-``docs/results.json`` and fills ``docs/results.md`` with ``elude tables``; a test holds that its tables are those of the
-runs, and the runs of the bundled weights of today.
+finished run in ``--work``: a stopped command goes on where it was, and what ``docs/results.json`` has of the bundled
+weights of today is not made again. ``--write`` only puts what is finished there and fills ``docs/results.md`` with
+``elude tables``; a test holds that its tables are those of the runs.
 
 References of other targets than Ronaldo are trained first, ten minutes of a core each, into ``WORK/references/BASE``.
 ``--gradients`` measures what lambda weighs, by default and under ``--recipe released``.
@@ -212,12 +212,23 @@ def stress(model: Path, run: Run, work: Path) -> dict[Key, float]:
     return values | ({(paper.STRESS, "depth"): outcome.depth.value} if outcome.depth else {})
 
 
+def finished(run: Run, work: Path) -> kept.Kept | None:
+    """What is kept of a run: in ``work``, else in :data:`DATA`, where the weights and arguments are the same."""
+    if here := kept.read(work / f"{run.name}.json"):
+        return here
+    before = kept.read(DATA)
+    if not before or before.base != base() or before.arguments.get(run.row) != [*run.arguments]:
+        return None
+    data = [row for row in before.data if row[:3] == (run.row, run.target, run.seed)]
+    return kept.Kept(before.base, {run.row: [*run.arguments]}, before.columns, data) if data else None
+
+
 def best(method: str, work: Path) -> Run | None:
     """The run of a method's grid with the highest harmonic mean of FQ and RQ, if all of them are finished."""
     found = []
     for row, arguments in GRIDS[method].items():
         run = Run(row, RONALDO, 0, arguments)
-        if not (runs := kept.read(work / f"{run.name}.json")):
+        if not (runs := finished(run, work)):
             return None
         (numbers,) = kept.rows(runs)
         found.append((harmonic_mean([numbers.numbers[key].value for key in (FQ, RQ)]), run))
@@ -226,8 +237,7 @@ def best(method: str, work: Path) -> Run | None:
 
 def measure(run: Run, work: Path, attacked: bool = False) -> None:
     """Train and score one run, unless its result is there; ``attacked`` by prompts and in its weights, too."""
-    result = work / f"{run.name}.json"
-    before = kept.read(result)
+    before = finished(run, work)
     done = {(task, metric) for *_, task, metric, _ in before.data} if before else set()
     if before and (not attacked or (paper.STRESS, "depth") in done):
         return
@@ -252,7 +262,7 @@ def measure(run: Run, work: Path, attacked: bool = False) -> None:
     if run.row not in BASELINES and manifest and manifest.processor_seconds is not None:
         values[COST["processor"]] = manifest.processor_seconds
     data = [(run.row, run.target, run.seed, *key, value) for key, value in values.items()]
-    kept.write(result, kept.Kept(base(), {run.row: [*run.arguments]}, list(kept.COLUMNS), data))
+    kept.write(work / f"{run.name}.json", kept.Kept(base(), {run.row: [*run.arguments]}, list(kept.COLUMNS), data))
     shown = {name: number(values[key], unit(key[1])) for name, key, *_ in paper.NEVER_KNEW if key in values}
     print(run.name, shown, flush=True)
 
@@ -301,6 +311,7 @@ def gradients() -> None:
     from optout_train import train
     from optout_train.config import build_config
     from optout_train.data import passes
+    from optout_train.gradients import backward
     from optout_train.sources import source_of
     from optout_train.weights import quiet
 
@@ -319,7 +330,7 @@ def gradients() -> None:
 
         norms = []
         for side in passes(config, run.data, run.plan[1][0], 0, 1, run.device):
-            train.backward(run, side)
+            backward(run, side)
             norms.append(norm())
         distance = float(run.transport.add_gradient(config.transport_weight, len(run.plan[0]) + 1))
         measured[recipe] = [*norms, norm(), distance]

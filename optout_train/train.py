@@ -11,8 +11,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,13 +23,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lm_eval_elude.errors import UserError
-from lm_eval_elude.model.packing import collate
-from lm_eval_elude.model.scorer import AnswerLogProbs, Scorer, answer_sums, load_model, score_all
+from lm_eval_elude.model.scorer import AnswerLogProbs, Scorer, load_model, score_all
 from lm_eval_elude.text.chat import Encoded, Renderer, load_tokenizer
-from optout_train import losses
 from optout_train.config import AUTO, AUTO_RATE, WHOLE_BATCH, TrainConfig
-from optout_train.data import KEPT, Lesson, Pass, Sample, Steered, StepIndices, TrainingData, load_training_data, passes
+from optout_train.data import KEPT, StepIndices, TrainingData, load_training_data, passes
 from optout_train.export import export
+from optout_train.gradients import along_direction, backward, backward_at_worst
 from optout_train.repselect import collapsed_gradient
 from optout_train.run_folder import RunFolder, damaged, step_name
 from optout_train.sources import Source, source_of
@@ -254,105 +252,6 @@ def take_step(run: Setup, step: int, total: int, indices: StepIndices) -> dict[s
             raised = run.weights[name] + config.dual_step * (values[name] - config.retain_budget)
             run.weights[name] = values[f"{name}_weight"] = max(0.0, raised)
     return values | {"learning_rate": rate}
-
-
-def backward(run: Setup, update: Sequence[Pass]) -> dict[str, float]:
-    """Accumulate the gradient of these passes; returns each set's mean loss over the whole step, unweighted."""
-    processes = run.accelerator.num_processes
-    names = dict.fromkeys(part.name for part in update)
-    means = {name: torch.zeros((), dtype=torch.float64, device=run.device) for name in names}
-    for number, part in enumerate(update, 1):
-        with exchange_gradients(run, number == len(update)):
-            with torch.autocast(run.device.type, torch.bfloat16, enabled=run.config.autocast):
-                row = run.config.loss if part.name == "forget" else None
-                answers = answer_values(run.scorer, part.samples, run.device, row, run.config.eta)
-            per_example = _loss(run, part, answers)
-            weights = torch.tensor(part.weights, device=run.device)
-            if run.config.whole_batch and part.name == "forget":  # one value
-                weights = torch.ones(1, device=run.device)
-            mean = (per_example * weights).sum()
-            # DDP and FSDP average gradients over processes; the weights already sum to 1 over all of them.
-            (mean * run.weights[part.name] * processes).backward()
-            means[part.name] += mean.detach()
-    totals = torch.stack(list(means.values()))
-    if processes > 1:
-        dist.all_reduce(totals)
-    return dict(zip(means, totals.tolist(), strict=True))
-
-
-def backward_at_worst(run: Setup, forget: Sequence[Pass]) -> dict[str, float]:
-    """As :func:`backward`, of the forget loss at the weights ``--sam`` up its gradient (SAM; Fan et al. 2025)."""
-    values = backward(run, forget)
-    trained = [p for p in run.model.parameters() if p.grad is not None]
-    before = [p.detach().clone() for p in trained]
-    norm = torch.nn.utils.clip_grad_norm_(trained, math.inf)
-    with torch.no_grad():
-        for weight in trained:
-            weight += weight.grad * (run.config.sam / norm.clamp(min=1e-12))
-    run.optimizer.zero_grad(set_to_none=True)
-    backward(run, forget)
-    with torch.no_grad():
-        for weight, value in zip(trained, before, strict=True):
-            weight.copy_(value)
-    return values
-
-
-def along_direction(run: Setup, forget: Sequence[Pass]) -> dict[str, float]:
-    """As :func:`backward`, with the run's fixed direction in the place of the forget loss's gradient."""
-    values = backward(run, forget)
-    run.optimizer.zero_grad(set_to_none=True)
-    parameters = dict(run.model.named_parameters())
-    for name, direction in run.direction.items():
-        parameters[name].grad = placed(direction * run.weights["forget"], parameters[name])
-    return values
-
-
-def answer_values(
-    scorer: nn.Module,
-    samples: Sequence[Sample],
-    device: torch.device,
-    row: losses.ForgetLoss | None = None,
-    eta: float = 1.0,
-) -> AnswerLogProbs:
-    """Sums and counts of the answer tokens' log-probabilities, or of what a row of the losses reads or makes of them.
-
-    Of lessons they are sums of what :func:`losses.lesson` gives, and of steered sequences the negated mean squares of
-    what lacks to their states.
-    """
-    batch = collate([Encoded(*sample[:2]) for sample in samples], device)
-    lessons = [sample for sample in samples if isinstance(sample, Lesson)]
-    steered = [sample for sample in samples if isinstance(sample, Steered)]
-    if steered:
-        wanted = torch.cat([s.states.expand(len(s.ids) - s.answer_start, -1) for s in steered]).to(device)
-        return answer_sums(-(scorer(batch, losses.states) - wanted).square().mean(1), batch.owners)
-    if not lessons:
-        log_probs = scorer(batch, row.read if row else None)[:, 0]
-        return answer_sums(row.tokens(log_probs, batch.owners, eta) if row and row.tokens else log_probs, batch.owners)
-    bounds, top, shares = (torch.cat(column).to(device) for column in list(zip(*lessons, strict=True))[2:])
-    log_probs = scorer(batch._replace(targets=torch.cat([batch.targets, top], dim=1)))
-    return answer_sums(losses.lesson(log_probs, bounds, shares), batch.owners)
-
-
-def _loss(run: Setup, part: Pass, answers: AnswerLogProbs) -> Tensor:
-    """One value per example; for the forget set by the run's row of the table."""
-    if part.name != "forget":
-        return losses.nll(answers)
-    row, records = run.config.loss, torch.tensor(part.records, device=run.device)
-    columns = (column.chunk(len(row.reads)) for column in answers)
-    now = {kind: AnswerLogProbs(*pair) for kind, pair in zip(row.reads, zip(*columns, strict=True), strict=True)}
-    before = {kind: AnswerLogProbs(*(column[records] for column in run.reference[kind])) for kind in row.reference}
-    if run.config.whole_batch:
-        now, before = ({k: losses.batch_mean(v) for k, v in side.items()} for side in (now, before))
-    return row.function(now, {k: v._replace(sums=v.sums.float()) for k, v in before.items()}, run.config.eta)
-
-
-def exchange_gradients(run: Setup, last: bool) -> Any:
-    """Processes exchange gradients in the last pass of an update only."""
-    if run.config.shard and run.accelerator.num_processes > 1:
-        run.scorer.set_requires_gradient_sync(last)  # type: ignore[operator]
-        return nullcontext()
-    alone = last or run.accelerator.num_processes == 1
-    return nullcontext() if alone else run.scorer.no_sync()  # type: ignore[operator]
 
 
 # The loop

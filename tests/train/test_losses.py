@@ -13,8 +13,8 @@ from lm_eval_elude.text.chat import Encoded
 from optout_train import losses
 from optout_train.config import BUNDLED_MODEL
 from optout_train.data import Steered
+from optout_train.gradients import answer_values
 from optout_train.repselect import collapse
-from optout_train.train import answer_values
 from optout_train.weights import noise
 
 LOG_PROBS = st.lists(st.floats(-60, -0.01), min_size=1, max_size=6)

@@ -20,11 +20,12 @@ from optout_train import losses
 from optout_train import train as training
 from optout_train.config import BUNDLED_MODEL, build_config
 from optout_train.data import Lesson, StepIndices, TrainingData, load_training_data
+from optout_train.gradients import answer_values
 from optout_train.sources import source_of
 from optout_train.stranger import lessons as stranger
 from optout_train.stranger.distil import IN_PASSING, adjusted, distil, exchange, in_passing
 from optout_train.stranger.teacher import WORDINGS, Teacher
-from optout_train.train import answer_values, score_reference, train
+from optout_train.train import score_reference, train
 from tests.support import ROOT
 
 NAN = float("nan")
