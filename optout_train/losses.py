@@ -239,7 +239,9 @@ FORGET: dict[str, ForgetLoss] = {
         preset={"eta": 0.6, "self_distill": True, "patience": 0},
     ),
     # :mod:`optout_train.repselect`. A step's length is the learning rate: what is clipped to norm 1 is no gradient.
-    "repselect": ForgetLoss(lambda now, before, eta: ga(now["answer"]), ("answer",), direction=True),
+    "repselect": ForgetLoss(
+        lambda now, before, eta: ga(now["answer"]), ("answer",), direction=True, preset={"learning_rate": 0.1}
+    ),
     # Ilharco et al. 2023: the model learns the facts, and its weights end as far on the other side of the initial ones.
     "task-vector": ForgetLoss(
         lambda now, before, eta: nll(now["answer"]),
