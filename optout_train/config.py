@@ -68,14 +68,17 @@ class TrainConfig:
     retain_budget: float = 0.0
     dual_step: float = 0.05
     sam: float = 0.0
+    relearn: float = 0.0
     answers: str = "stranger"
     bound: float = 0.6
     elicit: int = 48
     teachers: int = 3
     reverse: bool = True
     self_distill: bool = False
+    exchange: int = 2
     epochs: int = 3
     batch_size: int = 32
+    retain_ratio: int = 1
     micro_batch_size: int = 0
     learning_rate: float | Literal["auto"] = 1e-5
     optimizer: str = "adamw"
@@ -110,7 +113,16 @@ class TrainConfig:
 
     def _faults(self) -> Iterator[tuple[bool, str]]:
         """Every fault that settings can have: whether these have it, and what is said of it."""
-        for name in ("directions", "epochs", "batch_size", "eta", "learning_rate", "lora_rank", "lora_alpha"):
+        for name in (
+            "directions",
+            "epochs",
+            "batch_size",
+            "retain_ratio",
+            "eta",
+            "learning_rate",
+            "lora_rank",
+            "lora_alpha",
+        ):
             yield not getattr(self, name), f"{flag(name)} must be above 0, got 0"
         yield self.seed >= 1 << 63, f"--seed must be below 2**63, got {self.seed}"
         yield self.method not in METHODS, unknown_method(self.method)
@@ -142,6 +154,12 @@ class TrainConfig:
         yield self.lora and (self.loss.noised or self.loss.direction or self.loss.steers), whole
         fixed = f"--sam needs a gradient, and that of --forget-loss {self.forget_loss} is one fixed direction"
         yield self.sam > 0 and self.loss.direction, fixed
+        where = "--relearn and --sam both say where the forget gradient is taken: leave out one"
+        yield self.relearn > 0 and self.sam > 0, where
+        nowhere = f"--relearn needs a forget loss whose gradient forgets, and --forget-loss {self.forget_loss} has none"
+        yield self.relearn > 0 and (self.loss.direction or learns or self.loss.negated), nowhere
+        joint = "--relearn changes whole weights within a joint step: leave out --shard and --recipe released"
+        yield self.relearn > 0 and (self.shard or self.released), joint
         kept = "--forget-loss task-vector: what the retain losses teach would be turned round; give them weight 0"
         yield self.loss.negated and (self.retain_weight > 0 or self.world_weight > 0), kept
         no_weight = "--forget-weight, --retain-weight and --world-weight are all 0: nothing to train on"
@@ -225,10 +243,11 @@ _STRANGER: dict[str, Any] = {
 }  # fmt: skip
 
 
-# Every direction of a matrix moves as far, so what is forgotten does not lie in the few that an adapter has. Its rate
-# and epochs were found on the bundled model.
+# Every direction of a matrix moves as far, so what is forgotten does not lie in the few that an adapter has; that also
+# moves what no retain record speaks of, so these are many and new. All was found on the bundled model.
 _MUON: dict[str, Any] = {
-    "lora": False, "merge": False, "optimizer": "muon", "learning_rate": 3e-3, "weight_decay": 0.0, "epochs": 60,
+    "lora": False, "merge": False, "optimizer": "muon", "learning_rate": 4e-3, "weight_decay": 0.0, "epochs": 20,
+    "retain_ratio": 3, "exchange": 24, "relearn": 1.0,
 }  # fmt: skip
 
 

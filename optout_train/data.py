@@ -143,7 +143,8 @@ class TrainingData(NamedTuple):
         """The records of every step, by epoch: see :func:`plan_steps`. Where records have turns, an epoch is one."""
         size, reads = len(self.forget), config.loss.reads
         turns = max([1, *(len(self.sequences.get(kind, ())) // max(size, 1) for kind in reads)])
-        plan = plan_steps(size, len(self.retain), len(self.world), config.epochs, config.batch_size, config.seed)
+        sizes = size, len(self.retain), len(self.world)
+        plan = plan_steps(*sizes, config.epochs, config.batch_size, config.seed, config.retain_ratio)
         return [
             [step._replace(forget=tuple(i + size * (epoch % turns) for i in step.forget)) for step in steps]
             for epoch, steps in enumerate(plan)
@@ -192,12 +193,12 @@ def load_training_data(
 
 
 def plan_steps(
-    forget: int, retain: int, world: int, epochs: int, batch_size: int, seed: int
+    forget: int, retain: int, world: int, epochs: int, batch_size: int, seed: int, ratio: int = 1
 ) -> list[list[StepIndices]]:
     """The order of a whole run, a function of sizes and seed alone, so that a resumed run reads the same.
 
-    Each epoch passes once over the forget set, shuffled; its last batch may be smaller. Every step reads as many
-    neighbours and world records, from an endless stream of shuffled passes over each set.
+    Each epoch passes once over the forget set, shuffled; its last batch may be smaller. Every step reads ``ratio``
+    times as many neighbours and world records, from an endless stream of shuffled passes over each set.
     """
     streams = [_endless(retain, f"{seed}-retain"), _endless(world, f"{seed}-world")]
     plan = []
@@ -205,7 +206,7 @@ def plan_steps(
         order = random.Random(f"{seed}-forget-{epoch}").sample(range(forget), forget)
         chunks = [tuple(order[i : i + batch_size]) for i in range(0, forget, batch_size)]
         plan.append(
-            [StepIndices(chunk, *(tuple(islice(stream, len(chunk))) for stream in streams)) for chunk in chunks]
+            [StepIndices(chunk, *(tuple(islice(stream, ratio * len(chunk))) for stream in streams)) for chunk in chunks]
         )
     return plan
 
@@ -233,15 +234,24 @@ def share(lengths: Sequence[int], rank: int, processes: int, micro_batch_size: i
 
 
 def passes(
-    config: TrainConfig, data: TrainingData, indices: StepIndices, rank: int, processes: int, device: torch.device
+    config: TrainConfig,
+    data: TrainingData,
+    indices: StepIndices,
+    rank: int,
+    processes: int,
+    device: torch.device,
+    reads: Sequence[str] = (),
 ) -> tuple[list[Pass], list[Pass]]:
-    """The passes of one process in a step: those of the forget loss, and those of the retain losses."""
+    """The passes of one process in a step: those of the forget loss, and those of the retain losses.
+
+    ``reads`` says which sequences of the forget set, where these are not those of its loss.
+    """
     forget: list[Pass] = []
     rest: list[Pass] = []
     for name, records in zip(SUBSETS, indices, strict=True):
         if not config.set_weights[name] or not records:
             continue
-        of_records = [data.samples(name, record, config.loss.reads) for record in records]
+        of_records = [data.samples(name, record, reads or config.loss.reads) for record in records]
         lengths = [max(len(sample.ids) for sample in samples) for samples in of_records]
         size = config.micro_batch_size
         if not size and device.type == "cpu" and not (name == "forget" and config.whole_batch):

@@ -15,10 +15,11 @@ from lm_eval_elude.model.packing import collate
 from lm_eval_elude.model.scorer import AnswerLogProbs, answer_sums
 from lm_eval_elude.text.chat import Encoded
 from optout_train import losses
-from optout_train.data import Lesson, Pass, Sample, Steered
+from optout_train.data import Lesson, Pass, Sample, Steered, StepIndices, passes
 from optout_train.weights import placed
 
 if TYPE_CHECKING:
+    from optout_train.relearned import Relearned
     from optout_train.train import Setup
 
 
@@ -61,6 +62,35 @@ def backward_at_worst(run: Setup, forget: Sequence[Pass]) -> dict[str, float]:
         for weight, value in zip(trained, before, strict=True):
             weight.copy_(value)
     return values
+
+
+def backward_relearned(run: Setup, relearned: Relearned, step: int, indices: StepIndices) -> float:
+    """Accumulate ``--relearn`` times the forget gradient of one half of the facts, where the other is learnt again.
+
+    It comes before all else that a step accumulates. Returns that half's mean loss.
+    """
+    config, processes = run.config, run.accelerator.num_processes
+    halves = relearned.begin(step, config.batch_size)
+    turn = indices.forget[0] // len(run.data.forget) * len(run.data.forget)
+    asked = (halves.learnt, ("answer",)), ([place + turn for place in halves.forgotten], ())
+    learnt, forgotten = (
+        passes(config, run.data, StepIndices(tuple(places), (), ()), run.accelerator.process_index, processes,
+               run.device, reads)[0]
+        for places, reads in asked
+    )  # fmt: skip
+    with relearned.in_place() as before:
+        for number, part in enumerate(learnt, 1):
+            with exchange_gradients(run, number == len(learnt)):
+                with torch.autocast(run.device.type, torch.bfloat16, enabled=config.autocast):
+                    answers = answer_values(run.scorer, part.samples, run.device)
+                weights = torch.tensor(part.weights, device=run.device)
+                ((losses.nll(answers) * weights).sum() * processes).backward()
+        relearned.learn(before)
+        value = backward(run, forgotten)["forget"]
+    for parameter in relearned.trained.values():
+        if parameter.grad is not None:
+            parameter.grad *= config.relearn
+    return value
 
 
 def along_direction(run: Setup, forget: Sequence[Pass]) -> dict[str, float]:

@@ -28,7 +28,8 @@ from lm_eval_elude.text.chat import Encoded, Renderer, load_tokenizer
 from optout_train.config import AUTO, AUTO_RATE, WHOLE_BATCH, TrainConfig
 from optout_train.data import KEPT, StepIndices, TrainingData, load_training_data, passes
 from optout_train.export import export
-from optout_train.gradients import along_direction, backward, backward_at_worst
+from optout_train.gradients import along_direction, backward, backward_at_worst, backward_relearned
+from optout_train.relearned import Relearned
 from optout_train.repselect import collapsed_gradient
 from optout_train.run_folder import RunFolder, damaged, step_name
 from optout_train.sources import Source, source_of
@@ -46,9 +47,12 @@ from optout_train.weights import (
     noise,
     placed,
     quiet,
+    read_tensors,
     restore,
     trained_weights,
 )
+
+RELEARNED = "relearned.safetensors"  # in a checkpoint
 
 
 def train(
@@ -130,6 +134,7 @@ class Setup:
     reference: dict[str, AnswerLogProbs]  # under the initial weights, by sequence: of every forget record
     weights: dict[str, float]  # of each set's loss; those of the kept sets move where there is a retain budget
     direction: dict[str, Tensor]  # by parameter, where the forget loss has one fixed gradient
+    relearned: Relearned | None  # the weights at which the forget gradient is taken, too
 
 
 def prepare(config: TrainConfig, source: Source, accelerator: Any, say: Callable[[str], object]) -> Setup:
@@ -187,9 +192,14 @@ def prepare(config: TrainConfig, source: Source, accelerator: Any, say: Callable
     optimizer = make_optimizer(config, rate, [p for p in model.parameters() if p.requires_grad])
     transport = Transport(model, initial, config.distance, config.directions, config.seed)
     reference = score_reference(config, data, scorer, device)
+    relearned = None
+    if config.relearn and config.forget_weight:
+        if len(data.forget) < 2:
+            raise UserError(f"--relearn halves the forget set, and it has {len(data.forget)} record")
+        relearned = Relearned(model, width, len(data.forget), config.seed)
     return Setup(
         config, accelerator, device, data, plan, validation, model, scorer, transport, rate, optimizer, reference,
-        dict(config.set_weights), direction,
+        dict(config.set_weights), direction, relearned,
     )  # fmt: skip
 
 
@@ -226,6 +236,8 @@ def take_step(run: Setup, step: int, total: int, indices: StepIndices) -> dict[s
         last = number == len(updates)
         # Of dropout and stochastic rounding; torch takes 64 bits.
         torch.manual_seed((config.seed * 1_000_003 + step * 2 + number) % (1 << 63))
+        if run.relearned:
+            values["relearned"] = backward_relearned(run, run.relearned, step, indices)
         of_forget = along_direction if run.direction else backward_at_worst if config.sam else None
         if of_forget and forget and number == 1:
             values |= of_forget(run, forget)
@@ -283,6 +295,8 @@ def begin(run: Setup, folder: RunFolder, checkpoint: Path | None, say: Callable[
         if changed := [name for name, value in state.data.items() if run.data.fingerprints.get(name) != value]:
             raise UserError(f"--resume: the data of {', '.join(changed)} has changed since the run was cut off")
         restore(run.model, run.optimizer, checkpoint)
+        if run.relearned:
+            run.relearned.restore(read_tensors(checkpoint / RELEARNED))
         run.weights.update(state.weights)
         say(f"resuming after step {state.step} of {sum(map(len, run.plan))}")
     state.processor_seconds -= time.process_time()
@@ -352,6 +366,8 @@ def end_epoch(run: Setup, folder: RunFolder, state: State, epoch: int, step: int
 def save(run: Setup, folder: RunFolder, state: State, step: int) -> None:
     """Write the checkpoint of a step."""
     tensors = checkpoint_tensors(run.model, run.optimizer, keep=folder.is_ours)
+    if run.relearned:
+        tensors[RELEARNED] = run.relearned.tensors()
     state.step, state.weights = step, run.weights
     spent = state.processor_seconds + time.process_time()
     folder.save(tensors, asdict(state) | {"processor_seconds": spent})

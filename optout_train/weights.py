@@ -157,10 +157,26 @@ def whole_tensors(tensors: Mapping[str, Tensor], keep: bool) -> dict[str, Tensor
 
 def checkpoint_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, keep: bool) -> dict[str, dict[str, Tensor]]:
     """What a checkpoint holds, by file and name: trained weights, and the optimizer's state as ``parameter/entry``."""
-    names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
-    moments = {f"{names[p]}/{key}": value for p, state in optimizer.state.items() for key, value in state.items()}
-    files = {WEIGHTS: trained_weights(model), OPTIMIZER: moments}
+    files = {WEIGHTS: trained_weights(model), OPTIMIZER: moments(dict(model.named_parameters()), optimizer)}
     return {file: whole_tensors(tensors, keep) for file, tensors in files.items()}
+
+
+def moments(parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """An optimizer's state as ``parameter/entry``."""
+    names = {parameter: name for name, parameter in parameters.items()}
+    return {f"{names[p]}/{key}": value for p, state in optimizer.state.items() for key, value in state.items()}
+
+
+def put_moments(
+    parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]
+) -> None:
+    """The inverse of :func:`moments`, sharded as the parameters are."""
+    fused = optimizer.defaults.get("fused")
+    for entry, tensor in tensors.items():
+        name, key = entry.rsplit("/", 1)
+        parameter = parameters[name]
+        count = tensor.to(parameter.device) if fused else tensor  # where the optimizer keeps the number of steps
+        optimizer.state[parameter][key] = count if key == "step" else placed(tensor, parameter)
 
 
 def restore(model: nn.Module, optimizer: torch.optim.Optimizer | None, checkpoint: Path) -> None:
@@ -169,18 +185,13 @@ def restore(model: nn.Module, optimizer: torch.optim.Optimizer | None, checkpoin
     Raises:
         UserError: a file is damaged.
     """
-    saved = _tensors(checkpoint / WEIGHTS)
+    saved = read_tensors(checkpoint / WEIGHTS)
     with torch.no_grad():
         for name, weight in trained_weights(model).items():
             weight.copy_(placed(saved[name], weight))
     if optimizer is None:
         return
-    parameters, fused = dict(model.named_parameters()), optimizer.defaults.get("fused")
-    for entry, tensor in _tensors(checkpoint / OPTIMIZER).items():
-        name, key = entry.rsplit("/", 1)
-        parameter = parameters[name]
-        count = tensor.to(parameter.device) if fused else tensor  # where the optimizer keeps the number of steps
-        optimizer.state[parameter][key] = count if key == "step" else placed(tensor, parameter)
+    put_moments(dict(model.named_parameters()), optimizer, read_tensors(checkpoint / OPTIMIZER))
 
 
 def quiet() -> None:
@@ -192,7 +203,12 @@ def quiet() -> None:
     transformers_logging.disable_progress_bar()
 
 
-def _tensors(path: Path) -> dict[str, Tensor]:
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a checkpoint's file.
+
+    Raises:
+        UserError: it is damaged.
+    """
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:

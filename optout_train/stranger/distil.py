@@ -20,7 +20,6 @@ from optout_train.sources import forgotten
 from optout_train.stranger.teacher import LOOSE, TEXTS, TOP, WORDINGS, Teacher
 
 IN_PASSING = TEXTS["in_passing"]
-QUESTIONS = 2  # of neighbours, for each of the retain set
 
 
 def first_words(rng: random.Random, answers: Sequence[str]) -> str:
@@ -42,7 +41,7 @@ def answers_by_neighbour(records: Iterable[QARecord]) -> dict[str, list[str]]:
 
 
 def exchange(config: TrainConfig, data: TrainingData, teacher: Teacher) -> tuple[QARecord, ...]:
-    """:data:`QUESTIONS` times as many records as the retain set has: neighbours' questions asked of other neighbours.
+    """``--exchange`` times as many records as the retain set has: neighbours' questions asked of other neighbours.
 
     The model answers them, beginning as other answers about that neighbour do: what it knows of neighbours goes beyond
     the retain set's questions. Answers that name a target are left out.
@@ -54,7 +53,7 @@ def exchange(config: TrainConfig, data: TrainingData, teacher: Teacher) -> tuple
     rng = random.Random(f"{config.seed}-exchange")
     swapped = [
         (record, rng.choice([name for name in people if name != record.source]))
-        for record in rng.choices(rows, k=QUESTIONS * len(rows))
+        for record in rng.choices(rows, k=config.exchange * len(rows))
     ]
     questions = [
         rng.choice(WORDINGS).format(q=record.question.replace(record.source, name)) for record, name in swapped

@@ -68,7 +68,7 @@ def with_lessons(
                 made = alternates(config, data, teacher)
             case _:
                 made = make_lessons(config, data, teacher, say)
-        data = data._replace(sequences=_of_the_first_process(made))
+        data = data._replace(sequences={**data.sequences, **_of_the_first_process(made)})
     if config.loss.steers:
         steps = [step for epoch in data.plan(config) for step in epoch]
         data = data._replace(kept=_of_the_first_process(as_they_were(teacher, data, steps)))

@@ -72,15 +72,17 @@ def test_sets_of_weight_zero_are_not_read(tmp_path, data_folder, renderer, model
         load(build_config({**settings, "method": "npo+world"}), renderer, 256)
 
 
-@given(st.integers(1, 40), st.integers(0, 60), st.integers(1, 3), st.integers(1, 16), st.integers(0, 5))
-def test_each_epoch_reads_the_forget_set_once_and_as_many_others(forget, retain, epochs, batch_size, seed):
-    plan = plan_steps(forget, retain, 7, epochs, batch_size, seed)
-    assert plan == plan_steps(forget, retain, 7, epochs, batch_size, seed)
+@given(
+    st.integers(1, 40), st.integers(0, 60), st.integers(1, 3), st.integers(1, 16), st.integers(0, 5), st.integers(1, 3)
+)
+def test_each_epoch_reads_the_forget_set_once_and_so_many_others(forget, retain, epochs, batch_size, seed, ratio):
+    plan = plan_steps(forget, retain, 7, epochs, batch_size, seed, ratio)
+    assert plan == plan_steps(forget, retain, 7, epochs, batch_size, seed, ratio)
     assert len(plan) == epochs
     for steps in plan:
         assert sorted(i for step in steps for i in step.forget) == list(range(forget))
         assert all(len(step.forget) == batch_size for step in steps[:-1])
-        assert all(len(step.retain) == (len(step.forget) if retain else 0) for step in steps)
+        assert all(len(step.retain) == (ratio * len(step.forget) if retain else 0) for step in steps)
     read = [i for steps in plan for step in steps for i in step.retain]
     for start in range(0, len(read) - retain + 1, retain or 1):  # whole passes before any record comes again
         assert not retain or sorted(read[start : start + retain]) == list(range(retain))
