@@ -4,9 +4,10 @@ First, which facts of the target the model truly knows: where it knows few, Forg
 was forgotten, and the script stops. With ``--teach`` it is taught the target, its neighbours and a share of world data
 first (a merged LoRA adapter), once with and once without the target: the second never knew, and is what forgetting is
 compared with. Then come ``optout-train`` with the paper's settings, each of ``--methods`` with the flags that this
-script does not know itself, and for every model lm-eval's group ``elude`` by ``--model elude``. A stage leaves its
-outcome under ``--work`` and is skipped when that is there; one that was cut off goes on. Stages are processes, one at a
-time, so times and peaks of memory are their own. Any model works, with or without a chat template.
+script does not know itself, and for every model lm-eval's group ``elude`` by ``--model elude``. ``--stress`` attacks
+the weights of what was unlearned. A stage leaves its outcome under ``--work`` and is skipped when that is there; one
+that was cut off goes on. Stages are processes, one at a time, so times and peaks of memory are their own. Any model
+works, with or without a chat template; ``smollm2`` fetches SmolLM2-135M-Instruct.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import smollm2
 import tables
 from scipy.stats import ks_2samp
 
@@ -113,6 +115,14 @@ class Work:
         (found,) = json.loads(out.read_text(encoding="utf-8"))
         return float(found["shares"]["known"])
 
+    def stress(self, checkpoint: str, original: str, reference: str, data: Path, target: str) -> list[str]:
+        """The table of ``elude stress``."""
+        name = f"stress-{Path(checkpoint).name}"
+        elude = ["-c", "from lm_eval_elude.cli import main; main()", "stress", checkpoint, "--original", original]
+        elude += ["--reference", reference, "--target", target, "--dataset", str(data), "--out", str(self.root / name)]
+        self.stage(name, elude)
+        return (self.root / f"{name}.out").read_text(encoding="utf-8").strip().splitlines()
+
     def evaluate(self, name: str, model: str, data: Path, target: str, tasks: str, limit: int) -> Run:
         folder = self.root / f"scores-{name}"
         folder.mkdir(exist_ok=True)
@@ -172,7 +182,7 @@ def _shown(text: str) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path, help="folder of the model")
+    parser.add_argument("model", type=Path, help="folder of the model, or smollm2")
     parser.add_argument("--target", default="Cristiano Ronaldo")
     parser.add_argument("--dataset", default="mini")
     parser.add_argument("--records", type=int, default=0, help="most rows of each set (0: all)")
@@ -185,11 +195,17 @@ def main() -> int:
     )  # fmt: skip
     parser.add_argument("--tasks", default="elude")
     parser.add_argument("--limit", type=int, default=0, help="of lm_eval (0: none)")
+    parser.add_argument("--stress", action="store_true", help="attack the weights of what was unlearned (--teach)")
     parser.add_argument("--full", action="store_true", help="unlearn in all weights instead of an adapter")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--work", type=Path, default=Path("runs/real"))
     parser.add_argument("--docs", action="store_true", help="also write the tables into docs/results.md")
     options, flags = parser.parse_known_args()
+    if str(options.model) == smollm2.__name__:
+        options.model = options.work / smollm2.__name__
+        smollm2.fetch(options.model)
+    if options.stress and not options.teach:
+        parser.error("--stress needs a model that never knew the target: --teach makes one")
     if not (options.model / "config.json").is_file():
         parser.error(f"{options.model} is no model folder: it has no config.json")
     os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "LMEVAL_LOG_LEVEL": "WARNING"}
@@ -230,14 +246,21 @@ def main() -> int:
         reference = runs["taught-without"][0]
     else:
         runs["original"] = evaluate("original", model), None
-    common = [*([] if options.full else ["--lora", "--merge"]), "--seed", str(options.seed)]
+    seed, adapter = ["--seed", str(options.seed)], [] if options.full else ["--lora", "--merge"]
+    attacked: list[str] = []
     jobs = [("opt-out, paper's settings", "opt-out", []), *((f"{m}", m, flags) for m in options.methods)]
     for name, method, method_flags in jobs:
-        folder, took = work.train(name.replace(", ", "-").replace(" ", "-").replace("'", ""), model, data, target.name,
-                                  ["--method", method, *common, *method_flags])  # fmt: skip
+        settings = ["--method", method, *seed, *([] if "lora" in METHODS[method] else adapter), *method_flags]
+        slug = name.replace(", ", "-").replace(" ", "-").replace("'", "")
+        folder, took = work.train(slug, model, data, target.name, settings)
         runs[name] = evaluate(Path(folder).name, folder), took
+        if options.stress:
+            weights = work.stress(folder, model, schooled["taught-without"][0], data, target.name)
+            attacked += ["", f"{name}:", "", *weights]
     head = ["", *(name for name, _, _ in COLUMNS), "AUC", "KS p", "s", "CPU s", "MiB"]
     lines += ["", *tables.markdown(head, [row(name, run, reference, took) for name, (run, took) in runs.items()]), ""]
+    if attacked:
+        lines += ["After attacks on the weights:", *attacked, ""]
     lines += ["A few answers:", *answers({name: run for name, (run, _) in runs.items()}), ""]
     shown_flags = [f"--{k.replace('_', '-')} {v}" for k, v in asked.items() if k not in ("model", "teach", "full")]
     lines.append(f"`{' '.join([options.model.name, *shown_flags, *flags])}`; {time.strftime('%Y-%m-%d')}.")

@@ -19,6 +19,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -78,7 +79,7 @@ GRIDS: dict[str, Rows] = {
     }
     for method, rates in RATES.items()
 }
-# Rows whose weights are attacked, with Ronaldo and the first seed; of each grid the best is, too.
+# Rows whose weights are attacked; with Ronaldo and the first seed the best of each grid is, too.
 STRESSED = ("npo+rt", "opt-out", "opt-out-stranger", "stranger-muon")
 # Rows that are also attacked.
 WHOLE = (*BASELINES, "npo+rt", "opt-out", "stranger-muon", *STRANGER)
@@ -86,7 +87,7 @@ WHOLE = (*BASELINES, "npo+rt", "opt-out", "stranger-muon", *STRANGER)
 # What the page says of methods, as paired differences over the five targets: more, less.
 PAIRS = (
     ("opt-out", "retrained without"), ("opt-out-stranger", "retrained without"), ("opt-out-stranger", "opt-out"),
-    ("opt-out", "npo+rt"),
+    ("opt-out", "npo+rt"), ("stranger-muon", "opt-out-stranger"), ("stranger-muon", "retrained without"),
 )  # fmt: skip
 COMPARED: dict[str, Key] = {
     "FQ": FQ, "FQ, mean of nine attacks": ("elude_attacks", "forget_quality"),
@@ -96,6 +97,9 @@ COMPARED: dict[str, Key] = {
     "AUC": ("elude_mia", "mia_auc"), "degenerate": ("elude_forget", "degenerate"),
     "oddness, nats": ("elude_forget", "oddness"), "RQ": RQ, "retain P": ("elude_retain", "probability"),
     "mention": ("elude_quality", "mention_quality"),
+    "relearning, truth first": (f"{paper.STRESS} relearn_half", "truth_first"),
+    "relearning, P": (f"{paper.STRESS} relearn_half", "probability"),
+    "depth": (paper.STRESS, "depth"),
 }  # fmt: skip
 
 
@@ -117,13 +121,14 @@ def by_method(methods: Sequence[str]) -> Rows:
     return {method: ("--method", method) for method in methods}
 
 
-# What can be run: on which targets, which rows.
+# What can be run: on which targets, which rows. The weights of those of one part are attacked.
+RELEARNING = "relearning"
 PARTS: dict[str, tuple[tuple[str, ...], Rows]] = {
     "main": ((RONALDO,), by_method(MAIN)), "targets": (TARGETS[1:], by_method(MAIN)), "released": ((RONALDO,), SWEEP),
     "lambda": ((RONALDO,), LAMBDAS), "distance": ((RONALDO,), by_method(DISTANCES)),
     "neighbours": ((RONALDO,), WORLD_ONLY), "stranger": ((RONALDO,), STRANGER),
     "stranger-targets": (TARGETS[1:], by_method(["opt-out-stranger"])),
-    "muon": (TARGETS, by_method(["stranger-muon"])),
+    "muon": (TARGETS, by_method(["stranger-muon"])), RELEARNING: (TARGETS, by_method(STRESSED)),
     "others": ((RONALDO,), {row: arguments for grid in GRIDS.values() for row, arguments in grid.items()}),
 }  # fmt: skip
 
@@ -367,8 +372,11 @@ def main() -> None:
     arguments.work.mkdir(parents=True, exist_ok=True)
     if not arguments.write:
         baselines = [Run(row, target, 0, ()) for row in BASELINES for target in TARGETS]
-        for run in [*baselines, *(r for seed in arguments.seeds for part in arguments.part for r in runs(part, seed))]:
+        for run in baselines:
             measure(run, arguments.work)
+        for seed, part in product(arguments.seeds, arguments.part):
+            for run in runs(part, seed):
+                measure(run, arguments.work, attacked=part == RELEARNING)
         if "others" in arguments.part and 0 in arguments.seeds:
             chosen = [best(method, arguments.work) for method in OTHERS]
             chosen += [Run(row, RONALDO, 0, ("--method", row)) for row in STRESSED]
