@@ -2,9 +2,9 @@
 
 Trains what the tables of ``docs/results.md`` show (``--part``; all of them by default) through ``optout-train``, scores
 each checkpoint with lm-eval (:data:`WHOLE` with all of ``elude``, the others with ``elude_quality``), and keeps each
-finished run in ``--work``: a stopped command goes on where it was, and what ``docs/results.json`` has of the bundled
-weights of today is not made again. ``--write`` only puts what is finished there and fills ``docs/results.md`` with
-``elude tables``; a test holds that its tables are those of the runs.
+finished run in ``--work``: a stopped command goes on where it was. What ``docs/results.json`` has of today's bundled
+weights is not made again, so take out a method's runs there when its preset changes. ``--write`` only puts what is
+finished there and fills ``docs/results.md`` with ``elude tables``; a test holds that its tables are those of the runs.
 
 References of other targets than Ronaldo are trained first, ten minutes of a core each, into ``WORK/references/BASE``.
 ``--gradients`` measures what lambda weighs, by default and under ``--recipe released``.
