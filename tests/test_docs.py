@@ -17,6 +17,7 @@ from lm_eval_elude.data import tofu
 from lm_eval_elude.data.files import file_hashes
 from lm_eval_elude.report import kept, paper
 from lm_eval_elude.report.rows import COLLAPSED
+from optout_train.config import METHODS, flag
 from tests.support import MINI
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -66,6 +67,14 @@ def test_the_tables_of_results_are_those_of_the_runs_on_the_models_of_today() ->
     planned = {row: [*arguments] for _, rows in results.PARTS.values() for row, arguments in rows.items()}
     planned |= {row: [] for row in results.BASELINES}
     assert runs.arguments == {row: planned[row] for row in runs.arguments} and runs.arguments.keys() <= shown
+
+
+def test_every_method_and_objective_flag_is_explained_where_training_is() -> None:
+    text = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("training.md", "stranger.md"))
+    alone = [name for name in METHODS if not re.search(r"\+(rt|neighbours|world)$", name) and name != "nll"]
+    flags = ("sam", "relearn", "retain_budget", "dual_step", "retain_ratio", "exchange", "optimizer", "self_distill")
+    assert not [name for name in alone if f"`{name}`" not in text and f"`{name}+rt`" not in text]
+    assert not [name for name in flags if flag(name) not in text]
 
 
 def test_the_table_of_gradients_is_that_of_the_kept_norms_on_the_model_of_today() -> None:
