@@ -165,10 +165,29 @@ def original_of(manifest: Manifest) -> str:
     first, last = manifest.first_base, str(manifest.base_model.get("name", ""))
     if manifest.settings.get("revision"):  # another revision of the model would be loaded
         return ""
-    cached = False
+    return bundled.original_of(manifest) or (first if at_hand(first) else last)
+
+
+def at_hand(model: str) -> bool:
+    """Whether a model is a folder here, or in the Hub's cache."""
+    if Path(model).is_dir():
+        return True
     with suppress(ValueError):  # the name of a folder
-        cached = isinstance(try_to_load_from_cache(first, "config.json"), str)
-    return bundled.original_of(manifest) or (first if cached or Path(first).is_dir() else last)
+        return isinstance(try_to_load_from_cache(model, "config.json"), str)
+    return False
+
+
+def lessons_model(config: TrainConfig) -> str:
+    """The model that lessons are made with: before the first request, where that is at hand, otherwise the run's own.
+
+    What an earlier request took from a model, its lessons would lack: it no longer says what is to be forgotten, and
+    less of what is to be kept. What is said of a model's own state (UNDO, RMU) is of the run's.
+    """
+    earlier = earlier_request(config.model)
+    if earlier is None or config.loss.noised or config.loss.steers:
+        return config.model_path
+    original = original_of(earlier)
+    return original if original and at_hand(original) else config.model_path
 
 
 def benchmark_of(config: TrainConfig) -> type[Elude] | type[Tofu]:

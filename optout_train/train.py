@@ -32,7 +32,7 @@ from optout_train.gradients import along_direction, backward, backward_at_worst,
 from optout_train.relearned import Relearned
 from optout_train.repselect import collapsed_gradient
 from optout_train.run_folder import RunFolder, damaged, step_name
-from optout_train.sources import Source, source_of
+from optout_train.sources import Source, lessons_model, source_of
 from optout_train.stranger.lessons import with_lessons
 from optout_train.stranger.teacher import Teacher
 from optout_train.transport import Transport
@@ -148,14 +148,25 @@ def prepare(config: TrainConfig, source: Source, accelerator: Any, say: Callable
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.manual_seed(config.seed)
     tokenizer = load_tokenizer(config.model_path, revision=config.revision or None)
-    model = load_model(config.model_path, config.revision or None, getattr(torch, config.dtype)).to(device)
+
+    def load(name: str) -> Any:
+        revision = config.revision or None if name == config.model_path else None
+        return load_model(name, revision, getattr(torch, config.dtype)).to(device)
+
+    has_lessons = (config.loss.made and config.forget_weight) or config.self_distill or config.loss.steers
+    teacher = lessons_model(config) if has_lessons else config.model_path
+    model = load(teacher)
     context = getattr(model.config, "max_position_embeddings", sys.maxsize)
     convention = source.convention
     renderer = Renderer(tokenizer, convention.wording, convention.system) if convention else Renderer(tokenizer)
 
     data = load_training_data(config, source, renderer, context, say)
-    if (config.loss.made and config.forget_weight) or config.self_distill or config.loss.steers:
+    if has_lessons:
         data = with_lessons(config, data, Teacher(model, renderer, context), say)
+    if teacher != config.model_path:
+        say(f"lessons were made with the model before the first request: {teacher}")
+        del model  # before the next one is loaded
+        model = load(config.model_path)
     plan = data.plan(config)
     validation = Validation(config, data, source, say) if config.validate else None
     validation = validation if validation and validation.sets else None

@@ -4,9 +4,9 @@ import pytest
 
 from lm_eval_elude.data import bundled, dataset
 from lm_eval_elude.data.manifest import Manifest, read_manifest
-from optout_train.config import TrainConfig
+from optout_train.config import TrainConfig, build_config
 from optout_train.score import score_run
-from optout_train.sources import original_of
+from optout_train.sources import lessons_model, original_of
 from tests.support import write_jsonl
 from tests.train.conftest import ENTITY, rows
 
@@ -89,6 +89,19 @@ def test_without_again_the_new_target_alone_is_trained_on_and_all_are_asked_abou
     _, _, repeated = request_of("repeated", "ada", "both")  # asked for again: once more, not twice
     assert repeated.targets == (ENTITY, BOB)
     assert repeated.data_fingerprints["forget-train"] == both.data_fingerprints["forget-train"]
+
+
+def test_lessons_are_made_with_the_model_before_the_first_request(request_of, model_folder, tmp_path):
+    line = "lessons were made with the model before the first request: "
+    assert line not in request_of("first", "ada", None, "--self-distill")[1]
+    assert line not in request_of("plain", "bob", "first")[1]
+    code, err, _ = request_of("second", "bob", "first", "--self-distill")
+    assert code == 0 and f"{line}{model_folder}" in err
+    assert f"{line}{model_folder}" in request_of("third", "cleo", "second", "--self-distill")[1]
+    for method, of_the_run in (("npo+rt", False), ("undo+rt", True), ("rmu+rt", True)):
+        given = {"target": ("cleo",), "model": str(tmp_path / "second"), "method": method, "self_distill": True}
+        made_with = lessons_model(build_config(given))
+        assert made_with == str(tmp_path / "second" if of_the_run else model_folder)
 
 
 def test_what_cannot_follow_is_refused(request_of, data_folder, tmp_path):
