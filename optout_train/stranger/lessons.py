@@ -56,19 +56,9 @@ def with_lessons(
         UserError: the model says nothing of strangers that could be taught, or a lesson is too long.
     """
     if config.loss.made and config.forget_weight:
-        made: dict[str, tuple[Any, ...]]
-        match config.loss.reads:
-            case ("adjusted",):
-                made = {"adjusted": adjusted(data, teacher, config.eta)}
-            case ("same",):
-                made = {"same": adjusted(data, teacher, 0.0)}
-            case ("steered",):
-                made = {"steered": steered(config, data, teacher)}
-            case (_, "alternate"):
-                made = alternates(config, data, teacher)
-            case _:
-                made = make_lessons(config, data, teacher, say)
-        data = data._replace(sequences={**data.sequences, **_of_the_first_process(made)})
+        make = next(MAKERS[kind] for kind in config.loss.reads if kind in MAKERS)
+        made = _of_the_first_process(make(config, data, teacher, say))
+        data = data._replace(sequences={**data.sequences, **made})
     if config.loss.steers:
         steps = [step for epoch in data.plan(config) for step in epoch]
         data = data._replace(kept=_of_the_first_process(as_they_were(teacher, data, steps)))
@@ -104,7 +94,9 @@ def make_lessons(
     return {"substitute": _in_turns(substitutes, config.epochs), "disclosure": _in_turns(disclosures, config.epochs)}
 
 
-def alternates(config: TrainConfig, data: TrainingData, teacher: Teacher) -> dict[str, tuple[str, ...]]:
+def alternates(
+    config: TrainConfig, data: TrainingData, teacher: Teacher, say: Callable[[str], object]
+) -> dict[str, tuple[str, ...]]:
     """The sequences ``answer`` and ``alternate`` of AltPO: in :data:`ALTERNATES` turns, one of every forget record.
 
     An alternate is what the model says of a stand-in at temperature 1. Errors are those of :func:`with_lessons`.
@@ -115,6 +107,16 @@ def alternates(config: TrainConfig, data: TrainingData, teacher: Teacher) -> dic
         told |= {place: [each.answer for each in own] for place, own in zip(records, given, strict=True)}
     turns = [told[place][turn % len(told[place])] for turn in range(ALTERNATES) for place in sorted(told)]
     return {"answer": tuple(record.answer for record in data.forget.records) * ALTERNATES, "alternate": tuple(turns)}
+
+
+# What makes the sequences of a loss whose row says that they are made, by the name of one that no other loss reads.
+MAKERS: dict[str, Callable[..., dict[str, tuple[Any, ...]]]] = {
+    "substitute": make_lessons,
+    "alternate": alternates,
+    "adjusted": lambda config, data, teacher, say: {"adjusted": adjusted(data, teacher, config.eta)},
+    "same": lambda config, data, teacher, say: {"same": adjusted(data, teacher, 0.0)},
+    "steered": lambda config, data, teacher, say: {"steered": steered(config, data, teacher)},
+}
 
 
 def _makers(config: TrainConfig, data: TrainingData, teacher: Teacher) -> Iterator[tuple[_Maker, dict[int, QARecord]]]:

@@ -21,6 +21,7 @@ from optout_train import train as training
 from optout_train.config import BUNDLED_MODEL, build_config
 from optout_train.data import Lesson, StepIndices, TrainingData, load_training_data
 from optout_train.gradients import answer_values
+from optout_train.losses import FORGET
 from optout_train.sources import source_of
 from optout_train.stranger import lessons as stranger
 from optout_train.stranger.distil import IN_PASSING, adjusted, distil, exchange, in_passing
@@ -276,11 +277,15 @@ def test_undial_teaches_the_initial_distribution_with_the_true_tokens_logit_lowe
         assert lesson.shares.sum(1).mean() > 0.7  # the rest of the vocabulary is one share
 
 
+def test_each_loss_whose_sequences_are_made_has_one_maker():
+    assert [name for name, row in FORGET.items() if len({*row.reads} & {*stranger.MAKERS}) != row.made] == []
+
+
 def test_altpo_prefers_answers_about_strangers_to_the_records_own_in_five_turns(made):
     _, data, _, renderer = made
     config = build_config(TINY | {"method": "altpo"})
     model = load_model(str(BUNDLED_MODEL))
-    drawn = stranger.alternates(config, data, Teacher(model, renderer, 1024))
+    drawn = stranger.alternates(config, data, Teacher(model, renderer, 1024), str)
     records, turns = data.forget.records, stranger.ALTERNATES
     assert drawn["answer"] == tuple(record.answer for record in records) * turns
     for place, answer in enumerate(drawn["alternate"]):
