@@ -1,6 +1,6 @@
 """The stranger method: the model comes to treat the target as a person whom it has never heard of.
 
-Everything is made with the initial model before training, from questions and answers of the training splits. What the
+Everything is made with the initial model (of a chain of requests: the first) before training, from questions and answers of the training splits. What the
 metrics are made of (paraphrases, wrong answers) is never read. The terms:
 
 stand-in
