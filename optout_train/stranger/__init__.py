@@ -1,7 +1,7 @@
 """The stranger method: the model comes to treat the target as a person whom it has never heard of.
 
-Everything is made with the initial model (of a chain of requests: the first) before training, from questions and answers of the training splits. What the
-metrics are made of (paraphrases, wrong answers) is never read. The terms:
+Everything is made with the initial model (of a chain of requests: the first one) before training, from questions and
+answers of the training splits. What the metrics are made of (paraphrases, wrong answers) is never read. The terms:
 
 stand-in
     An invented name that the data does not have, such as "Marco Hallen". Put in the target's place, it shows how the
