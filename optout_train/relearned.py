@@ -47,7 +47,9 @@ class Relearned:
     def __init__(self, model: nn.Module, width: int, records: int, seed: int) -> None:
         self.width, self.records, self.seed = width, records, seed
         self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self.offsets = {name: nn.Parameter(torch.zeros_like(p)) for name, p in self.trained.items()}
+        # Steps as small as these would be lost in 16 bits.
+        zeros = {name: torch.zeros_like(p, dtype=torch.float32) for name, p in self.trained.items()}
+        self.offsets = {name: nn.Parameter(zero) for name, zero in zeros.items()}
         self.optimizer = torch.optim.AdamW(self.offsets.values(), weight_decay=0.0)
 
     def begin(self, step: int, batch_size: int) -> Halves:
@@ -82,7 +84,8 @@ class Relearned:
         """Take the step of the gradient that the model holds, within :meth:`in_place`; the gradient is gone then."""
         torch.nn.utils.clip_grad_norm_(self.trained.values(), 1.0)
         for name, parameter in self.trained.items():
-            self.offsets[name].grad, parameter.grad = parameter.grad, None
+            if parameter.grad is not None:
+                self.offsets[name].grad, parameter.grad = parameter.grad.float(), None
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self._set(before)

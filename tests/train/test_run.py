@@ -171,7 +171,8 @@ def test_the_first_step_against_autograd_of_equation_8(sam, relearn, trained, da
     )
 
 
-def test_relearned_weights_know_one_half_and_leave_the_models_own_as_they_were():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_relearned_weights_know_one_half_and_leave_the_models_own_as_they_were(dtype):
     from optout_train.relearned import ROUND, Relearned
 
     def stepped(relearned, step):
@@ -179,9 +180,9 @@ def test_relearned_weights_know_one_half_and_leave_the_models_own_as_they_were()
         with relearned.in_place() as before:
             (model.weight - 1).square().sum().backward()
             relearned.learn(before)
-            reached.append(float((model.weight.detach() - 1).square().sum()))
+            reached.append(float((model.weight.detach().float() - 1).square().sum()))
 
-    model, reached = torch.nn.Linear(3, 3, bias=False), []
+    model, reached = torch.nn.Linear(3, 3, bias=False, dtype=dtype), []
     own = model.weight.detach().clone()
     relearned = Relearned(model, 1, 6, 0)
     for step in range(1, ROUND):
@@ -192,7 +193,7 @@ def test_relearned_weights_know_one_half_and_leave_the_models_own_as_they_were()
     for each in (relearned, again):
         stepped(each, ROUND)
     assert reached[-1] == reached[-2] < reached[-3]
-    first = relearned.begin(1, 2), float(relearned.offsets["weight"].abs().sum())
+    first = relearned.begin(1, 2), float(relearned.offsets["weight"].detach().abs().sum())
     assert first[1] == 0 and {*first[0].learnt}.isdisjoint(first[0].forgotten)
     assert len({tuple(relearned.begin(1 + ROUND * number, 6).learnt) for number in range(9)}) > 1
 
