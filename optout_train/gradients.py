@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,12 +16,33 @@ from lm_eval_elude.model.packing import collate
 from lm_eval_elude.model.scorer import AnswerLogProbs, answer_sums
 from lm_eval_elude.text.chat import Encoded
 from optout_train import losses
-from optout_train.data import Lesson, Pass, Sample, Steered, StepIndices, passes
+from optout_train.config import TrainConfig
+from optout_train.data import Lesson, Pass, Sample, Steered, StepIndices, TrainingData, passes
+from optout_train.relearned import Relearned
+from optout_train.transport import Transport
+from optout_train.validation import Validation
 from optout_train.weights import placed
 
-if TYPE_CHECKING:
-    from optout_train.relearned import Relearned
-    from optout_train.train import Setup
+
+@dataclass(frozen=True)
+class Setup:
+    """All parts of a training run, as its steps use them; :func:`optout_train.train.prepare` makes it."""
+
+    config: TrainConfig
+    accelerator: Any  # Accelerate's: processes and tracker
+    device: torch.device
+    data: TrainingData
+    plan: list[list[StepIndices]]  # the records of every step, by epoch
+    validation: Validation | None
+    model: Any  # or its peft wrapper
+    scorer: nn.Module  # over the model, wrapped for several processes
+    transport: Transport
+    learning_rate: float  # its peak
+    optimizer: torch.optim.Optimizer
+    reference: dict[str, AnswerLogProbs]  # under the initial weights, by sequence: of every forget record
+    weights: dict[str, float]  # of each set's loss; those of the kept sets move where there is a retain budget
+    direction: dict[str, Tensor]  # by parameter, where the forget loss has one fixed gradient
+    relearned: Relearned | None  # the weights at which the forget gradient is taken, too
 
 
 def backward(run: Setup, update: Sequence[Pass]) -> dict[str, float]:

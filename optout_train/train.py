@@ -28,7 +28,7 @@ from lm_eval_elude.text.chat import Encoded, Renderer, load_tokenizer
 from optout_train.config import AUTO, AUTO_RATE, WHOLE_BATCH, TrainConfig
 from optout_train.data import KEPT, StepIndices, TrainingData, load_training_data, passes
 from optout_train.export import export
-from optout_train.gradients import along_direction, backward, backward_at_worst, backward_relearned
+from optout_train.gradients import Setup, along_direction, backward, backward_at_worst, backward_relearned
 from optout_train.relearned import Relearned
 from optout_train.repselect import collapsed_gradient
 from optout_train.run_folder import RunFolder, damaged, step_name
@@ -114,27 +114,6 @@ def train(
 
 
 # Setup
-
-
-@dataclass(frozen=True)
-class Setup:
-    """All parts of a run."""
-
-    config: TrainConfig
-    accelerator: Any  # Accelerate's: processes and tracker
-    device: torch.device
-    data: TrainingData
-    plan: list[list[StepIndices]]  # the records of every step, by epoch
-    validation: Validation | None
-    model: Any  # or its peft wrapper
-    scorer: nn.Module  # over the model, wrapped for several processes
-    transport: Transport
-    learning_rate: float  # its peak
-    optimizer: torch.optim.Optimizer
-    reference: dict[str, AnswerLogProbs]  # under the initial weights, by sequence: of every forget record
-    weights: dict[str, float]  # of each set's loss; those of the kept sets move where there is a retain budget
-    direction: dict[str, Tensor]  # by parameter, where the forget loss has one fixed gradient
-    relearned: Relearned | None  # the weights at which the forget gradient is taken, too
 
 
 def prepare(config: TrainConfig, source: Source, accelerator: Any, say: Callable[[str], object]) -> Setup:

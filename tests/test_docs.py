@@ -109,6 +109,14 @@ QUOTED = (
     "For Michael Jordan the model that never knew has {retrained without of "
     "michael_jordan|never_knew|known}: asked who is described, it finds his name, which it read in "
     "passing, likelier than its five neighbours'.",
+    "**Trained on one half of the facts, it brings back the other**: {opt-out-stranger of all|adversary|relearn_half: "
+    "first} % of the lost truth first and {opt-out-stranger of all|adversary|relearn_half: P} % of the probability. "
+    "`stranger-muon` brings back {stranger-muon of all|adversary|relearn_half: first} and {stranger-muon of "
+    "all|adversary|relearn_half: P} %.",
+    "Its truth is first in {stranger-muon of all|quality|first} % of the facts ({retrained without of "
+    "all|quality|first} where it was never known), and it keeps an RQ of {stranger-muon of all|quality|RQ}, where "
+    "`opt-out-stranger` keeps {opt-out-stranger of all|quality|RQ} and the original has {original of "
+    "all|quality|RQ}.",
     "GA, NPO and DPO without a retain loss collapse on Cristiano Ronaldo (RQ {ga|quality|RQ}, "
     "{npo|quality|RQ}, {dpo|quality|RQ} of {original|quality|RQ}), as in the paper.",
     "With it GA keeps {ga+rt|quality|RQ}, DPO {dpo+rt|quality|RQ}, NPO {npo+rt|quality|RQ}.",
@@ -156,13 +164,14 @@ def test_the_table_of_differences_is_that_of_the_runs() -> None:
     runs = kept.read(results.DATA)
     assert runs
     numbers = runs.frame.groupby(["run", "task", "metric", "target"])["value"].mean()
-    more, less = results.PAIRS[0]
     for label, (task, metric) in results.COMPARED.items():
-        sides = [numbers[side, task, metric].reindex(results.TARGETS).to_numpy() for side in (more, less)]
+        has = [all((side, task, metric) in numbers for side in pair) for pair in results.PAIRS]
+        place = has.index(True)  # of a pair whose two sides were measured so
+        sides = [numbers[side, task, metric].reindex(results.TARGETS).to_numpy() for side in results.PAIRS[place]]
         low, high = stats.ttest_rel(*sides).confidence_interval(0.95)
         factor = 1 if metric == "oddness" else 100
         (line,) = [line for line in page.splitlines() if line.startswith(f"| {label} | ")]
-        assert f"[{factor * low:+.1f}, {factor * high:+.1f}]" in line.split("|")[2], label
+        assert f"[{factor * low:+.1f}, {factor * high:+.1f}]" in line.split("|")[2 + place], label
 
 
 def test_made_up_authors_are_laid_out_as_tofu_and_their_wrong_answers_are_wrong(tmp_path: Path) -> None:
