@@ -192,7 +192,7 @@ def checkpoint(run: Run, work: Path) -> Path | None:
     folder = work / "checkpoints" / base() / run.name
     if not folder.is_dir():
         command = [sys.executable, "-m", "optout_train.cli", "--target", run.target, "--seed", str(run.seed)]
-        command += ["--output-dir", str(folder), "--no-score", "--no-validate"]
+        command += ["--output-dir", str(folder), "--resume", "--no-score", "--no-validate"]
         for argument in run.arguments:
             if argument.startswith(AFTER):
                 other = argument.removeprefix(AFTER)
