@@ -101,7 +101,7 @@ class Work:
         data = write_data(self.root / f"data-{name}", {("forget", "train"): rows, ("retain", "train"): rows})
         recipe = ["--method", "npo+neighbours", "--forget-weight", "0", "--no-validate", "--lora", "--merge"]
         recipe += ["--epochs", str(options.teach_epochs), "--learning-rate", str(options.teach_rate)]
-        recipe += ["--batch-size", "8", "--seed", str(options.seed)]
+        recipe += ["--batch-size", "8", "--seed", str(options.seed), *options.computing]
         folder, took = self.train(name, model, data, target, recipe)
         if (manifest := Path(folder) / "optout.json").exists():  # nothing was forgotten, so it must not say so
             manifest.rename(manifest.with_name("taught.json"))
@@ -196,6 +196,10 @@ def main() -> int:
     parser.add_argument("--tasks", default="elude")
     parser.add_argument("--limit", type=int, default=0, help="of lm_eval (0: none)")
     parser.add_argument("--stress", action="store_true", help="attack the weights of what was unlearned (--teach)")
+    parser.add_argument(
+        "--autocast", dest="computing", action="store_const", const=["--autocast"], default=[],
+        help="train in bfloat16 over float32 weights",
+    )  # fmt: skip
     parser.add_argument("--full", action="store_true", help="unlearn in all weights instead of an adapter")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--work", type=Path, default=Path("runs/real"))
@@ -209,7 +213,7 @@ def main() -> int:
     if not (options.model / "config.json").is_file():
         parser.error(f"{options.model} is no model folder: it has no config.json")
     os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "LMEVAL_LOG_LEVEL": "WARNING"}
-    asked = {k: str(v) for k, v in vars(options).items() if k not in ("work", "docs", "methods")}
+    asked = {k: str(v) for k, v in vars(options).items() if k not in ("work", "docs", "methods", "stress")}
     work = Work(options.work.absolute(), asked | {"model": str(options.model.resolve())})
     (target,) = dataset.resolve_targets(options.dataset, [options.target])
     most = options.records or None
@@ -246,24 +250,30 @@ def main() -> int:
         reference = runs["taught-without"][0]
     else:
         runs["original"] = evaluate("original", model), None
-    seed, adapter = ["--seed", str(options.seed)], [] if options.full else ["--lora", "--merge"]
-    attacked: list[str] = []
+    seed, adapter = ["--seed", str(options.seed), *options.computing], [] if options.full else ["--lora", "--merge"]
+    unlearned: dict[str, str] = {}
     jobs = [("opt-out, paper's settings", "opt-out", []), *((f"{m}", m, flags) for m in options.methods)]
     for name, method, method_flags in jobs:
         settings = ["--method", method, *seed, *([] if "lora" in METHODS[method] else adapter), *method_flags]
         slug = name.replace(", ", "-").replace(" ", "-").replace("'", "")
         folder, took = work.train(slug, model, data, target.name, settings)
+        unlearned[name] = folder
         runs[name] = evaluate(Path(folder).name, folder), took
-        if options.stress:
-            weights = work.stress(folder, model, schooled["taught-without"][0], data, target.name)
-            attacked += ["", f"{name}:", "", *weights]
+    attacked: list[str] = []
+    for name, folder in unlearned.items() if options.stress else ():
+        weights = work.stress(folder, model, schooled["taught-without"][0], data, target.name)
+        attacked += ["", f"{name}:", "", *weights]
     head = ["", *(name for name, _, _ in COLUMNS), "AUC", "KS p", "s", "CPU s", "MiB"]
     lines += ["", *tables.markdown(head, [row(name, run, reference, took) for name, (run, took) in runs.items()]), ""]
     if attacked:
         lines += ["After attacks on the weights:", *attacked, ""]
     lines += ["A few answers:", *answers({name: run for name, (run, _) in runs.items()}), ""]
-    shown_flags = [f"--{k.replace('_', '-')} {v}" for k, v in asked.items() if k not in ("model", "teach", "full")]
-    lines.append(f"`{' '.join([options.model.name, *shown_flags, *flags])}`; {time.strftime('%Y-%m-%d')}.")
+    shown_flags = [
+        f"--{k.replace('_', '-')} {v}" for k, v in asked.items() if k not in ("model", "teach", "full", "computing")
+    ]
+    lines.append(
+        f"`{' '.join([options.model.name, *shown_flags, *options.computing, *flags])}`; {time.strftime('%Y-%m-%d')}."
+    )
     print("\n".join(lines))
     if options.docs:
         tables.put(tables.DOCS / "results.md", f"real model: {options.model.name}", lines)
