@@ -94,7 +94,7 @@ class RunFolder:
             self._refuse_foreign_files(self.output)
         if overwrite:
             self._clear()
-        write_text(settings, json.dumps(config.to_json(), indent=2) + "\n")
+        jsonio.write(settings, config.to_json(), indent=2)
         self._holds_this_run = True
         for stale in [*self.partial.glob(".*"), self.partial / FINAL, self.partial / REPLACED]:
             _remove(stale)
@@ -202,7 +202,7 @@ class RunFolder:
         """
         with new_folder(self.partial / FINAL) as folder:
             fill(folder)
-            write_text(folder / WRITTEN, json.dumps(_hashes(folder), indent=2) + "\n")
+            jsonio.write(folder / WRITTEN, _hashes(folder), indent=2)
         if replaces := self._finished_run():
             self._refuse_foreign_files(self.output)
             os.replace(self.output, self.partial / REPLACED)
@@ -242,7 +242,7 @@ class RunFolder:
             self._record({name: sha256(place)})
 
     def _record(self, hashes: Mapping[str, str]) -> None:
-        write_text(self.output / WRITTEN, json.dumps({**self._written(), **hashes}, indent=2) + "\n")
+        jsonio.write(self.output / WRITTEN, {**self._written(), **hashes}, indent=2)
 
     def discard(self) -> None:
         """Remove this run's partial folder, or one that was made for the lock only, and let go of the lock."""

@@ -16,6 +16,7 @@ from typing import Any
 
 from lm_eval_elude.board.submission import Packed, Submission, shown
 from lm_eval_elude.board.verify import MEANING, Verdict
+from lm_eval_elude.data import jsonio
 from lm_eval_elude.data.files import write_text
 from lm_eval_elude.data.hub_metadata import CARD, RESULTS, Headline, model_index, plain, results_yaml
 from lm_eval_elude.errors import UserError
@@ -174,7 +175,7 @@ def every_eval_ever(folder: Path, out: Path, verdict: Verdict) -> Path:
     }  # fmt: skip
     (out / place).mkdir(parents=True, exist_ok=True)
     write_text(out / place / f"{name}_samples.jsonl", text)
-    write_text(out / place / f"{name}.json", json.dumps(table, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    jsonio.write(out / place / f"{name}.json", table)
     return out / place / f"{name}.json"
 
 

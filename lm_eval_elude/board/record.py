@@ -7,7 +7,6 @@ a model's weights (Thudi et al. 2022, https://arxiv.org/abs/2110.11891), nor by 
 from __future__ import annotations
 
 import hmac
-import json
 import math
 import secrets
 import tempfile
@@ -170,8 +169,7 @@ def _verified(
 
 def write(statement: Mapping[str, Any], folder: Path) -> None:
     """The Statement and its page, into an empty folder."""
-    text = json.dumps(jsonio.finite(statement), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    write_text(folder / JSON, text)
+    jsonio.write(folder / JSON, jsonio.finite(statement), indent=2)
     page = render(
         Path(__file__).with_name("page") / "record.html.j2",
         subject=statement["subject"],

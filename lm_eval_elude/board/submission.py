@@ -240,7 +240,7 @@ def pack(run: Run, folder: Path, stress: Path | None = None, **about: Any) -> Su
     known = {"model": Path(name).name if weights else name}
     if source := run.checkpoint:
         table = without_paths(jsonio.load(source / manifest.FILE_NAME, nan=True))
-        write_text(folder / manifest.FILE_NAME, json.dumps(table, indent=2, ensure_ascii=False) + "\n")
+        jsonio.write(folder / manifest.FILE_NAME, table, indent=2)
         trained = manifest.read_manifest(source)
         assert trained
         base = str(trained.base_model.get("name") or "")
@@ -253,8 +253,7 @@ def pack(run: Run, folder: Path, stress: Path | None = None, **about: Any) -> Su
         (folder / STRESS).mkdir()
         for path in (path for path in sorted(stress.iterdir()) if _OF_STRESS.fullmatch(path.name)):
             if path.suffix == ".json":
-                table = without_paths(jsonio.load(path))
-                write_text(folder / STRESS / path.name, json.dumps(table, indent=1, ensure_ascii=False) + "\n")
+                jsonio.write(folder / STRESS / path.name, without_paths(jsonio.load(path)))
             else:
                 shutil.copyfile(path, folder / STRESS / path.name)
     stated = {key: value for key, value in about.items() if value not in ("", None)}
@@ -267,6 +266,5 @@ def pack(run: Run, folder: Path, stress: Path | None = None, **about: Any) -> Su
         fingerprints={task: run.settings(task)["fingerprint"] for task in run.tasks},
         files={name: sha256(folder / name) for name in listing(folder)},
     )  # fmt: skip
-    text = json.dumps(msgspec.to_builtins(submission), indent=2, ensure_ascii=False) + "\n"
-    write_text(folder / FILE_NAME, text)
+    jsonio.write(folder / FILE_NAME, msgspec.to_builtins(submission), indent=2)
     return read(folder)

@@ -21,11 +21,10 @@ def known(
     model: str, dataset: str, names: tuple[str, ...], share: float, seed: int, batch_size: int, out: Path | None
 ) -> None:
     """Say which facts a model knows, before they are unlearned: where it knows few, Forget Quality says nothing."""
-    import json
 
     from lm_eval_elude.curate import known as room
     from lm_eval_elude.data import dataset as data
-    from lm_eval_elude.data.files import write_text
+    from lm_eval_elude.data import jsonio
     from lm_eval_elude.errors import printable
 
     targets = data.resolve_targets(dataset, names) if names else data.targets_of(dataset)
@@ -40,7 +39,7 @@ def known(
         click.echo(f"{printable(target.name):22}{measured['n']:6}{shares}")
     click.echo("above: the paraphrase over all wrong answers; beyond: over wrong persons; known: both (by luck 4 %)")
     if out:
-        write_text(out, json.dumps(reports, indent=1, ensure_ascii=False) + "\n")
+        jsonio.write(out, reports)
     for measured in reports:
         if measured["shares"]["known"] < share:
             click.echo(

@@ -28,8 +28,8 @@ def report(
 
     RESULTS are results files or folders of them, or NAME=PATH; differences are from the first.
     """
-    import json
 
+    from lm_eval_elude.data import jsonio
     from lm_eval_elude.data.files import write_text
     from lm_eval_elude.report import frame, verdict
     from lm_eval_elude.report.comparison import named_runs
@@ -40,7 +40,7 @@ def report(
     if csv_file:
         write_text(csv_file, frame.csv_text(frame.frame(runs)))
     if json_file:
-        write_text(json_file, json.dumps(verdict.json_ready(runs), indent=1, ensure_ascii=False) + "\n")
+        jsonio.write(json_file, verdict.json_ready(runs))
     for file in (csv_file, json_file):
         if file:
             click.echo(f"written: {file}", err=True)

@@ -111,7 +111,7 @@ def keep_plan(out: Path, plan: Plan) -> None:
                     f"--out {out} was begun with {name} = {reprlib.repr(getattr(begun, name))}, this run has "
                     f"{reprlib.repr(getattr(plan, name))}; give the same again, or another --out"
                 )
-    write_json(path, msgspec.structs.asdict(plan))
+    jsonio.write(path, msgspec.structs.asdict(plan))
 
 
 def once(path: Path, value: str) -> str:
@@ -216,11 +216,7 @@ def write(out: Path, rows: Mapping[str, list[dict[str, Any]]], card: str, manife
     for name, content in contents.items():
         write_bytes(out / name, content)
     files = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
-    write_json(out / MANIFEST, manifest | {"files": files})
-
-
-def write_json(path: Path, value: Any) -> None:
-    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+    jsonio.write(out / MANIFEST, manifest | {"files": files})
 
 
 def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -255,7 +251,7 @@ def purge(out: Path) -> list[str]:
         with suppress(OSError):  # something is left in it
             (out / name).rmdir()
     manifest = manifest or Manifest()
-    write_json(out / MANIFEST, {
+    jsonio.write(out / MANIFEST, {
         "purged": True, "counts": manifest.counts, "rejected": manifest.rejected, "files": manifest.files,
         "sources": [source if isinstance(source, str) else source.sha256 for source in manifest.sources],
     })  # fmt: skip

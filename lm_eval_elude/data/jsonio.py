@@ -1,4 +1,4 @@
-"""JSON that others wrote: read within bounds and checked against a type, or one line that names the place.
+"""JSON files: those of others read within bounds and checked against a type, or one line that names the place.
 
 Everything that comes from outside (data sets, manifests, attack files, replies) goes through here, so that the same is
 refused everywhere: files without end, deep nesting, a key that stands twice, half characters.
@@ -18,6 +18,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from lm_eval_elude.data.files import write_text
 from lm_eval_elude.errors import UserError, printable, reason
 
 MAX_BYTES = 1 << 30  # of a file: ten times the largest published one
@@ -78,6 +79,11 @@ def finite(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: finite(item) for key, item in value.items()}
     return [finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def write(path: Path, value: Any, indent: int = 1) -> None:
+    """Write a value as a JSON file, whole or not at all."""
+    write_text(path, json.dumps(value, indent=indent, ensure_ascii=False) + "\n")
 
 
 def load(path: Path, *, nan: bool = False, max_bytes: int = MAX_BYTES) -> Any:

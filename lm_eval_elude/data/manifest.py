@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from lm_eval_elude.data import jsonio
-from lm_eval_elude.data.files import write_text
 from lm_eval_elude.errors import UserError
 
 FILE_NAME = "optout.json"
@@ -64,7 +62,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     if os.sep in str(model.get("name", "")):
         model["name"] = _full_path(model["name"])
     manifest = replace(manifest, dataset=_full_path(manifest.dataset), base_model=model)
-    write_text(folder / FILE_NAME, json.dumps(asdict(manifest), indent=2, ensure_ascii=False) + "\n")
+    jsonio.write(folder / FILE_NAME, asdict(manifest), indent=2)
 
 
 def read_manifest(folder: str | Path | None) -> Manifest | None:

@@ -138,7 +138,7 @@ def finish(
     """
     known = knowledge(start, settings)
     rows = judged(points, known, settings, attacks)
-    write_json(out / CURVES, [_row(point, worst, counts) for point, worst, counts in rows])
+    jsonio.write(out / CURVES, jsonio.finite([_row(point, worst, counts) for point, worst, counts in rows]))
     for role, docs in start.items():
         _write_run(out, START, role, docs, settings, {})
     best: dict[str, Any] = {}
@@ -152,7 +152,7 @@ def finish(
         for role, docs in point.docs.items():
             _write_run(out, name, role, docs, settings, place)
         best[name] = {**attacks[name], "point": place}
-    write_json(out / SUMMARY, {**settings, "kept": KEPT, "worst": best})
+    jsonio.write(out / SUMMARY, jsonio.finite({**settings, "kept": KEPT, "worst": best}))
 
 
 def _row(point: Point, worst: Worst, counts: bool) -> dict[str, Any]:
@@ -188,12 +188,7 @@ def _write_run(
     ]  # fmt: skip
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     write_text(out / f"samples_{TASK}_{name}-{role}.jsonl", text)
-    write_json(out / f"results_{name}-{role}.json", results)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a value as JSON, whole or not at all; what is no finite number is null."""
-    write_text(path, json.dumps(jsonio.finite(value), indent=1, ensure_ascii=False) + "\n")
+    jsonio.write(out / f"results_{name}-{role}.json", jsonio.finite(results))
 
 
 # ---- read back

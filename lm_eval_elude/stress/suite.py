@@ -184,17 +184,17 @@ class Stress:
         waiting = [cell for cell in self.cells if not (out / WORK / cell.file).is_file()]
         for role, path in roles.items():
             if not path.is_file():
-                outcome.write_json(path, [self._scored(self.load(role), 0)])
+                jsonio.write(path, jsonio.finite([self._scored(self.load(role), 0)]))
         outcome.knowledge(self._start(out), described)
         if not (out / DEPTH).is_file():
-            outcome.write_json(out / DEPTH, self._depth())
+            jsonio.write(out / DEPTH, jsonio.finite(self._depth()))
         if waiting and self.suite == "full":
             say(self.cost(waiting))
         with tqdm(total=len(self.cells), initial=len(self.cells) - len(waiting), unit="run",
                   disable=not sys.stderr.isatty()) as bar:  # fmt: skip
             for cell in waiting:
                 bar.set_description(f"{cell.attack.name} {cell.setting.name}")
-                outcome.write_json(out / WORK / cell.file, list(self._attack(cell)))
+                jsonio.write(out / WORK / cell.file, jsonio.finite(list(self._attack(cell))))
                 bar.update()
         rows = [cell.attack for cell in self.cells]
         attacks = {row.name: {"sentence": row.sentence, "original": row.original, "inside": row.inside} for row in rows}
@@ -294,7 +294,7 @@ def open_folder(out: Path, described: Mapping[str, Any]) -> None:
     for path in (*out.iterdir(), *(out / WORK).iterdir()):
         if _HALF_WRITTEN.fullmatch(path.name) and path.is_file():  # by a process that was killed while it wrote
             path.unlink()
-    outcome.write_json(out / SETTINGS, described)
+    jsonio.write(out / SETTINGS, described)
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
