@@ -1,4 +1,4 @@
-# make demo: unlearn Cristiano Ronaldo from the bundled model by two methods and score them beside the original
+# make demo: unlearn Cristiano Ronaldo from the bundled model by two methods, score them beside the original, relearn
 # make test: lint, type-check and run the tests; make slow: those that train for minutes (CI runs both)
 # Both create .venv on the first run. Off-line after that.
 PYTHON ?= python3
@@ -22,6 +22,8 @@ $(STAMP): pyproject.toml constraints.txt lm_eval_elude/_autoload.py lm_eval_elud
 demo: $(STAMP)
 	$(BIN)/optout-train --target ronaldo --output-dir runs/demo/opt-out --overwrite --no-score
 	$(BIN)/optout-train --target ronaldo --method opt-out-stranger --output-dir runs/demo/stranger --overwrite --beside runs/demo/opt-out
+	rm -rf runs/demo/stress
+	$(BIN)/elude stress runs/demo/stranger --suite glance --out runs/demo/stress
 	$(BIN)/elude report runs/demo/stranger/scores --reference retrained --out runs/demo/report.html
 
 # Six checkpoints of different methods, scored, submitted, verified and ranked: runs/board/site/index.html.

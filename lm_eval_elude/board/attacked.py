@@ -56,7 +56,9 @@ def check(run: Packed, docs: Sequence[Mapping[str, Any]]) -> Outcome:
         raise UserError(f"{STRESS}: {', '.join(odd)} differ from those of the run")
     suite = outcome.summary.get("suite")
     stated = {name: [row.get("original"), row.get("inside")] for name, row in outcome.attacks.items()}
-    rows = {name: row for name, row in WEIGHT_ATTACKS.items() if suite in ("quick", "full") and getattr(row, suite)}
+    if suite not in ("quick", "full"):
+        raise UserError(f"{STRESS}: made by --suite {suite!r}; a submission's is quick or full")
+    rows = {name: row for name, row in WEIGHT_ATTACKS.items() if getattr(row, suite)}
     if stated != {name: [row.original, row.inside] for name, row in rows.items()}:
         raise UserError(f"{STRESS}: its attacks are not those of a suite of this version")
     expected = [_asked(doc) for doc in docs]

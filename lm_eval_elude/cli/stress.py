@@ -12,7 +12,7 @@ from lm_eval_elude.cli.options import say
 
 @click.command()
 @click.argument("checkpoint")
-@click.option("--suite", default="quick", show_default=True, type=click.Choice(["quick", "full"]))
+@click.option("--suite", default="quick", show_default=True, type=click.Choice(["glance", "quick", "full"]))
 @click.option("--reference", default="", help="The model that never knew  [default: the bundled one, where it fits].")
 @click.option("--original", default="", help="The model before unlearning  [default: as optout.json says].")
 @click.option("--target", "names", multiple=True, help="Whose facts (repeatable)  [default: as optout.json says].")

@@ -33,11 +33,11 @@ from lm_eval_elude.stress.outcome import CHECKPOINT, DEPTH, ORIGINAL, REFERENCE,
 from lm_eval_elude.stress.weights import WEIGHT_ATTACKS, Material, WeightAttack
 from lm_eval_elude.text.chat import Renderer, load_tokenizer
 
-Suite = Literal["quick", "full"]
+Suite = Literal["glance", "quick", "full"]
 SETTINGS, WORK = "settings.json", "work"
 _HALF_WRITTEN = re.compile(r"\..+\.jsonl?\.[a-z0-9_]{8}")  # as write_text names a file that is not whole yet
 ADAPTER = "adapter_config.json"
-SPLITS = {"quick": 1, "full": 3}  # of the forget set into two halves, each of which is learnt once
+SPLITS = {"glance": 1, "quick": 1, "full": 3}  # of the forget set into two halves, each of which is learnt once
 RETAINED = 32  # retain records by which a model's retain quality is judged
 _BATCH = 16
 

@@ -95,6 +95,7 @@ class WeightAttack(NamedTuple):
         halves: whether those are one half of the forget set, and the other half is scored.
         original: whether it needs the weights from before unlearning, which hold the facts themselves.
         inside: whether the weights stay as they are, so that what is kept of the retain quality does not matter.
+        glance: its settings in the suite ``glance``, a first look that takes seconds on the bundled model.
     """
 
     name: str
@@ -106,6 +107,7 @@ class WeightAttack(NamedTuple):
     halves: bool = False
     original: bool = False
     inside: bool = False
+    glance: tuple[Any, ...] = ()
 
 
 # ---- what is trained on
@@ -323,7 +325,7 @@ WEIGHT_ATTACKS: dict[str, WeightAttack] = {
             "relearn_half", _HALF, relearn,
             (*(Training(rate, "constant", 0, (2, 5, 10, 20)) for rate in RATES[0]),
              Training(1.0, "constant", 8, (2, 5, 10, 20))),
-            _EVERY, facts, halves=True,
+            _EVERY, facts, halves=True, glance=(Training(0.1, "constant", 0, (5,)),),
         ),
         WeightAttack(
             "relearn_forms",

@@ -80,6 +80,11 @@ def claim_more(place: Path) -> None:
         table["suite"] = "full"
 
 
+def glance(place: Path) -> None:
+    with runs.changed(place / SUMMARY) as table:
+        table["suite"] = "glance"
+
+
 def excuse(place: Path) -> None:
     with runs.changed(place / SUMMARY) as table:
         table["worst"]["relearn_half"]["original"] = True
@@ -118,6 +123,7 @@ def no_summary(place: Path) -> None:
     "forge, line",
     [
         (leave_out, "not those of a suite"), (claim_more, "not those of a suite"), (excuse, "not those of a suite"),
+        (glance, "a submission's is quick or full"),
         (lower, "does not follow from the samples"), (other_questions, "documents of relearn_half, checkpoint"),
         (other_model, "not the one that was scored"), (other_target, "targets differ"), (no_summary, "stress.json"),
     ],

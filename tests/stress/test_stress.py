@@ -194,6 +194,14 @@ def test_a_report_shows_the_attacks_that_lie_near_the_run_of_the_checkpoint(
         named_runs([str(finished / f"results_{START}-{REFERENCE}.json"), str(finished)])
 
 
+def test_a_glance_is_one_way_to_relearn_on_either_half_and_the_same_on_the_reference(models, settings):
+    cells = Stress(models, settings, "glance").cells
+    assert {(cell.attack.name, cell.setting.name) for cell in cells} == {("relearn_half", "full-0.1-constant")}
+    assert [cell.role for cell in cells] == [CHECKPOINT, REFERENCE] * 2
+    quick = {c.setting._replace(points=()) for c in Stress(models, settings).cells if c.attack.name == "relearn_half"}
+    assert {cell.setting._replace(points=()) for cell in cells} < quick
+
+
 @pytest.mark.parametrize("name", WEIGHT_ATTACKS)
 def test_every_attack_gives_the_points_of_its_settings_and_repeats_itself(name, data, settings):
     attack = WEIGHT_ATTACKS[name]
