@@ -115,10 +115,11 @@ class Work:
         (found,) = json.loads(out.read_text(encoding="utf-8"))
         return float(found["shares"]["known"])
 
-    def stress(self, checkpoint: str, original: str, reference: str, data: Path, target: str) -> list[str]:
+    def stress(self, suite: str, checkpoint: str, original: str, reference: str, data: Path, target: str) -> list[str]:
         """The table of ``elude stress``."""
-        name = f"stress-{Path(checkpoint).name}"
+        name = f"stress-{suite}-{Path(checkpoint).name}"
         elude = ["-c", "from lm_eval_elude.cli import main; main()", "stress", checkpoint, "--original", original]
+        elude += ["--suite", suite]
         elude += ["--reference", reference, "--target", target, "--dataset", str(data), "--out", str(self.root / name)]
         self.stage(name, elude)
         return (self.root / f"{name}.out").read_text(encoding="utf-8").strip().splitlines()
@@ -195,7 +196,9 @@ def main() -> int:
     )  # fmt: skip
     parser.add_argument("--tasks", default="elude")
     parser.add_argument("--limit", type=int, default=0, help="of lm_eval (0: none)")
-    parser.add_argument("--stress", action="store_true", help="attack the weights of what was unlearned (--teach)")
+    parser.add_argument(
+        "--stress", choices=("glance", "quick", "full"), help="attack the weights of what was unlearned (--teach)"
+    )
     parser.add_argument(
         "--autocast", dest="computing", action="store_const", const=["--autocast"], default=[],
         help="train in bfloat16 over float32 weights",
@@ -261,7 +264,7 @@ def main() -> int:
         runs[name] = evaluate(Path(folder).name, folder), took
     attacked: list[str] = []
     for name, folder in unlearned.items() if options.stress else ():
-        weights = work.stress(folder, model, schooled["taught-without"][0], data, target.name)
+        weights = work.stress(options.stress, folder, model, schooled["taught-without"][0], data, target.name)
         attacked += ["", f"{name}:", "", *weights]
     head = ["", *(name for name, _, _ in COLUMNS), "AUC", "KS p", "s", "CPU s", "MiB"]
     lines += ["", *tables.markdown(head, [row(name, run, reference, took) for name, (run, took) in runs.items()]), ""]
