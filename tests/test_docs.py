@@ -6,10 +6,12 @@ import importlib
 import json
 import re
 import sys
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pandas as pd
 import pytest
 from scipy import stats
 
@@ -109,14 +111,20 @@ QUOTED = (
     "For Michael Jordan the model that never knew has {retrained without of "
     "michael_jordan|never_knew|known}: asked who is described, it finds his name, which it read in "
     "passing, likelier than its five neighbours'.",
-    "**Trained on one half of the facts, it brings back the other**: {opt-out-stranger of all|adversary|relearn_half: "
-    "first} % of the lost truth first and {opt-out-stranger of all|adversary|relearn_half: P} % of the probability. "
-    "`stranger-muon` brings back {stranger-muon of all|adversary|relearn_half: first} and {stranger-muon of "
-    "all|adversary|relearn_half: P} %.",
-    "Its truth is first in {stranger-muon of all|quality|first} % of the facts ({retrained without of "
-    "all|quality|first} where it was never known), and it keeps an RQ of {stranger-muon of all|quality|RQ}, where "
-    "`opt-out-stranger` keeps {opt-out-stranger of all|quality|RQ} and the original has {original of "
-    "all|quality|RQ}.",
+    "**Training on one half of the facts brings back the other.** Of the lost truth first it is {opt-out of "
+    "all|adversary|relearn_half: first} % under Opt-Out, {opt-out-stranger of all|adversary|relearn_half: first} % "
+    "under `opt-out-stranger` and {stranger-muon of all|adversary|relearn_half: first} % under `stranger-muon`; of the "
+    "probability {opt-out of all|adversary|relearn_half: P}, {opt-out-stranger of all|adversary|relearn_half: P} and "
+    "{stranger-muon of all|adversary|relearn_half: P} %.",
+    "`stranger-muon` leaves the truth first in {stranger-muon of all|quality|first} % of the facts ({retrained without "
+    "of all|quality|first} where it was never known) and keeps an RQ of {stranger-muon of all|quality|RQ} of the "
+    "original's {original of all|quality|RQ}, where `opt-out-stranger` keeps {opt-out-stranger of all|quality|RQ}.",
+    "After training on one half of the facts, {stranger-muon of all|adversary|relearn_half: first} % of the truth "
+    "first that was lost in the other half is back, and {stranger-muon of all|adversary|relearn_half: P} % of the "
+    "probability. After `opt-out-stranger` it is {opt-out-stranger of all|adversary|relearn_half: first} and "
+    "{opt-out-stranger of all|adversary|relearn_half: P} %. RQ is {stranger-muon of all|quality|RQ} for "
+    "{opt-out-stranger of all|quality|RQ}, and that of questions which name the target in passing {stranger-muon of "
+    "all|quality|mention} for {opt-out-stranger of all|quality|mention}.",
     "GA, NPO and DPO without a retain loss collapse on Cristiano Ronaldo (RQ {ga|quality|RQ}, "
     "{npo|quality|RQ}, {dpo|quality|RQ} of {original|quality|RQ}), as in the paper.",
     "With it GA keeps {ga+rt|quality|RQ}, DPO {dpo+rt|quality|RQ}, NPO {npo+rt|quality|RQ}.",
@@ -137,22 +145,29 @@ QUOTED = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("sentence", QUOTED)
-def test_a_sentence_of_the_results_quotes_the_numbers_of_the_runs(sentence: str) -> None:
+QUOTING = [ROOT / "docs" / name for name in ("results.md", "stranger.md")]
+
+
+@cache
+def cells(table: str, targets: str) -> pd.DataFrame:
+    """A table of all targets, or of one, as text."""
     results = importlib.import_module("results")
     runs = kept.read(results.DATA)
     assert runs
+    rows = kept.rows(runs, () if targets == "all" else [targets or results.RONALDO])
+    found = paper.table(table, paper.TABLES[table](rows, "llama-3.1"), "llama-3.1").cells
+    return found.set_axis([label.removesuffix(f", {COLLAPSED}") for label in found.index])
 
+
+@pytest.mark.parametrize("sentence", QUOTED)
+def test_a_sentence_of_the_results_quotes_the_numbers_of_the_runs(sentence: str) -> None:
     def number(place: re.Match[str]) -> str:
         name, table, column = place[1].split("|")
         row, _, targets = name.partition(" of ")
-        rows = kept.rows(runs, () if targets == "all" else [targets or results.RONALDO])
-        cells = paper.table(table, paper.TABLES[table](rows, "llama-3.1"), "llama-3.1").cells
-        cells.index = [label.removesuffix(f", {COLLAPSED}") for label in cells.index]
-        text = str(cells[column][row])
+        text = str(cells(table, targets)[column][row])
         return text.removesuffix(" < .05") if "<" in text else text.split(" ")[0].split("\n")[0]
 
-    text = " ".join(results.PAGE.read_text().split())
+    text = " ".join(word for page in QUOTING for word in page.read_text(encoding="utf-8").split())
     assert re.sub(r"{(.+?)}", number, sentence) in text
 
 
