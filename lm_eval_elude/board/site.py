@@ -13,7 +13,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache
 from pathlib import Path
@@ -133,7 +133,7 @@ def build(folder: Path, site: Path) -> Built:
     written = _claim(site, names)
     references = [entry for entry in entries if entry.role == "retrained"]
     companions = {table.name: [e for e in entries if e.table is table and e.role in COMPANIONS] for table in tables}
-    attacks = {table.name for table in tables if _attacks_count([e for e in entries if e.table is table])}
+    attacks = {table.name for table in tables if _attacks_count([e for e in entries if e.table is table], verdicts)}
     formed = _formed(references, site, {}, companions, attacks)
     measured = {}
     for entry in references:
@@ -214,9 +214,10 @@ def _formed(
     return Formed(kept | {job[0].place: new for job, new in zip(jobs, done, strict=True)}, len(jobs))
 
 
-def _attacks_count(entries: Sequence[Entry]) -> bool:
-    """Whether attacks on the weights are part of a table's score: once two of three submissions bring them."""
-    brought = [attacked.there(e.submission.files) for e in entries if e.role == "submission"]
+def _attacks_count(entries: Sequence[Entry], verdicts: Mapping[str, keeper.Verdict]) -> bool:
+    """Whether attacks on the weights are part of a table's score: once two of three of its ranked rows bring them."""
+    rows = [e for e in entries if e.role == "submission" and not keeper.unranked(e.table, verdicts.get(e.digest))]
+    brought = [attacked.there(row.submission.files) for row in rows]
     known = any(e.role == "retrained" for e in entries)
     return known and bool(brought) and 3 * sum(brought) >= 2 * len(brought)
 

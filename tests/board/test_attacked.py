@@ -172,11 +172,16 @@ def test_where_most_rows_bring_attacks_they_count_and_must_be_run_again(brought,
     assert first["retrained"]["back"]["value"] == 0 and first["retrained"]["score"]["value"] == pytest.approx(1)
     runs.vouched(folder, "brought", rescored={"stress": True})
     assert rows(tmp_path / "site")["brought"]["rank"] == 1
-    for number in (1, 2):  # one of three brings them now: a column, and no part
+    for number in (1, 2):
         shutil.copytree(candidate, folder / "submissions" / f"without-{number}")
-        runs.vouched(folder, f"without-{number}")
         with runs.changed(folder / "submissions" / f"without-{number}" / packed.FILE_NAME) as table:
             table["model"] = f"m{number}"
+    runs.vouched(folder, "brought")
+    assert (
+        "--stress" in rows(tmp_path / "site")["brought"]["reason"]
+    )  # whoever adds rows without a rank changes nothing
+    for number in (1, 2):  # one of three brings them now: a column, and no part
+        runs.vouched(folder, f"without-{number}")
     after = rows(tmp_path / "site")
     assert after["brought"]["back"]["value"] == back and after["without-1"]["back"]["value"] is None
     assert after["brought"]["rank"] == 1
