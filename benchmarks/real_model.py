@@ -40,10 +40,12 @@ SETS: tuple[tuple[Subset, Split], ...] = (
     ("world", "train"), ("world", "validation"), ("world", "test"),
 )  # fmt: skip
 COLUMNS: tuple[tuple[str, str, str], ...] = (
+    ("first", "elude_forget", "truth_first"), ("cloze", "elude_cloze", "truth_first"),
     ("FQ", "elude_forget", "forget_quality"), ("P", "elude_forget", "probability"),
     ("ROUGE", "elude_forget", "rougeL_recall"), ("TR", "elude_forget", "truth_ratio"),
     ("degen.", "elude_forget", "degenerate"), ("RQ", "elude_quality", "retain_quality"),
-    ("world", "elude_world", "set_quality"), ("degen. retain", "elude_retain", "degenerate"),
+    ("mention", "elude_quality", "mention_quality"), ("world", "elude_world", "set_quality"),
+    ("degen. retain", "elude_retain", "degenerate"),
     ("degen. world", "elude_world", "degenerate"), ("reverse", "elude_attack_reverse_query", "forget_quality"),
     ("nine", "elude_attacks", "forget_quality"),
 )  # fmt: skip
