@@ -3,9 +3,9 @@
 First, which facts of the target the model truly knows: where it knows few, Forget Quality would be high before anything
 was forgotten, and the script stops. With ``--teach`` it is taught the target, its neighbours and a share of world data
 first (a merged LoRA adapter), once with and once without the target: the second never knew, and is what forgetting is
-compared with. Then come ``optout-train`` with the paper's settings, each of ``--methods`` with the flags that this
-script does not know itself, and for every model lm-eval's group ``elude`` by ``--model elude``. ``--stress`` attacks
-the weights of what was unlearned. A stage leaves its outcome under ``--work`` and is skipped when that is there; one
+compared with. Then come ``optout-train`` by each of ``--methods`` with the flags that this script does not know itself,
+and for every model lm-eval's group ``elude`` by ``--model elude``. ``--stress`` attacks the weights of what was
+unlearned. A stage leaves its outcome under ``--work`` and is skipped when that is there; one
 that was cut off goes on. Stages are processes, one at a time, so times and peaks of memory are their own. Any model
 works, with or without a chat template; ``smollm2`` fetches SmolLM2-135M-Instruct.
 """
@@ -34,6 +34,7 @@ from lm_eval_elude.data.sets import Split, Subset
 from lm_eval_elude.scoring.runs import Run
 from optout_train.config import METHODS
 
+PAPER = "paper"
 GATE = 0.5  # share of facts known below which FQ means nothing
 SETS: tuple[tuple[Subset, Split], ...] = (
     ("forget", "train"), ("retain", "train"), ("retain", "validation"), ("retain", "test"),
@@ -193,8 +194,8 @@ def main() -> int:
     parser.add_argument("--teach-epochs", type=int, default=12)
     parser.add_argument("--teach-rate", type=float, default=1e-3, help="learning rate of the lesson's adapter")
     parser.add_argument(
-        "--methods", nargs="*", default=[m for m in ("opt-out", "opt-out-stranger") if m in METHODS],
-        help="of optout-train, each with the flags this script does not know",
+        "--methods", nargs="*", default=[PAPER, "opt-out-stranger"], choices=[PAPER, *METHODS],
+        help="of optout-train, each with the flags this script does not know; paper: opt-out with the paper's settings",
     )  # fmt: skip
     parser.add_argument("--tasks", default="elude")
     parser.add_argument("--limit", type=int, default=0, help="of lm_eval (0: none)")
@@ -232,16 +233,16 @@ def main() -> int:
         return work.evaluate(name, model, data, target.name, options.tasks, options.limit)
 
     model = str(options.model.resolve())
-    runs: dict[str, tuple[Run, Stage | None]] = {}
+    schooled: dict[str, tuple[str, Stage]] = {}
+    runs: dict[str, tuple[Run, Stage | None]]
     share = work.known("original", model, data, target.name)
     lines = [
         f"Of {target.name} the original knows {share:.0%} of {len(sets['forget', 'train'])} facts (`elude known`)."
     ]
-    reference: Run | None = None
     if options.teach:
         kept = [record for place, records in sets.items() if place[0] != "forget" for record in records]
         lessons = {"taught": [*sets["forget", "train"], *kept], "taught-without": kept}
-        schooled = {name: work.teach(name, model, target.name, rows, options) for name, rows in lessons.items()}
+        schooled |= {name: work.teach(name, model, target.name, rows, options) for name, rows in lessons.items()}
         share, never = (work.known(name, folder, data, target.name) for name, (folder, _) in schooled.items())
         lines.append(f"Taught, it knows {share:.0%}; taught without the target {never:.0%}.")
         model = schooled["taught"][0]
@@ -250,22 +251,18 @@ def main() -> int:
         advice = "Teach longer: --teach-epochs" if options.teach else "Teach it first: --teach"
         print(f"That is below {GATE:.0%}: its Forget Quality says nothing. {advice}", file=sys.stderr)
         return 1
-    if options.teach:
-        runs |= {name: (evaluate(name, folder), took) for name, (folder, took) in schooled.items()}
-        reference = runs["taught-without"][0]
-    else:
-        runs["original"] = evaluate("original", model), None
     seed, adapter = ["--seed", str(options.seed), *options.computing], [] if options.full else ["--lora", "--merge"]
-    unlearned: dict[str, str] = {}
-    jobs = [("opt-out, paper's settings", "opt-out", []), *((f"{m}", m, flags) for m in options.methods)]
-    for name, method, method_flags in jobs:
+    unlearned: dict[str, tuple[str, Stage]] = {}
+    for name in options.methods:
+        method, method_flags = ("opt-out", []) if name == PAPER else (name, flags)
         settings = ["--method", method, *seed, *([] if "lora" in METHODS[method] else adapter), *method_flags]
-        slug = name.replace(", ", "-").replace(" ", "-").replace("'", "")
-        folder, took = work.train(slug, model, data, target.name, settings)
-        unlearned[name] = folder
-        runs[name] = evaluate(Path(folder).name, folder), took
+        unlearned[name] = work.train(name, model, data, target.name, settings)
+    runs = {name: (evaluate(name, folder), took) for name, (folder, took) in (schooled | unlearned).items()}
+    reference = runs["taught-without"][0] if options.teach else None
+    if not options.teach:
+        runs = {"original": (evaluate("original", model), None), **runs}
     attacked: list[str] = []
-    for name, folder in unlearned.items() if options.stress else ():
+    for name, (folder, _) in unlearned.items() if options.stress else ():
         weights = work.stress(options.stress, folder, model, schooled["taught-without"][0], data, target.name)
         attacked += ["", f"{name}:", "", *weights]
     head = ["", *(name for name, _, _ in COLUMNS), "AUC", "KS p", "s", "CPU s", "MiB"]
