@@ -141,7 +141,8 @@ def prepare(config: TrainConfig, source: Source, accelerator: Any, say: Callable
 
     data = load_training_data(config, source, renderer, context, say)
     if has_lessons:
-        data = with_lessons(config, data, Teacher(model, renderer, context), say)
+        with torch.autocast(device.type, torch.bfloat16, enabled=config.autocast):
+            data = with_lessons(config, data, Teacher(model, renderer, context), say)
     if teacher != config.model_path:
         say(f"lessons were made with the model before the first request: {teacher}")
         del model  # before the next one is loaded

@@ -399,6 +399,19 @@ def test_the_reference_of_an_autocast_run_is_computed_as_its_steps_are(plain, tr
     assert steps(lines, "forget")[0] == pytest.approx([20 * math.log(2)], abs=1e-5)  # log p - log p_ref is 0
 
 
+def test_what_the_retain_losses_distil_in_an_autocast_run_is_computed_as_its_steps_are(settings):
+    from accelerate import Accelerator
+
+    kept = []
+    for autocast in (False, True):
+        config = settings(self_distill=True, autocast=autocast)
+        kept.append(prepare(config, source_of(config), Accelerator(cpu=True), str).data.kept["retain"])
+    exact, rounded = kept
+    assert exact.keys() == rounded.keys()
+    assert not any(torch.equal(exact[key].shares, rounded[key].shares) for key in exact)
+    assert all(torch.allclose(exact[key].shares, rounded[key].shares, atol=0.05) for key in exact)
+
+
 def test_several_targets_weigh_the_same_in_the_validation(settings, data_folder, tmp_path):
     from accelerate import Accelerator
 
