@@ -7,7 +7,6 @@ from itertools import groupby
 
 from tables import DOCS, put
 
-
 # Lines about progress, how to score again, and the text over the table of attacks on the weights.
 LEFT_OUT = (
     "no --model",
