@@ -24,7 +24,7 @@ demo: $(STAMP)
 	$(BIN)/optout-train --target ronaldo --method opt-out-stranger --output-dir runs/demo/stranger --overwrite --beside runs/demo/opt-out
 	rm -rf runs/demo/stress
 	$(BIN)/elude stress runs/demo/stranger --suite glance --out runs/demo/stress
-	$(BIN)/elude report runs/demo/stranger/scores --reference retrained --out runs/demo/report.html
+	$(BIN)/elude report runs/demo/stranger/scores runs/demo/stress --reference retrained --out runs/demo/report.html
 
 # Six checkpoints of different methods, scored, submitted, verified and ranked: runs/board/site/index.html.
 leaderboard: $(STAMP)
