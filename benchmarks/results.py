@@ -153,8 +153,8 @@ def base() -> str:
     return file_hashes(BUNDLED_MODEL)["model.safetensors"][:12]
 
 
-def score(folder: Path, task: str, metadata: dict[str, Any]) -> dict[Key, float]:
-    """The columns of the tables for one checkpoint, from lm-eval."""
+def score(folder: Path, task: str, metadata: dict[str, Any], cache: Path) -> dict[Key, float]:
+    """The columns of the tables for one checkpoint, from lm-eval; ``cache`` keeps what it and its reference answer."""
     import lm_eval
     from lm_eval.tasks import TaskManager
 
@@ -165,7 +165,7 @@ def score(folder: Path, task: str, metadata: dict[str, Any]) -> dict[Key, float]
     )
     results = lm_eval.simple_evaluate(
         model="elude", model_args=arguments, tasks=[task], task_manager=tasks, batch_size=32, log_samples=False,
-        bootstrap_iters=1,
+        bootstrap_iters=1, use_cache=str(cache),
     )["results"]  # fmt: skip
     values = {(task, metric): results.get(task, {}).get(f"{metric},none") for task, metric in sorted(NUMBERS)}
     return {key: round(value, 6) for key, value in values.items() if isinstance(value, float) and math.isfinite(value)}
@@ -272,7 +272,8 @@ def measure(run: Run, work: Path, attacked: bool = False) -> None:
     if before and ("elude_attacks", "truth_first") in done:
         values = {(task, metric): value for *_, task, metric, value in before.data}
     else:
-        values = score(model, "elude" if attacked or run.row in WHOLE else "elude_quality", metadata)
+        task = "elude" if attacked or run.row in WHOLE else "elude_quality"
+        values = score(model, task, metadata, work / "answers" / base() / run.name)
     if run.row == "retrained without":  # how far the reference is from itself says nothing
         values = {key: value for key, value in values.items() if not METRICS[key[1]].is_distance}
     if attacked:

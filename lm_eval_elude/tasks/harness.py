@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import wraps
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from lm_eval import evaluator_utils
@@ -118,8 +119,8 @@ def cache_key(*parts: Any) -> str:
     return str(hash_string(json.dumps(parts, sort_keys=True)))[:16]
 
 
-def evaluated_model() -> Any:
-    """The model that is evaluated; None where it cannot be found, which is said, or outside the harness.
+def _held_model() -> Any:
+    """The model that is evaluated as the harness holds it, with --use_cache in its wrapper.
 
     The harness tells a task nothing about the model, so it is looked for among what the harness's functions that led
     here hold, under whatever name. Unnecessary once tasks are told.
@@ -130,7 +131,19 @@ def evaluated_model() -> Any:
     model = next((value for value in held if isinstance(value, (LM, CachingLM))), None)
     if model is None and callers:
         say_once("this lm-eval keeps its model where tasks cannot see it: whether it can score is not checked")
+    return model
+
+
+def evaluated_model() -> Any:
+    """The model that is evaluated; None where it cannot be found, which is said, or outside the harness."""
+    model = _held_model()
     return model.lm if isinstance(model, CachingLM) else model
+
+
+def cache_folder() -> Path | None:
+    """The folder of --use_cache; None without one."""
+    model = _held_model()
+    return Path(model.cache_db).absolute().parent if isinstance(model, CachingLM) else None
 
 
 def check_backend() -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lm_eval.api.instance import Instance
+from lm_eval.api.model import CachingLM
 from lm_eval.api.registry import get_model
 
 from lm_eval_elude.data import dataset
@@ -25,6 +26,7 @@ from lm_eval_elude.scoring.benchmark import ANSWERS, Request, split_context
 from lm_eval_elude.scoring.logs import truth_ratios
 from lm_eval_elude.scoring.metrics import Need
 from lm_eval_elude.scoring.runs import Run
+from lm_eval_elude.scoring.settings import provenance
 from lm_eval_elude.tasks import harness
 from lm_eval_elude.text.invented import invented_names, renamed
 from lm_eval_elude.text.words import words
@@ -214,11 +216,20 @@ def _asked(task: Any) -> list[dict[str, Any]]:
     return [doc for doc in task.docs if doc["id"] in numbers]
 
 
-@lru_cache(maxsize=2)  # a reference and an original
 def _load(name: str, dtype: str) -> Any:
+    """A model beside the evaluated one; with --use_cache its answers are kept there for the next checkpoint, too."""
+    return _loaded(name, dtype, harness.cache_folder())
+
+
+@lru_cache(maxsize=2)  # a reference and an original
+def _loaded(name: str, dtype: str, cache: Path | None) -> Any:
     log.info("ELUDe: loading %s beside the evaluated model", name)
     arguments = {"pretrained": name, **({"dtype": dtype} if dtype else {})}
-    return get_model("elude").create_from_arg_obj(arguments, {"batch_size": 1})
+    model = get_model("elude").create_from_arg_obj(arguments, {"batch_size": 1})
+    if cache is None:
+        return model
+    # The harness's keys hold no model: the file's name does.
+    return CachingLM(model, str(cache / f"beside_{harness.cache_key(provenance(arguments))}.db"))
 
 
 def _generations(task: Any) -> list[Instance]:

@@ -14,8 +14,10 @@ from sklearn.metrics import roc_auc_score
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lm_eval_elude.errors import UserError
+from lm_eval_elude.model.backend import EludeLM
 from lm_eval_elude.scoring import settings as settings_module
 from lm_eval_elude.scoring.runs import Run
+from lm_eval_elude.tasks import reference
 from tests.support import (
     harmonic,
     judge,
@@ -198,6 +200,17 @@ def test_use_cache_gives_the_same_numbers_without_asking_again(lm, folders, meta
     first = run(["elude_forget"], lm, metadata=metadata, use_cache=str(tmp_path / "cache"))
     silent = Silent(pretrained=folders["llama-3.1"], dtype="float32", batch_size=4, device="cpu")
     same(first, run(["elude_forget"], silent, metadata=metadata, use_cache=str(tmp_path / "cache")))
+
+
+def test_with_use_cache_a_reference_answers_once_for_all_checkpoints(lm, folders, metadata, tmp_path, monkeypatch):
+    beside = metadata | {"reference": folders["llama-3.1"]}
+    plain = run(["elude_forget"], lm, metadata=beside)
+    first = run(["elude_forget"], lm, metadata=beside, use_cache=str(tmp_path / "first"))
+    same(plain, first)
+    reference._loaded.cache_clear()
+    monkeypatch.setattr(EludeLM, "generate_until", Silent.generate_until)  # the reference's; the evaluated is an HFLM
+    monkeypatch.setattr(EludeLM, "loglikelihood", Silent.loglikelihood)
+    same(first, run(["elude_forget"], lm, metadata=beside, use_cache=str(tmp_path / "second")))
 
 
 class Meeting:
