@@ -102,8 +102,8 @@ def run_again(submitted: Path, again: Path, weights: Mapping[str, str]) -> str:
     for role in (REFERENCE, ORIGINAL):
         if not mine.is_of(role, theirs.summary["models"][role].get("checkpoint") or ()):
             raise UserError(f"--stress {again}: its {role} is not the one that was submitted")
-    (name, found), (_, said) = strongest(mine), strongest(theirs)
-    if found.value - said.value > AGAIN:
-        stated = f"{said.value:.0%} is the most that was submitted"
-        return f"attacked again: {name} brings back {found.value:.0%}, and {stated}"
+    (name, repeated), (_, submitted_worst) = strongest(mine), strongest(theirs)
+    if repeated.value - submitted_worst.value > AGAIN:
+        stated = f"{submitted_worst.value:.0%} is the most that was submitted"
+        return f"attacked again: {name} brings back {repeated.value:.0%}, and {stated}"
     return ""

@@ -156,10 +156,10 @@ def _oddness_gap(doc: Mapping[str, Any], before: Mapping[str, Any]) -> float:
     again, stated = doc["original"], before["original"]
     if again["invented_name"] != stated["invented_name"]:
         return math.inf
-    own, answer = _gaps(again["oddness_scores"], stated["oddness_scores"])
+    original, answer = _gaps(again["oddness_scores"], stated["oddness_scores"])
     if again["generated"] != stated["generated"]:
-        own = max(0.0, own - NEAR_TIE)
-    return max(own, answer if doc["generated"] == before["generated"] else 0.0)
+        original = max(0.0, original - NEAR_TIE)
+    return max(original, answer if doc["generated"] == before["generated"] else 0.0)
 
 
 def least_greedy(lm: Any, context: str, wanted: Mapping[str, Any], text: str) -> float:

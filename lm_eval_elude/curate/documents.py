@@ -136,13 +136,13 @@ def find_neighbours(parts: Sequence[Paragraph], names: Sequence[str], count: int
     name = re.compile(
         r"(?<![\w.])[^\W\d_a-z][\w'’-]+(?:[ \t](?:(?:de|da|van|von|of|the|der|al) )?[^\W\d_a-z][\w'’-]+)+"
     )
-    beside: Counter[str] = Counter()
+    with_target: Counter[str] = Counter()
     alone: Counter[str] = Counter()
     for part in parts:
-        tally = beside if mentions(part.text, names) else alone
+        tally = with_target if mentions(part.text, names) else alone
         tally.update({match.group() for match in name.finditer(part.text) if not mentions(match.group(), names)})
-    candidates = [person for person in beside if alone[person]]
-    return sorted(candidates, key=lambda person: (-beside[person], person))[:count]
+    candidates = [person for person in with_target if alone[person]]
+    return sorted(candidates, key=lambda person: (-with_target[person], person))[:count]
 
 
 def assign(parts: Sequence[Paragraph], names: Sequence[str], neighbours: Sequence[str]) -> list[Paragraph]:

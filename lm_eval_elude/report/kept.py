@@ -50,7 +50,7 @@ def read(path: Path) -> Kept | None:
     Raises:
         UserError: a row has another form, a run lacks a number, or a number stands twice.
     """
-    if not path.is_file() or not isinstance(found := jsonio.load(path, nan=True), dict) or "data" not in found:
+    if not path.is_file() or not isinstance(content := jsonio.load(path, nan=True), dict) or "data" not in content:
         return None
     kept: Kept = jsonio.check(jsonio.load(path), Kept, str(path))
     if tuple(kept.columns) != COLUMNS:

@@ -111,13 +111,13 @@ _COST: tuple[Column, ...] = (
 
 # ---- the tables
 def entries(
-    name: str, columns: Sequence[Column], found: Sequence[Row], model: str,
+    name: str, columns: Sequence[Column], rows: Sequence[Row], model: str,
     wanted: Callable[[str], bool] = lambda method: method == "opt-out" or method not in DISTANCES,
 ) -> pd.DataFrame:  # fmt: skip
     """The cells of a table: of each base model the paper's methods in its order, then ours."""
     first = next((section for _, _, section, _ in columns if section), "")
     section = PAPER.get(first, {})  # says which rows there are
-    ours = [row for row in found if any(key in row.numbers for _, key, *_ in columns) and wanted(row.method)]
+    ours = [row for row in rows if any(key in row.numbers for _, key, *_ in columns) and wanted(row.method)]
     bases = list(dict.fromkeys(row.base for row in ours)) or [""]
     cells: list[tuple[Any, ...]] = []
     line = 0
@@ -174,8 +174,8 @@ def _entry(row: Row | None, key: Key, paper: float | str | None) -> tuple[Any, .
 
 def table(name: str, cells: pd.DataFrame, model: str) -> Table:
     """A table as it is shown: its name, caption and texts; ``model`` is the paper's, beside ours."""
-    beside = f"beside {model} where the model is neither of its two" if name in PAPER else "which has no numbers"
-    caption = f"{CAPTIONS[name]} The paper's {PAPER['where'][name]}, {beside}."
+    compared = f"beside {model} where the model is neither of its two" if name in PAPER else "which has no numbers"
+    caption = f"{CAPTIONS[name]} The paper's {PAPER['where'][name]}, {compared}."
     if cells.empty:
         return Table(_title(name), f"{caption} Not run.", pd.DataFrame())
     texts = cells.pivot(index=["line", "row"], columns="column", values="text").droplevel("line")
@@ -191,23 +191,23 @@ def _title(name: str) -> str:
     return name.replace("_", " ").capitalize()
 
 
-def neighbours(found: Sequence[Row], model: str) -> pd.DataFrame:
+def neighbours(rows: Sequence[Row], model: str) -> pd.DataFrame:
     """With the neighbours' retain loss and with world data alone, also averaged over the methods that have both."""
-    both = {row.method.removesuffix(WORLD_ONLY) for row in found if row.method.endswith(WORLD_ONLY)}
+    both = {row.method.removesuffix(WORLD_ONLY) for row in rows if row.method.endswith(WORLD_ONLY)}
     columns = summary("neighbours")
-    cells = entries("neighbours", columns, found, model, lambda method: method.removesuffix(WORLD_ONLY) in both)
+    cells = entries("neighbours", columns, rows, model, lambda method: method.removesuffix(WORLD_ONLY) in both)
     means = [
         (len(cells) + line, row.name, column, *_entry(row, key, None))
-        for line, row in enumerate(ablation(found))
+        for line, row in enumerate(ablation(rows))
         for column, key, *_ in columns
     ]
     return pd.concat([cells, pd.DataFrame(means, columns=ENTRY)]) if means else cells
 
 
-def ablation(found: Sequence[Row]) -> list[Row]:
+def ablation(rows: Sequence[Row]) -> list[Row]:
     """Means over the methods that were run both ways."""
     pairs = [
-        (row, other) for row in found for other in found
+        (row, other) for row in rows for other in rows
         if other.method == row.method + WORLD_ONLY and other.base == row.base
     ]  # fmt: skip
     means = []
@@ -220,18 +220,18 @@ def ablation(found: Sequence[Row]) -> list[Row]:
     return means
 
 
-def attack_columns(found: Sequence[Row]) -> list[Column]:
+def attack_columns(rows: Sequence[Row]) -> list[Column]:
     """FQ under each attack, asked plainly, and the mean of the nine attacks."""
-    tasks = sorted({task: 0 for row in found for task, _ in row.numbers if task.startswith(ATTACK)}, key=CONTROL.__eq__)
+    tasks = sorted({task: 0 for row in rows for task, _ in row.numbers if task.startswith(ATTACK)}, key=CONTROL.__eq__)
     columns: list[Column] = [
         (task.removeprefix(ATTACK).replace("_", " "), (task, "forget_quality"), "attacks", -1) for task in tasks
     ]
     return [*columns, ("nine", ("elude_attacks", "forget_quality"), "attacks", -1)]
 
 
-def attacks(found: Sequence[Row], model: str) -> pd.DataFrame:
+def attacks(rows: Sequence[Row], model: str) -> pd.DataFrame:
     """The table of the attacks."""
-    return entries("attacks", attack_columns(found), found, model)
+    return entries("attacks", attack_columns(rows), rows, model)
 
 
 def _row(name: str, columns: Sequence[Column], **how: Any) -> Callable[[Sequence[Row], str], pd.DataFrame]:
@@ -275,23 +275,23 @@ def csv_ready(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 # ---- the figures
-def attacks_figure(found: Sequence[Row]) -> str:
+def attacks_figure(rows: Sequence[Row]) -> str:
     """FQ of the methods with retain losses under each attack (the paper's Figure 3)."""
-    columns = attack_columns(found)
-    chosen = [row for row in found if row.method.endswith("+rt") or row.method.startswith("opt-out")]
+    columns = attack_columns(rows)
+    chosen = [row for row in rows if row.method.endswith("+rt") or row.method.startswith("opt-out")]
     return _bars("Forget quality under attack", columns, chosen)
 
 
-def ablation_figure(found: Sequence[Row]) -> str:
+def ablation_figure(rows: Sequence[Row]) -> str:
     """FQ, RQ and utility with neighbours and with world data only (the paper's Figure 4)."""
-    return _bars("Retain data: neighbours and world, or world only", summary("neighbours"), ablation(found))
+    return _bars("Retain data: neighbours and world, or world only", summary("neighbours"), ablation(rows))
 
 
-def _bars(title: str, columns: Sequence[Column], found: Sequence[Row]) -> str:
+def _bars(title: str, columns: Sequence[Column], rows: Sequence[Row]) -> str:
     series: dict[str, list[Estimate | None]] = {}
-    for row in found:
+    for row in rows:
         if any(key in row.numbers for _, key, *_ in columns):
-            name = row.name if len({r.base for r in found}) == 1 else f"{row.base}: {row.name}"
+            name = row.name if len({r.base for r in rows}) == 1 else f"{row.base}: {row.name}"
             series[name] = [row.numbers.get(key) for _, key, *_ in columns]
     return plots.bars(title, [column for column, *_ in columns], series)
 

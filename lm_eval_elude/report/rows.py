@@ -82,14 +82,14 @@ def rows(runs: Sequence[NamedRun]) -> list[Row]:
     return marked(made)
 
 
-def marked(found: Sequence[Row]) -> list[Row]:
+def marked(rows: Sequence[Row]) -> list[Row]:
     """The rows, with a word where less than half of the original's retain quality is left."""
-    before = {row.base: row.numbers[RQ].value for row in found if row.method == ORIGINAL and RQ in row.numbers}
+    before = {row.base: row.numbers[RQ].value for row in rows if row.method == ORIGINAL and RQ in row.numbers}
     return [
         row._replace(remarks=(*row.remarks, COLLAPSED))
         if RQ in row.numbers and row.numbers[RQ].value < COLLAPSE * before.get(row.base, 0)
         else row
-        for row in found
+        for row in rows
     ]
 
 

@@ -188,8 +188,8 @@ def _beside(run: NamedRun, first: NamedRun) -> Iterator[str]:
     """What keeps a run from being compared with the first one."""
     other: dict[str, list[str]] = {}
     for task in [task for task in run.run.tasks if task in first.run.tasks]:
-        one, two = first.run.settings(task), run.run.settings(task)
-        keys = [words for key, words in SHARED.items() if key in one and key in two and one[key] != two[key]]
+        theirs, ours = first.run.settings(task), run.run.settings(task)
+        keys = [words for key, words in SHARED.items() if key in theirs and key in ours and theirs[key] != ours[key]]
         if keys:  # of what both say: a released log knows little of itself
             other.setdefault(", ".join(keys), []).append(_place(task))
     for names, places in other.items():

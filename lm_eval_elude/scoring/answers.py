@@ -27,16 +27,16 @@ def rouge_l_recall(reference: str, generated: str) -> float:
 
     The length of the longest common subsequence is counted by bits (Hyyrö 2004): one pass over the generated words.
     """
-    words, said = _tokenizer()(reference), _tokenizer()(generated)
+    words, generated_words = _tokenizer()(reference), _tokenizer()(generated)
     if not words:
         return 0.0
     places: dict[str, int] = {}
     for i, word in enumerate(words):
         places[word] = places.get(word, 0) | 1 << i
     every = left = (1 << len(words)) - 1  # a bit for each reference word, 0 once it is the end of a longer match
-    for word in said:
-        if found := left & places.get(word, 0):
-            left = (left + found | left - found) & every
+    for word in generated_words:
+        if matched := left & places.get(word, 0):
+            left = (left + matched | left - matched) & every
     return (len(words) - left.bit_count()) / len(words)
 
 

@@ -112,15 +112,15 @@ def truth_ratios(path: Path) -> list[float]:
         right, wrong = (_by_index(released.get(key), path, key) for key in _LOSSES)
         if right.keys() != wrong.keys():
             raise UserError(f"{path}: {' and '.join(_LOSSES)} are of different questions")
-        found = {i: math.exp(_number(right[i], path, i) - fmean(_numbers(wrong[i], path, i))) for i in right}
+        ratios = {i: math.exp(_number(right[i], path, i) - fmean(_numbers(wrong[i], path, i))) for i in right}
     elif isinstance(other := log.get("forget_truth_ratio"), dict):
         scores = _by_index(other.get("value_by_index"), path, "value_by_index")
-        found = {i: _number((s or {}).get("score") if isinstance(s, dict) else s, path, i) for i, s in scores.items()}
+        ratios = {i: _number((s or {}).get("score") if isinstance(s, dict) else s, path, i) for i, s in scores.items()}
     else:
         raise UserError(f"{path}: no log of TOFU's evaluators (eval_log_forget.json or forget_truth_ratio)")
-    if sorted(found) != list(range(len(found))):
-        raise UserError(f"{path}: the questions are not numbered from 0 to {len(found) - 1}")
-    return [found[i] for i in range(len(found))]
+    if sorted(ratios) != list(range(len(ratios))):
+        raise UserError(f"{path}: the questions are not numbered from 0 to {len(ratios) - 1}")
+    return [ratios[i] for i in range(len(ratios))]
 
 
 _LOSSES = ("avg_paraphrased_loss", "average_perturb_loss")

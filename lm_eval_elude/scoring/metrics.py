@@ -194,7 +194,7 @@ def attacked_forget_quality(suites: Sequence[Sequence[Sample]]) -> Estimate:
 
 def attacked_gap(suites: Sequence[Sequence[Sample]]) -> Estimate:
     """Mean over the attacks of FQ less the reference's."""
-    return average([difference(forget_quality(own), forget_quality(of_reference(own))) for own in suites])
+    return average([difference(forget_quality(samples), forget_quality(of_reference(samples))) for samples in suites])
 
 
 KNOWN = ("truth_first", "chosen", "named_first")  # each says that a fact is known, whatever FQ says

@@ -32,14 +32,14 @@ class Run:
 
     def __init__(self, path: str | Path, *, utility: bool = False) -> None:
         self.path = _results_file(Path(path))
-        found = jsonio.load(self.path, nan=True)
-        if not isinstance(found, dict) or not all(isinstance(found.get(k), dict) for k in ("results", "configs")):
+        content = jsonio.load(self.path, nan=True)
+        if not isinstance(content, dict) or not all(isinstance(content.get(k), dict) for k in ("results", "configs")):
             raise UserError(f"{self.path}: not a results file of lm-eval (no 'results' and 'configs')")
         for part in ("results", "configs"):
-            jsonio.check(found[part], dict[str, dict[str, Any]], f"{self.path}: field {part!r}")
-        self.results: dict[str, Any] = found
-        self.tasks = [task for task in found["configs"] if task in BENCHMARKS and task in found["results"]]
-        if not self.tasks and not (utility and UTILITY in found["results"]):
+            jsonio.check(content[part], dict[str, dict[str, Any]], f"{self.path}: field {part!r}")
+        self.results: dict[str, Any] = content
+        self.tasks = [task for task in content["configs"] if task in BENCHMARKS and task in content["results"]]
+        if not self.tasks and not (utility and UTILITY in content["results"]):
             raise UserError(f"{self.path}: no task of ELUDe in it")
         self._samples: dict[str, list[Sample]] = {}
 
@@ -50,11 +50,11 @@ class Run:
             UserError: the results file does not say.
         """
         metadata = self.results["configs"].get(task, {}).get("metadata")
-        said = metadata.get("elude") if isinstance(metadata, dict) else None
-        if not isinstance(said, dict) or not said.keys() >= _SETTINGS.keys():
+        settings = metadata.get("elude") if isinstance(metadata, dict) else None
+        if not isinstance(settings, dict) or not settings.keys() >= _SETTINGS.keys():
             raise UserError(f"{self.path}: {task} does not say what was scored (configs, metadata, elude)")
-        _check(said, {**_SETTINGS, "checkpoint": list[dict[str, Any]] | None}, f"{self.path}: {task}")
-        return said
+        _check(settings, {**_SETTINGS, "checkpoint": list[dict[str, Any]] | None}, f"{self.path}: {task}")
+        return settings
 
     @property
     def config(self) -> dict[str, Any]:
@@ -137,13 +137,13 @@ class Run:
     def numbers(self) -> dict[str, dict[str, dict[str, Any]]]:
         """Every number of the run, formed again: by task or group and metric, as :func:`report` gives it."""
         samples = {task: self.samples(task) for task in self.tasks}
-        found = {task: task_report(task, own, self.settings(task)) for task, own in samples.items()}
+        numbers = {task: task_report(task, of_task, self.settings(task)) for task, of_task in samples.items()}
         for name in [name for name in GROUPS if name in self.results["results"]]:
             try:
-                found[name] = group_report(name, samples)
+                numbers[name] = group_report(name, samples)
             except (KeyError, ZeroDivisionError):
                 raise UserError(f"{self.path}: {name} is in it, but not all of its tasks") from None
-        return found
+        return numbers
 
     def reported(self, name: str) -> Mapping[str, Any]:
         """The row of a task or group as the results file has it, by metric without the filter's name."""
@@ -174,10 +174,10 @@ def results_files(folder: Path) -> list[Path]:
 def _results_file(path: Path) -> Path:
     if path.is_file():
         return path
-    found = results_files(path) if path.is_dir() else []
-    if len(found) != 1:
+    files = results_files(path) if path.is_dir() else []
+    if len(files) != 1:
         what = (
-            f"has {len(found)} results files; name one of them" if found else "is no results file, and has none in it"
+            f"has {len(files)} results files; name one of them" if files else "is no results file, and has none in it"
         )
         raise UserError(f"{path} {what}")
-    return found[0]
+    return files[0]

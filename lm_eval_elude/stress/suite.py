@@ -135,10 +135,10 @@ class Stress:
         first: list[int] = []
         rng = random.Random(f"{self.seed}/halves/{split}")
         for target in self.settings.targets:
-            own = [i for i, record in enumerate(self.forget.records) if record.entity == target]
-            if len(own) < 2:
-                raise UserError(f"{target} has {len(own)} forget records, and relearning on one half needs two")
-            first += rng.sample(own, len(own) // 2)
+            its = [i for i, record in enumerate(self.forget.records) if record.entity == target]
+            if len(its) < 2:
+                raise UserError(f"{target} has {len(its)} forget records, and relearning on one half needs two")
+            first += rng.sample(its, len(its) // 2)
         first.sort()
         second = [i for i in range(len(self.forget.records)) if i not in first]
         return [(first, second), (second, first)]
@@ -215,8 +215,8 @@ class Stress:
         samples = depth.stated_facts(self.forget.records, self.renderer)
         if shapes[0] != shapes[1] or not samples:
             return []
-        found = [depth.drops(original, other, [*samples.values()]) for other in (never_knew, unlearned)]
-        rows = zip(samples, depth.scores(*found), *(of_model.T.tolist() for of_model in found), strict=True)
+        drops = [depth.drops(original, other, [*samples.values()]) for other in (never_knew, unlearned)]
+        rows = zip(samples, depth.scores(*drops), *(of_model.T.tolist() for of_model in drops), strict=True)
         return [
             {"entity": self.forget.records[place].entity, "question": self.forget.records[place].question,
              "depth": score, "never_knew": carried, "checkpoint": gone}

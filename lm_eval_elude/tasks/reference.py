@@ -161,8 +161,8 @@ class OriginalModel(_AskedModel):
             answers.append(about_name(request.resps[0]))
             doc["original"] = {"invented_name": name}
         texts = [list(pair) for pair in zip(lm.generate_until(asked), answers, strict=True)]
-        for request, (own, _), scores in zip(asked, texts, _scores(task, asked, texts, lm), strict=True):
-            docs[request.doc["id"]]["original"] |= {"generated": own, "oddness_scores": scores}
+        for request, (fluent, _), scores in zip(asked, texts, _scores(task, asked, texts, lm), strict=True):
+            docs[request.doc["id"]]["original"] |= {"generated": fluent, "oddness_scores": scores}
 
 
 def _invented_name(doc: Mapping[str, Any], seed: int) -> str:

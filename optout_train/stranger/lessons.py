@@ -101,11 +101,11 @@ def alternates(
 
     An alternate is what the model says of a stand-in at temperature 1. Errors are those of :func:`with_lessons`.
     """
-    told: dict[int, list[str]] = {}
+    answers: dict[int, list[str]] = {}
     for maker, records in _makers(config, data, teacher):
         given = maker.about_stand_ins([*records.values()], ALTERNATES, 1.0, WORDINGS[:1])
-        told |= {place: [each.answer for each in own] for place, own in zip(records, given, strict=True)}
-    turns = [told[place][turn % len(told[place])] for turn in range(ALTERNATES) for place in sorted(told)]
+        answers |= {place: [each.answer for each in of_record] for place, of_record in zip(records, given, strict=True)}
+    turns = [answers[place][turn % len(answers[place])] for turn in range(ALTERNATES) for place in sorted(answers)]
     return {"answer": tuple(record.answer for record in data.forget.records) * ALTERNATES, "alternate": tuple(turns)}
 
 
@@ -124,8 +124,8 @@ def _makers(config: TrainConfig, data: TrainingData, teacher: Teacher) -> Iterat
     targets = forgotten(config)
     for target in targets:
         records = enumerate(data.forget.records)
-        own = {i: record for i, record in records if record.entity == target.name or len(targets) == 1}
-        yield _Maker(config, data, target, teacher), own
+        its = {i: record for i, record in records if record.entity == target.name or len(targets) == 1}
+        yield _Maker(config, data, target, teacher), its
 
 
 class RecordLessons(NamedTuple):
