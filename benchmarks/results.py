@@ -20,10 +20,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pandas as pd
 from scipy import stats
 from tables import DOCS, markdown, put
 
@@ -104,6 +106,12 @@ COMPARED: dict[str, Key] = {
     "relearning, P": (f"{paper.STRESS} relearn_half", "probability"),
     "depth": (paper.STRESS, "depth"),
 }  # fmt: skip
+# What the page says of methods of other authors: each less ours that resists relearning.
+OURS = "stranger-muon"
+BETTER = (
+    "truth first", "truth first, mean of nine attacks", "degenerate", "oddness, nats", "RQ", "mention",
+    "relearning, truth first", "relearning, P",
+)  # fmt: skip
 
 
 class Run(NamedTuple):
@@ -295,32 +303,45 @@ def write(work: Path) -> None:
     arguments = {run: given for runs in of_today for run, given in runs.arguments.items()}
     kept.write(DATA, kept.Kept(base(), dict(sorted(arguments.items())), list(kept.COLUMNS), [*numbers.values()]))
     put(PAGE, "differences", difference_table())
+    put(PAGE, "differences of other authors' methods", others_table(work))
     tables.main([str(DATA), "--page", str(PAGE)], standalone_mode=False)
 
 
 def difference_table() -> list[str]:
-    """The lines of the table of :data:`PAIRS`: paired intervals from each target's mean over the seeds of both rows.
+    """The lines of the table of :data:`PAIRS`: paired differences over the five targets."""
+    rows = [[label, *(difference(key, *pair) for pair in PAIRS)] for label, key in COMPARED.items()]
+    return ["", *markdown(["", *(f"{more} less {less}" for more, less in PAIRS)], rows), ""]
+
+
+def others_table(work: Path) -> list[str]:
+    """The lines of the table of what each method of other authors has less :data:`OURS`, paired over the targets."""
+    methods = [run.row for method in OTHERS if (run := best(method, work))]
+    rows = [[method, *(difference(COMPARED[label], method, OURS) for label in BETTER)] for method in methods]
+    return ["", *markdown([f"less {OURS}", *BETTER], rows), ""]
+
+
+@cache
+def kept_numbers() -> pd.DataFrame:
+    """What :data:`DATA` holds: a row for each run, target and seed, a column for each task and metric."""
+    runs = kept.read(DATA)
+    assert runs
+    return runs.frame.pivot_table(index=["run", "target", "seed"], columns=["task", "metric"], values="value")
+
+
+def difference(key: Key, more: str, less: str) -> str:
+    """A paired difference with its 95 % interval, from each target's mean over the seeds of both rows.
 
     A row without training has seed 0 alone, which then stands beside all seeds of the other.
     """
-    runs = kept.read(DATA)
-    assert runs
-    numbers = runs.frame.pivot_table(index=["run", "target", "seed"], columns=["task", "metric"], values="value")
-    rows = []
-    for label, key in COMPARED.items():
-        cells = []
-        for more, less in PAIRS:
-            sides = [numbers.loc[row][key].dropna().unstack("seed") for row in (more, less)]
-            if not {more, less} & {*BASELINES}:
-                seeds = sides[0].columns.intersection(sides[1].columns)
-                sides = [side[seeds] for side in sides]
-            means = [side.mean(axis=1).reindex(TARGETS).to_numpy() for side in sides]
-            gaps = (means[0] - means[1]) * scale(unit(key[1]))
-            middle, half = gaps.mean(), stats.t.ppf(0.975, len(gaps) - 1) * stats.sem(gaps)
-            interval = f"{middle:+.1f} [{middle - half:+.1f}, {middle + half:+.1f}]"
-            cells.append("–" if math.isnan(half) else f"**{interval}**" if abs(middle) > half else interval)
-        rows.append([label, *cells])
-    return ["", *markdown(["", *(f"{more} less {less}" for more, less in PAIRS)], rows), ""]
+    sides = [kept_numbers().loc[row][key].dropna().unstack("seed") for row in (more, less)]
+    if not {more, less} & {*BASELINES}:
+        seeds = sides[0].columns.intersection(sides[1].columns)
+        sides = [side[seeds] for side in sides]
+    means = [side.mean(axis=1).reindex(TARGETS).to_numpy() for side in sides]
+    gaps = (means[0] - means[1]) * scale(unit(key[1]))
+    middle, half = gaps.mean(), stats.t.ppf(0.975, len(gaps) - 1) * stats.sem(gaps)
+    interval = f"{middle:+.1f} [{middle - half:+.1f}, {middle + half:+.1f}]"
+    return "–" if math.isnan(half) else f"**{interval}**" if abs(middle) > half else interval
 
 
 def gradients() -> None:

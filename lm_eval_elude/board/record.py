@@ -1,4 +1,4 @@
-"""A record of what was tested on a checkpoint: an in-toto Statement and one page to print, for who must answer for it.
+"""A record of what was tested on a checkpoint: an in-toto Statement and one page to print, for whoever answers for it.
 
 It says which tests passed and against which thresholds. It never says that anything is gone: that cannot be shown from
 a model's weights (Thudi et al. 2022, https://arxiv.org/abs/2110.11891), nor by tests that were not made.

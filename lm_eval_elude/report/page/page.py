@@ -38,7 +38,7 @@ BINS = 20
 POINTS = 240  # of a curve: what a plot can show
 UNSHOWN = ("elude_mia", LEAK)  # tasks without one answer to a question
 SETS = {task: name for task, name in SECTIONS.items() if task in BENCHMARKS and task not in UNSHOWN}
-FOLDED = ("Distributions", "Training")  # parts of the plots that are opened by who wants them
+FOLDED = ("Distributions", "Training")  # parts of the plots that a reader has to open
 LABELS = {*SECTIONS.values(), *(metric.label for metric in METRICS.values())}  # by which a table's rows are grouped
 DEGENERATE, LEAKS, REFUSES = 1, 2, 4  # flags of an answer
 
