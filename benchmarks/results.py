@@ -317,7 +317,8 @@ def others_table(work: Path) -> list[str]:
     """The lines of the table of what each method of other authors has less :data:`OURS`, paired over the targets."""
     methods = [run.row for method in OTHERS if (run := best(method, work))]
     rows = [[method, *(difference(COMPARED[label], method, OURS) for label in BETTER)] for method in methods]
-    return ["", *markdown([f"less {OURS}", *BETTER], rows), ""]
+    over_all = [row for row in rows if {*row[1:]} != {"–"}]
+    return ["", *markdown([f"less {OURS}", *BETTER], over_all), ""]
 
 
 @cache

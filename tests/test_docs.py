@@ -125,6 +125,15 @@ QUOTED = (
     "{opt-out-stranger of all|adversary|relearn_half: P} %. RQ is {stranger-muon of all|quality|RQ} for "
     "{opt-out-stranger of all|quality|RQ}, and that of questions which name the target in passing {stranger-muon of "
     "all|quality|mention} for {opt-out-stranger of all|quality|mention}.",
+    "after `stranger-muon` it is {stranger-muon of all|adversary|relearn_half: first} %, and every interval",
+    "It leaves the truth first in {rmu+rt at 1e-3 of all|quality|first} % of the facts, keeps an RQ of {rmu+rt at "
+    "1e-3 of all|quality|RQ} of {original of all|quality|RQ} and has a depth of {rmu+rt at 1e-3 of all|adversary|depth}. Its "
+    "answers are strings of words nobody says (oddness {rmu+rt at 1e-3 of all|quality|oddness} nats for the original's "
+    "{original of all|quality|oddness}), questions that name the target in passing keep {rmu+rt at 1e-3 of "
+    "all|quality|mention} of {original of all|quality|mention}, and {rmu+rt at 1e-3 of all|adversary|relearn_half: "
+    "first} % of the truth first comes back.",
+    "(WGA {wga+rt at 3e-4 of all|quality|degen.} % of the answers, PDU {pdu+rt at 3e-4 of all|quality|degen.} %) or lose "
+    "RQ (PDU {pdu+rt at 3e-4 of all|quality|RQ}).",
     "GA, NPO and DPO without a retain loss collapse on Cristiano Ronaldo (RQ {ga|quality|RQ}, "
     "{npo|quality|RQ}, {dpo|quality|RQ} of {original|quality|RQ}), as in the paper.",
     "With it GA keeps {ga+rt|quality|RQ}, DPO {dpo+rt|quality|RQ}, NPO {npo+rt|quality|RQ}.",
@@ -187,6 +196,8 @@ def test_the_table_of_differences_is_that_of_the_runs() -> None:
         factor = 1 if metric == "oddness" else 100
         (line,) = [line for line in page.splitlines() if line.startswith(f"| {label} | ")]
         assert f"[{factor * low:+.1f}, {factor * high:+.1f}]" in line.split("|")[2 + place], label
+    lines = ["<!-- differences of other authors' methods -->", *results.others_table(results.PAGE.parent / "none")]
+    assert "\n".join(lines) in page
 
 
 def test_made_up_authors_are_laid_out_as_tofu_and_their_wrong_answers_are_wrong(tmp_path: Path) -> None:
