@@ -126,12 +126,12 @@ QUOTED = (
     "{opt-out-stranger of all|quality|RQ}, and that of questions which name the target in passing {stranger-muon of "
     "all|quality|mention} for {opt-out-stranger of all|quality|mention}.",
     "after `stranger-muon` it is {stranger-muon of all|adversary|relearn_half: first} %, and every interval",
-    "It leaves the truth first in {rmu+rt at 1e-3 of all|quality|first} % of the facts, keeps an RQ of {rmu+rt at "
-    "1e-3 of all|quality|RQ} of {original of all|quality|RQ} and has a depth of {rmu+rt at 1e-3 of "
+    "It leaves the truth first in {rmu+rt at 1e-3 of all|quality|first} % of the facts, keeps an RQ of {rmu+rt "
+    "at 1e-3 of all|quality|RQ} of {original of all|quality|RQ} and has a depth of {rmu+rt at 1e-3 of "
     "all|adversary|depth}. Its answers are strings of words nobody says (oddness {rmu+rt at 1e-3 of "
-    "all|quality|oddness} nats for the original's {original of all|quality|oddness}), questions that name the target in passing keep {rmu+rt at 1e-3 of "
-    "all|quality|mention} of {original of all|quality|mention}, and {rmu+rt at 1e-3 of all|adversary|relearn_half: "
-    "first} % of the truth first comes back.",
+    "all|quality|oddness} nats for the original's {original of all|quality|oddness}), questions that name the "
+    "target in passing keep {rmu+rt at 1e-3 of all|quality|mention} of {original of all|quality|mention}, and "
+    "{rmu+rt at 1e-3 of all|adversary|relearn_half: first} % of the truth first comes back.",
     "(WGA {wga+rt at 3e-4 of all|quality|degen.} % of the answers, PDU {pdu+rt at 3e-4 of all|quality|degen.} %) or "
     "lose RQ (PDU {pdu+rt at 3e-4 of all|quality|RQ}).",
     "GA, NPO and DPO without a retain loss collapse on Cristiano Ronaldo (RQ {ga|quality|RQ}, "
