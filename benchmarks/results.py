@@ -20,7 +20,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -161,8 +160,8 @@ def base() -> str:
     return file_hashes(BUNDLED_MODEL)["model.safetensors"][:12]
 
 
-def score(folder: Path, task: str, metadata: dict[str, Any], cache: Path) -> dict[Key, float]:
-    """The columns of the tables for one checkpoint, from lm-eval; ``cache`` keeps what it and its reference answer."""
+def score(folder: Path, task: str, metadata: dict[str, Any], answers: Path) -> dict[Key, float]:
+    """The columns of the tables for one checkpoint, from lm-eval; ``answers`` keeps what it and others answer."""
     import lm_eval
     from lm_eval.tasks import TaskManager
 
@@ -173,7 +172,7 @@ def score(folder: Path, task: str, metadata: dict[str, Any], cache: Path) -> dic
     )
     results = lm_eval.simple_evaluate(
         model="elude", model_args=arguments, tasks=[task], task_manager=tasks, batch_size=32, log_samples=False,
-        bootstrap_iters=1, use_cache=str(cache),
+        bootstrap_iters=1, use_cache=str(answers),
     )["results"]  # fmt: skip
     values = {(task, metric): results.get(task, {}).get(f"{metric},none") for task, metric in sorted(NUMBERS)}
     return {key: round(value, 6) for key, value in values.items() if isinstance(value, float) and math.isfinite(value)}
@@ -303,25 +302,29 @@ def write(work: Path) -> None:
     arguments = {run: given for runs in of_today for run, given in runs.arguments.items()}
     kept.write(DATA, kept.Kept(base(), dict(sorted(arguments.items())), list(kept.COLUMNS), [*numbers.values()]))
     put(PAGE, "differences", difference_table())
-    put(PAGE, "differences of other authors' methods", others_table(work))
+    put(PAGE, "differences of other authors' methods", others_table())
     tables.main([str(DATA), "--page", str(PAGE)], standalone_mode=False)
 
 
 def difference_table() -> list[str]:
     """The lines of the table of :data:`PAIRS`: paired differences over the five targets."""
-    rows = [[label, *(difference(key, *pair) for pair in PAIRS)] for label, key in COMPARED.items()]
+    numbers = kept_numbers()
+    rows = [[label, *(difference(numbers, key, *pair) for pair in PAIRS)] for label, key in COMPARED.items()]
     return ["", *markdown(["", *(f"{more} less {less}" for more, less in PAIRS)], rows), ""]
 
 
-def others_table(work: Path) -> list[str]:
-    """The lines of the table of what each method of other authors has less :data:`OURS`, paired over the targets."""
-    methods = [run.row for method in OTHERS if (run := best(method, work))]
-    rows = [[method, *(difference(COMPARED[label], method, OURS) for label in BETTER)] for method in methods]
-    over_all = [row for row in rows if {*row[1:]} != {"–"}]
-    return ["", *markdown([f"less {OURS}", *BETTER], over_all), ""]
+def others_table() -> list[str]:
+    """The lines of the table of what each method of other authors has less :data:`OURS`, paired over the targets.
+
+    Its row is the one of its grid that was run on all of them.
+    """
+    numbers = kept_numbers()
+    tried = [row for grid in GRIDS.values() for row in grid]
+    methods = [row for row in tried if {*TARGETS} <= {*numbers.loc[row].index.unique("target")}]
+    rows = [[method, *(difference(numbers, COMPARED[label], method, OURS) for label in BETTER)] for method in methods]
+    return ["", *markdown([f"less {OURS}", *BETTER], rows), ""]
 
 
-@cache
 def kept_numbers() -> pd.DataFrame:
     """What :data:`DATA` holds: a row for each run, target and seed, a column for each task and metric."""
     runs = kept.read(DATA)
@@ -329,12 +332,12 @@ def kept_numbers() -> pd.DataFrame:
     return runs.frame.pivot_table(index=["run", "target", "seed"], columns=["task", "metric"], values="value")
 
 
-def difference(key: Key, more: str, less: str) -> str:
+def difference(numbers: pd.DataFrame, key: Key, more: str, less: str) -> str:
     """A paired difference with its 95 % interval, from each target's mean over the seeds of both rows.
 
     A row without training has seed 0 alone, which then stands beside all seeds of the other.
     """
-    sides = [kept_numbers().loc[row][key].dropna().unstack("seed") for row in (more, less)]
+    sides = [numbers.loc[row][key].dropna().unstack("seed") for row in (more, less)]
     if not {more, less} & {*BASELINES}:
         seeds = sides[0].columns.intersection(sides[1].columns)
         sides = [side[seeds] for side in sides]

@@ -196,7 +196,7 @@ def test_the_table_of_differences_is_that_of_the_runs() -> None:
         factor = 1 if metric == "oddness" else 100
         (line,) = [line for line in page.splitlines() if line.startswith(f"| {label} | ")]
         assert f"[{factor * low:+.1f}, {factor * high:+.1f}]" in line.split("|")[2 + place], label
-    lines = ["<!-- differences of other authors' methods -->", *results.others_table(results.PAGE.parent / "none")]
+    lines = ["<!-- differences of other authors' methods -->", *results.others_table()]
     assert "\n".join(lines) in page
 
 

@@ -188,8 +188,10 @@ def _beside(run: NamedRun, first: NamedRun) -> Iterator[str]:
     """What keeps a run from being compared with the first one."""
     other: dict[str, list[str]] = {}
     for task in [task for task in run.run.tasks if task in first.run.tasks]:
-        theirs, ours = first.run.settings(task), run.run.settings(task)
-        keys = [words for key, words in SHARED.items() if key in theirs and key in ours and theirs[key] != ours[key]]
+        in_first, in_run = first.run.settings(task), run.run.settings(task)
+        keys = [
+            words for key, words in SHARED.items() if key in in_first and key in in_run and in_first[key] != in_run[key]
+        ]
         if keys:  # of what both say: a released log knows little of itself
             other.setdefault(", ".join(keys), []).append(_place(task))
     for names, places in other.items():

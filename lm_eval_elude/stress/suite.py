@@ -135,10 +135,10 @@ class Stress:
         first: list[int] = []
         rng = random.Random(f"{self.seed}/halves/{split}")
         for target in self.settings.targets:
-            its = [i for i, record in enumerate(self.forget.records) if record.entity == target]
-            if len(its) < 2:
-                raise UserError(f"{target} has {len(its)} forget records, and relearning on one half needs two")
-            first += rng.sample(its, len(its) // 2)
+            of_target = [i for i, record in enumerate(self.forget.records) if record.entity == target]
+            if len(of_target) < 2:
+                raise UserError(f"{target} has {len(of_target)} forget records, and relearning on one half needs two")
+            first += rng.sample(of_target, len(of_target) // 2)
         first.sort()
         second = [i for i in range(len(self.forget.records)) if i not in first]
         return [(first, second), (second, first)]

@@ -140,10 +140,13 @@ def evaluated_model() -> Any:
     return model.lm if isinstance(model, CachingLM) else model
 
 
-def cache_folder() -> Path | None:
-    """The folder of --use_cache; None without one."""
+def cache_beside(name: str) -> str | None:
+    """Where what another model answers is kept beside --use_cache, a file for each process; None without that flag."""
     model = _held_model()
-    return Path(model.cache_db).absolute().parent if isinstance(model, CachingLM) else None
+    if not isinstance(model, CachingLM):
+        return None
+    path = Path(model.cache_db).absolute()
+    return str(path.with_name(f"{name}_rank{path.name.rpartition('_rank')[2]}"))
 
 
 def check_backend() -> None:

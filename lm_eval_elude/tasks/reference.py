@@ -218,18 +218,17 @@ def _asked(task: Any) -> list[dict[str, Any]]:
 
 def _load(name: str, dtype: str) -> Any:
     """A model beside the evaluated one; with --use_cache its answers are kept there for the next checkpoint, too."""
-    return _loaded(name, dtype, harness.cache_folder())
+    arguments = {"pretrained": name, **({"dtype": dtype} if dtype else {})}
+    # The harness's keys hold no model: the file's name does.
+    cache = harness.cache_beside(f"beside_{harness.cache_key(provenance(arguments))}")
+    return _loaded(tuple(arguments.items()), cache)
 
 
 @lru_cache(maxsize=2)  # a reference and an original
-def _loaded(name: str, dtype: str, cache: Path | None) -> Any:
-    log.info("ELUDe: loading %s beside the evaluated model", name)
-    arguments = {"pretrained": name, **({"dtype": dtype} if dtype else {})}
-    model = get_model("elude").create_from_arg_obj(arguments, {"batch_size": 1})
-    if cache is None:
-        return model
-    # The harness's keys hold no model: the file's name does.
-    return CachingLM(model, str(cache / f"beside_{harness.cache_key(provenance(arguments))}.db"))
+def _loaded(arguments: tuple[tuple[str, str], ...], cache: str | None) -> Any:
+    log.info("ELUDe: loading %s beside the evaluated model", dict(arguments)["pretrained"])
+    model = get_model("elude").create_from_arg_obj(dict(arguments), {"batch_size": 1})
+    return CachingLM(model, cache) if cache else model
 
 
 def _generations(task: Any) -> list[Instance]:

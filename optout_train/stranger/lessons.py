@@ -124,8 +124,8 @@ def _makers(config: TrainConfig, data: TrainingData, teacher: Teacher) -> Iterat
     targets = forgotten(config)
     for target in targets:
         records = enumerate(data.forget.records)
-        its = {i: record for i, record in records if record.entity == target.name or len(targets) == 1}
-        yield _Maker(config, data, target, teacher), its
+        of_target = {i: record for i, record in records if record.entity == target.name or len(targets) == 1}
+        yield _Maker(config, data, target, teacher), of_target
 
 
 class RecordLessons(NamedTuple):
