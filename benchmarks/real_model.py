@@ -264,12 +264,10 @@ def main() -> int:
     attacked: list[str] = []
     for name, (folder, _) in unlearned.items() if options.stress else ():
         weights = work.stress(options.stress, folder, model, schooled["taught-without"][0], data, target.name)
-        attacked += ["", f"{name}:", "", *weights]
+        attacked += [*weights, ""]
     head = ["", *(name for name, _, _ in COLUMNS), "AUC", "KS p", "s", "CPU s", "MiB"]
     lines += ["", *tables.markdown(head, [row(name, run, reference, took) for name, (run, took) in runs.items()]), ""]
-    if attacked:
-        lines += ["After attacks on the weights:", *attacked, ""]
-    lines += ["A few answers:", *answers({name: run for name, (run, _) in runs.items()}), ""]
+    lines += [*attacked, "A few answers:", *answers({name: run for name, (run, _) in runs.items()}), ""]
     shown_flags = [
         f"--{k.replace('_', '-')} {v}" for k, v in asked.items() if k not in ("model", "teach", "full", "computing")
     ]

@@ -131,21 +131,23 @@ def by_method(methods: Sequence[str]) -> Rows:
     return {method: ("--method", method) for method in methods}
 
 
-# What can be run: on which targets, which rows. The weights of those of one part are attacked.
-RELEARNING = "relearning"
+# What can be run: on which targets, which rows. One part has its weights attacked; one chooses rates, with one seed.
+RELEARNING, TRIED = "relearning", "others"
 PARTS: dict[str, tuple[tuple[str, ...], Rows]] = {
     "main": ((RONALDO,), by_method(MAIN)), "targets": (TARGETS[1:], by_method(MAIN)), "released": ((RONALDO,), SWEEP),
     "lambda": ((RONALDO,), LAMBDAS), "distance": ((RONALDO,), by_method(DISTANCES)),
     "neighbours": ((RONALDO,), WORLD_ONLY), "stranger": ((RONALDO,), STRANGER),
     "stranger-targets": (TARGETS[1:], by_method(["opt-out-stranger"])),
     "muon": (TARGETS, by_method(["stranger-muon"])), RELEARNING: (TARGETS, by_method(STRESSED)),
-    "others": ((RONALDO,), {row: arguments for grid in GRIDS.values() for row, arguments in grid.items()}),
+    TRIED: ((RONALDO,), {row: arguments for grid in GRIDS.values() for row, arguments in grid.items()}),
 }  # fmt: skip
 
 
 def runs(part: str, seed: int) -> Iterator[Run]:
     """The runs of one part with one seed."""
     targets, rows = PARTS[part]
+    if part == TRIED and seed:
+        return
     yield from (Run(row, target, seed, arguments) for target in targets for row, arguments in rows.items())
 
 
@@ -417,7 +419,7 @@ def main() -> None:
         for seed, part in product(arguments.seeds, arguments.part):
             for run in runs(part, seed):
                 measure(run, arguments.work, attacked=part == RELEARNING)
-        if "others" in arguments.part:
+        if TRIED in arguments.part:
             chosen = filter(None, [best(method, arguments.work) for method in OTHERS])
             for seed, target, run in product(arguments.seeds, TARGETS, chosen):
                 measure(run._replace(target=target, seed=seed), arguments.work, attacked=True)
