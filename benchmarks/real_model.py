@@ -262,7 +262,7 @@ def main() -> int:
     if not options.teach:
         runs = {"original": (evaluate("original", model), None), **runs}
     attacked: list[str] = []
-    for name, (folder, _) in unlearned.items() if options.stress else ():
+    for folder, _ in unlearned.values() if options.stress else ():
         weights = work.stress(options.stress, folder, model, schooled["taught-without"][0], data, target.name)
         attacked += [*weights, ""]
     head = ["", *(name for name, _, _ in COLUMNS), "AUC", "KS p", "s", "CPU s", "MiB"]
