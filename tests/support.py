@@ -315,22 +315,12 @@ def run(tasks: Sequence[str], model: Any = "hf", *, metadata: dict[str, Any], **
         metadata: what ``--model_args`` and ``--metadata`` would hold.
         arguments: further arguments of ``simple_evaluate``.
     """
-    import lm_eval.loggers.utils as harness
     from lm_eval import simple_evaluate
 
-    harness.get_pretty_env_info = _environment
     arguments = {"batch_size": 4, "device": "cpu", "limit": None, **arguments}
     if isinstance(model, str):
         arguments["model_args"] = {"pretrained": metadata["pretrained"], "dtype": "float32"}
     return simple_evaluate(model, tasks=list(tasks), task_manager=task_manager(metadata), **arguments)
-
-
-@lru_cache(maxsize=1)
-def _environment() -> str:
-    """What the harness writes of the machine: asking a dozen programs once is enough."""
-    from torch.utils.collect_env import get_pretty_env_info
-
-    return str(get_pretty_env_info())
 
 
 def task_manager(metadata: dict[str, Any]) -> Any:

@@ -16,6 +16,8 @@ from lm_eval_elude.scoring.metrics import DRAWS
 from lm_eval_elude.scoring.runs import Run
 from tests.support import ROOT, answer_tokens, run, save_checkpoint, write_run
 
+pytestmark = pytest.mark.slow
+
 TINY = ROOT / "lm_eval_elude" / "mini" / "tiny"
 WITHOUT = ROOT / "lm_eval_elude" / "mini" / "tiny-without-ronaldo"
 NO_TEXT = "max_gen_toks=1"  # where log-probabilities are all that is looked at

@@ -446,6 +446,7 @@ print("@" + json.dumps([max(counts), results and results["results"]["elude_forge
 """
 
 
+@pytest.mark.slow
 def test_each_rank_scores_its_share_on_cpu(folder: str, tmp_path: Path) -> None:
     script = tmp_path / "ranks.py"
     script.write_text(RANKS)

@@ -284,6 +284,7 @@ def launcher(kind: str, folder: Path) -> list[str]:
 
 
 # What torchrun and full shards change, the next test sees.
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "extra"), [("MULTI_GPU", []), ("FSDP", ["--lora"])])
 def test_two_processes_give_the_losses_of_one(run, arguments, tmp_path, monkeypatch, kind, extra):
     one, two = tmp_path / "one", tmp_path / "two"
@@ -296,6 +297,7 @@ def test_two_processes_give_the_losses_of_one(run, arguments, tmp_path, monkeypa
     same_run(one, two)
 
 
+@pytest.mark.slow
 def test_a_run_cut_off_in_one_process_is_resumed_by_two_sharded_ones(run, arguments, tmp_path, monkeypatch):
     one, two = tmp_path / "one", tmp_path / "two"
     monkeypatch.setattr(sys, "argv", ["optout-train", *arguments(one)])
