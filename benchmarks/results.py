@@ -289,7 +289,7 @@ def measure(run: Run, work: Path, attacked: bool = False) -> None:
         values |= stress(model, run, work)
     manifest = read_manifest(model)
     if run.row not in BASELINES and manifest and manifest.processor_seconds is not None:
-        values[COST["processor"]] = manifest.processor_seconds
+        values.setdefault(COST["processor"], manifest.processor_seconds)  # where it is only attacked now, it stays
     data = [(run.row, run.target, run.seed, *key, value) for key, value in values.items()]
     kept.write(work / f"{run.name}.json", kept.Kept(base(), {run.row: [*run.arguments]}, list(kept.COLUMNS), data))
     shown = {name: number(values[key], unit(key[1])) for name, key, *_ in paper.NEVER_KNEW if key in values}
@@ -335,16 +335,17 @@ def kept_numbers() -> pd.DataFrame:
 
 
 def difference(numbers: pd.DataFrame, key: Key, more: str, less: str) -> str:
-    """A paired difference with its 95 % interval, from each target's mean over the seeds of both rows.
+    """A paired difference with its 95 % interval, from each target's mean over the seeds that both rows have.
 
     A row without training has seed 0 alone, which then stands beside all seeds of the other.
     """
     sides = [numbers.loc[row][key].dropna().unstack("seed") for row in (more, less)]
-    if not {more, less} & {*BASELINES}:
-        seeds = sides[0].columns.intersection(sides[1].columns)
-        sides = [side[seeds] for side in sides]
-    means = [side.mean(axis=1).reindex(TARGETS).to_numpy() for side in sides]
-    gaps = (means[0] - means[1]) * scale(unit(key[1]))
+    if {more, less} & {*BASELINES}:
+        sides = [side.mean(axis=1) for side in sides]
+        by_target = sides[0] - sides[1]
+    else:  # a seed that one of them lacks is left out
+        by_target = (sides[0] - sides[1]).mean(axis=1)
+    gaps = by_target.reindex(TARGETS).to_numpy() * scale(unit(key[1]))
     middle, half = gaps.mean(), stats.t.ppf(0.975, len(gaps) - 1) * stats.sem(gaps)
     interval = f"{middle:+.1f} [{middle - half:+.1f}, {middle + half:+.1f}]"
     return "–" if math.isnan(half) else f"**{interval}**" if abs(middle) > half else interval
