@@ -11,6 +11,7 @@ from tables import DOCS, put
 LEFT_OUT = (
     "no --model",
     "checkpoint:",
+    "runs/demo/stranger is finished",
     "Checkpoint:",
     "Cristiano Ronaldo: ",
     "Again:",
