@@ -12,16 +12,11 @@ from lm_eval_elude.board.submission import STRESS, Packed
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.scoring.benchmark import MEASURED, as_row
 from lm_eval_elude.scoring.benchmarks import task_report
-from lm_eval_elude.scoring.estimates import Estimate, combine
-from lm_eval_elude.stress.outcome import CHECKPOINT, ORIGINAL, REFERENCE, START, SUMMARY, TASK, Outcome, height
+from lm_eval_elude.scoring.estimates import Estimate, average
+from lm_eval_elude.stress.outcome import CHECKPOINT, ORIGINAL, REFERENCE, START, TASK, Outcome
 
 AGAIN = 0.1  # by which the recovery of a second run may be higher: devices round, and training makes more of it
 _REPEATED = ("targets", "truth_ratio", "fingerprint")  # settings that are those of the run
-
-
-def there(files: Mapping[str, Any]) -> bool:
-    """Whether a submission with these files brings attacks on the weights."""
-    return f"{STRESS}/{SUMMARY}" in files
 
 
 def strongest(outcome: Outcome) -> tuple[str, Estimate]:
@@ -33,8 +28,7 @@ def strongest(outcome: Outcome) -> tuple[str, Estimate]:
     worst = outcome.strongest
     if worst is None:
         raise UserError(f"{STRESS}: no attack has a point that counts")
-    back = [*worst.recovery.values()]
-    return worst.attack, combine(height(worst), back, [1 / len(back)] * len(back))
+    return worst.attack, average([*worst.recovery.values()])
 
 
 def check(run: Packed, docs: Sequence[Mapping[str, Any]]) -> Outcome:
@@ -55,11 +49,10 @@ def check(run: Packed, docs: Sequence[Mapping[str, Any]]) -> Outcome:
     if odd := [name for name in _REPEATED if outcome.summary.get(name) != scored[name]]:
         raise UserError(f"{STRESS}: {', '.join(odd)} differ from those of the run")
     suite = outcome.summary.get("suite")
-    stated = {name: [row.get("original"), row.get("inside")] for name, row in outcome.attacks.items()}
     if suite not in ("quick", "full"):
         raise UserError(f"{STRESS}: made by --suite {suite!r}; a submission's is quick or full")
-    rows = {name: row for name, row in WEIGHT_ATTACKS.items() if getattr(row, suite)}
-    if stated != {name: [row.original, row.inside] for name, row in rows.items()}:
+    stated = {name: (row.get("original"), row.get("inside")) for name, row in outcome.attacks.items()}
+    if stated != {name: (row.original, row.inside) for name, row in WEIGHT_ATTACKS.items() if getattr(row, suite)}:
         raise UserError(f"{STRESS}: its attacks are not those of a suite of this version")
     expected = [_asked(doc) for doc in docs]
     places = [(START, role) for role in (CHECKPOINT, REFERENCE, ORIGINAL)]
@@ -83,27 +76,25 @@ def _asked(doc: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in doc.items() if name != "id" and name not in MEASURED}
 
 
-def run_again(submitted: Path, again: Path, weights: Mapping[str, str]) -> str:
+def run_again(submitted: Outcome, again: Path, weights: Mapping[str, str]) -> str:
     """What a second run of the attacks, by the keeper, says against the one that was submitted; "" for nothing.
 
     Args:
-        submitted: the submission's folder.
         again: the keeper's finished folder of ``elude stress``.
         weights: SHA-256 of the weight files that were asked.
 
     Raises:
         UserError: the keeper's folder is of other weights, of another suite, or of another reference.
     """
-    theirs, mine = Outcome(submitted / STRESS), Outcome(again)
-    if not mine.is_of(CHECKPOINT, [{"weights": dict(weights)}]):
+    repeated = Outcome(again)
+    if not repeated.is_of(CHECKPOINT, [{"weights": dict(weights)}]):
         raise UserError(f"--stress {again}: its checkpoint is not the one that --rescore names")
-    if odd := [name for name in (*_REPEATED, "suite") if mine.summary.get(name) != theirs.summary.get(name)]:
+    if odd := [name for name in (*_REPEATED, "suite") if repeated.summary.get(name) != submitted.summary.get(name)]:
         raise UserError(f"--stress {again}: {', '.join(odd)} differ from those submitted")
     for role in (REFERENCE, ORIGINAL):
-        if not mine.is_of(role, theirs.summary["models"][role].get("checkpoint") or ()):
+        if not repeated.is_of(role, submitted.summary["models"][role].get("checkpoint") or ()):
             raise UserError(f"--stress {again}: its {role} is not the one that was submitted")
-    (name, repeated), (_, submitted_worst) = strongest(mine), strongest(theirs)
-    if repeated.value - submitted_worst.value > AGAIN:
-        stated = f"{submitted_worst.value:.0%} is the most that was submitted"
-        return f"attacked again: {name} brings back {repeated.value:.0%}, and {stated}"
-    return ""
+    (name, back), (_, stated) = strongest(repeated), strongest(submitted)
+    if back.value - stated.value <= AGAIN:
+        return ""
+    return f"attacked again: {name} brings back {back.value:.0%}, and {stated.value:.0%} is the most that was submitted"

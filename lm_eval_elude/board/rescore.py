@@ -75,7 +75,7 @@ def rescore(
     if stress:
         if verdict.outcome is None:
             raise UserError(f"--stress {stress}: the submission brings no attacks on its weights")
-        if worse := attacked.run_again(folder, stress, weights):
+        if worse := attacked.run_again(verdict.outcome, stress, weights):
             verdict.findings.append(worse)
     run, scored = Packed(folder), verdict.submission.scored
     rng, each = random.Random(seed), -(-records // len(verdict.samples))

@@ -217,7 +217,7 @@ def _formed(
 def _attacks_count(entries: Sequence[Entry], verdicts: Mapping[str, keeper.Verdict]) -> bool:
     """Whether attacks on the weights are part of a table's score: once two of three of its ranked rows bring them."""
     rows = [e for e in entries if e.role == "submission" and not keeper.unranked(e.table, verdicts.get(e.digest))]
-    brought = [attacked.there(row.submission.files) for row in rows]
+    brought = [row.submission.attacked for row in rows]
     known = any(e.role == "retrained" for e in entries)
     return known and bool(brought) and 3 * sum(brought) >= 2 * len(brought)
 

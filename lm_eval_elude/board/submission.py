@@ -24,7 +24,7 @@ from lm_eval_elude.data import jsonio, manifest
 from lm_eval_elude.data.files import sha256, write_text
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.scoring.benchmark import OF_TASK
-from lm_eval_elude.scoring.runs import Run
+from lm_eval_elude.scoring.runs import SUMMARY, Run
 
 FILE_NAME, RESULTS, ATTACKS, SAMPLES = "submission.json", "results.json", "attacks.jsonl", "samples"
 STRESS = "stress"
@@ -60,6 +60,11 @@ class Submission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weights: dict[str, str] | None = None  # SHA-256 of each weight file, where they were at hand
     cost: Annotated[float, msgspec.Meta(ge=0, le=1e7)] | None = None  # hours of one device that making the model took
     schema_version: Literal[1] = 1
+
+    @property
+    def attacked(self) -> bool:
+        """Whether it brings attacks on the model's weights."""
+        return f"{STRESS}/{SUMMARY}" in self.files
 
 
 class Packed(Run):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
@@ -16,14 +16,13 @@ from typing import Any, Literal, get_args
 
 from lm_eval_elude.board import attacked
 from lm_eval_elude.board import submission as packed
-from lm_eval_elude.board.contradictions import CHECKS, Logged, across, difference
+from lm_eval_elude.board.contradictions import across, contradiction, difference
 from lm_eval_elude.board.submission import Packed, Submission, shown
 from lm_eval_elude.data import dataset, jsonio, manifest
 from lm_eval_elude.data.records import fingerprint
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.scoring.benchmark import ANSWERS, MEASURED, OF_TASK, NothingToAskError, Request, Template, as_row
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS, GROUPS, group_report, task_report
-from lm_eval_elude.scoring.likelihood import AnswerScore
 from lm_eval_elude.scoring.metrics import METRICS
 from lm_eval_elude.scoring.runs import Run
 from lm_eval_elude.scoring.samples import Sample
@@ -39,6 +38,7 @@ MEANING: dict[Level, str] = {
     "reproduced": "all answers came out of the model again",
 }
 _MOST = 20  # findings of one task that are listed
+Docs = list[dict[str, Any]]
 
 
 @dataclass
@@ -50,10 +50,15 @@ class Verdict:
     level: Level | Literal[""] = ""  # of proof, "" where something is wrong
     submission: Submission | None = None  # its first file, where it could be read
     samples: dict[str, list[Sample]] = field(default_factory=dict)  # measured here, by task
-    docs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # the logged documents of these samples
+    docs: dict[str, Docs] = field(default_factory=dict)  # the logged documents of these samples
     numbers: dict[str, dict[str, Any]] = field(default_factory=dict)  # formed here, by task or group and metric
     outcome: Outcome | None = None  # of the attacks on its weights, where it brings some
     digest: str = ""  # what names the submission
+
+    def compare(self, where: str, stated: Any, formed: Any) -> None:
+        """A finding where what is stated differs from what was formed here."""
+        if differs := difference(stated, formed):
+            self.findings.append(f"{where}{differs}")
 
 
 def verify(folder: Path, *, data: str = "", renderer: Renderer | None = None, reference: Run | None = None) -> Verdict:
@@ -68,9 +73,11 @@ def verify(folder: Path, *, data: str = "", renderer: Renderer | None = None, re
     """
     verdict = Verdict()
     try:
-        if not folder.is_dir():
-            raise UserError(f"{folder} is not a folder")
-        _verify(folder, verdict, data, renderer, reference)
+        packed.listing(folder)
+        verdict.digest = packed.digest(folder)
+        verdict.submission = packed.read(folder)
+        packed.check_files(folder, verdict.submission.files)
+        _verify(Packed(folder), verdict.submission, verdict, data, renderer, reference)
     except Exception as error:  # whatever is in the files: one submission never stops who checks many
         verdict.findings.append(_reason(error).replace(f"{folder}/", ""))
     verdict.level = "" if verdict.findings else LEVELS[0]
@@ -82,44 +89,39 @@ def _reason(error: Exception) -> str:
     return str(error) if known else f"cannot be read ({type(error).__name__}: {shown(str(error))})"
 
 
-def _verify(folder: Path, verdict: Verdict, data: str, renderer: Renderer | None, reference: Run | None) -> None:
-    packed.listing(folder)
-    verdict.digest = packed.digest(folder)
-    verdict.submission = submission = packed.read(folder)
-    packed.check_files(folder, submission.files)
-    run = Packed(folder)
+def _verify(
+    run: Packed, submission: Submission, verdict: Verdict, data: str, renderer: Renderer | None, reference: Run | None
+) -> None:
     names = _tree("elude")
     if foreign := [name for name in run.results["configs"] if name.startswith("elude") and name not in names]:
         raise UserError(
             f"{packed.RESULTS}: {shown(foreign[0])} is no task of the group elude, which alone is submitted"
         )
-    settings = _settings(run, submission, folder, data)
-    _check_run(run, verdict, settings)
+    settings = _settings(run, submission, data)
+    _check_run(run, submission, verdict, settings)
     expected = {name: asked for name in names if name in BENCHMARKS and (asked := _expected(name, settings))}
     reference = reference if submission.scored.get("reference") else None
-    template: Template | None = renderer
-    counts = TokenCounts(renderer)
+    rows = RowCheck(run, settings, renderer)
     for task in run.tasks:
         if task not in expected:
             verdict.findings.append(f"{task}: the data set has nothing that it could ask")
             continue
         stated = run.settings(task)
-        template = template or LearnedTemplate(run, task, settings)
         if renderer and stated["template"] != renderer.fingerprint:
             verdict.findings.append(f"{task}, the template is not that of the tokenizer given")
         docs, data_fingerprint = expected[task]
         answers = None
         if reference and (answers := _reference_answers(reference, task, docs)) is None:
             verdict.findings.append(f"{task}: the reference {reference.path} was scored on other documents")
-        RowCheck(task, docs, stated, settings, template, counts, answers).all(run, verdict)
+        rows.check(task, docs, answers, verdict)
         prints = [stated["fingerprint"], submission.fingerprints.get(task)]
-        _compare(verdict, f"{task}, fingerprint", prints, [data_fingerprint] * 2)
+        verdict.compare(f"{task}, fingerprint", prints, [data_fingerprint] * 2)
     if missing := [task for task in expected if task not in run.tasks]:
         verdict.findings.append(f"{', '.join(missing)}: not in the run")
     elif not verdict.findings:
-        verdict.findings += across(verdict.docs, lambda task, doc: BENCHMARKS[task].system_text(doc, settings))[:_MOST]
+        verdict.findings += across(verdict.docs, settings)[:_MOST]
         _check_numbers(run, verdict, reference)
-        if attacked.there(submission.files):
+        if submission.attacked:
             verdict.outcome = attacked.check(run, expected[TASK][0])
     if not renderer:
         verdict.remarks.append(
@@ -133,18 +135,24 @@ def _tree(name: str) -> list[str]:
 
 
 # ---- the run as a whole
-def _settings(run: Packed, submission: Submission, folder: Path, data: str) -> Settings:
-    """What the run scored."""
+def _settings(run: Packed, submission: Submission, data: str) -> Settings:
+    """What the run scored, with the data set that it is compared with."""
     scored = submission.scored
     for task in run.tasks:
         if {name: value for name, value in run.settings(task).items() if name not in OF_TASK} != scored:
             raise UserError(f"{packed.RESULTS}: the tasks do not say the same of the run as {packed.FILE_NAME}")
     source = data or str(scored["dataset"])
-    if source.startswith("hub"):
-        source = _hub(scored["data"])
+    if source.startswith("hub"):  # the published data as of the commit that was scored; nothing else of the Hub is read
+        described = scored["data"]
+        if described.get("repository") != dataset.HUB.published or described.get("world") != dataset.HUB_WORLD_URL:
+            raise UserError("the data set is not the published one: name the one it was with --dataset")
+        revision = described.get("revision")
+        if not isinstance(revision, str) or not re.fullmatch(r"[0-9a-f]{40}", revision):
+            raise UserError(f"{packed.RESULTS}: the data's revision is {shown(revision)}, expected a commit")
+        source = f"hub@{revision}"
     elif not data and source != "mini":
         raise UserError(f"the data set {shown(source)} is not at hand: name it with --dataset")
-    attack_file = str(folder / packed.ATTACKS) if scored["attack_file"] else ""
+    attack_file = str(run.folder / packed.ATTACKS) if scored["attack_file"] else ""
     if attack_file and packed.ATTACKS not in submission.files:
         raise UserError(f"the run had an attack file, and {packed.ATTACKS} is missing")
     table = {**scored, "dataset": source, "attack_file": attack_file, "reference": "", "original": ""}
@@ -156,23 +164,11 @@ def _settings(run: Packed, submission: Submission, folder: Path, data: str) -> S
     return settings
 
 
-def _hub(described: Mapping[str, Any]) -> str:
-    """The published data as of the commit that was scored; nothing else of the Hub is read."""
-    if described.get("repository") != dataset.HUB.published or described.get("world") != dataset.HUB_WORLD_URL:
-        raise UserError("the data set is not the published one: name the one it was with --dataset")
-    revision = described.get("revision")
-    if not isinstance(revision, str) or not re.fullmatch(r"[0-9a-f]{40}", revision):
-        raise UserError(f"{packed.RESULTS}: the data's revision is {shown(revision)}, expected a commit")
-    return f"hub@{revision}"
-
-
-def _check_run(run: Packed, verdict: Verdict, settings: Settings) -> None:
-    results, submission = run.results, verdict.submission
-    assert submission
+def _check_run(run: Packed, submission: Submission, verdict: Verdict, settings: Settings) -> None:
     checkpoint = submission.scored["checkpoint"]
-    if (limit := results["config"].get("limit")) is not None:
+    if (limit := run.results["config"].get("limit")) is not None:
         verdict.findings.append(f"the run had --limit {shown(limit)}: not all documents were asked")
-    if results.get("system_instruction"):
+    if run.results.get("system_instruction"):
         verdict.findings.append("the run had a --system_instruction, which the task does not ask with")
     if manifest.FILE_NAME in submission.files:
         trained = manifest.read_manifest(run.folder)
@@ -185,7 +181,7 @@ def _check_run(run: Packed, verdict: Verdict, settings: Settings) -> None:
 
 
 @lru_cache(maxsize=64)
-def _expected(task: str, settings: Settings) -> tuple[list[dict[str, Any]], str] | None:
+def _expected(task: str, settings: Settings) -> tuple[Docs, str] | None:
     """The documents that a task must have, as they are logged, and their fingerprint; None where it asks nothing."""
     try:
         rows = BENCHMARKS[task].records(settings)
@@ -194,8 +190,8 @@ def _expected(task: str, settings: Settings) -> tuple[list[dict[str, Any]], str]
     return BENCHMARKS[task].documents(rows), fingerprint(record for record, _ in rows)
 
 
-def _reference_answers(reference: Run, task: str, docs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
-    """What a reference run logged of the same documents, None where it was asked others."""
+def _reference_answers(reference: Run, task: str, docs: Docs) -> Docs | None:
+    """What a reference run answered to each document, None where it was asked others."""
     logged = [row["doc"] for row in reference.rows(task)] if task in reference.tasks else []
     columns = ("id", "entity", "question", "answer", "paraphrased_answer")
     if [[doc.get(c) for c in columns] for doc in logged] != [[doc.get(c) for c in columns] for doc in docs]:
@@ -218,14 +214,14 @@ def _check_numbers(run: Packed, verdict: Verdict, reference: Run | None) -> None
         """Of distances a run reports its own choice."""
         left = {name: value for name, value in stated.items() if exact or not _is_distance(name)}
         right = {name: value for name, value in formed_here.items() if name in left or not _is_distance(name)}
-        _compare(verdict, where, left, right)
+        verdict.compare(where, left, right)
 
     for task, samples in verdict.samples.items():
         stated = run.settings(task)
         formed[task] = task_report(task, samples, stated)
         compare(f"{task}, aggregates", stated["aggregates"], formed[task])
         counts = {"original": len(samples), "effective": len(samples)}
-        _compare(verdict, f"{task}, n", [stated["n"], results["n-samples"][task]], [len(samples), counts])
+        verdict.compare(f"{task}, n", [stated["n"], results["n-samples"][task]], [len(samples), counts])
     for group in GROUPS.keys() & _tree("elude"):  # also where the run asked for its parts alone
         formed[group] = group_report(group, verdict.samples)
     for place in ("results", "groups"):
@@ -242,11 +238,6 @@ def _check_numbers(run: Packed, verdict: Verdict, reference: Run | None) -> None
 def _is_distance(column: str) -> bool:
     name = column.removesuffix(",none").removesuffix("_stderr")
     return name in METRICS and METRICS[name].is_distance
-
-
-def _compare(verdict: Verdict, where: str, stated: Any, formed: Any) -> None:
-    if differs := difference(stated, formed):
-        verdict.findings.append(f"{where}{differs}")
 
 
 # ---- rows
@@ -281,85 +272,66 @@ class LearnedTemplate:
         return f"{self._before}{text.strip()}{self._after}"
 
 
-class TokenCounts:
-    """Numbers of tokens of answers: the tokenizer's, otherwise those stated of the same request before."""
-
-    def __init__(self, renderer: Renderer | None) -> None:
-        self._renderer = renderer
-        self.exact = renderer is not None
-        self._known: dict[tuple[str, str], int] = {}
-
-    def of(self, request: Request, stated: int) -> int:
-        """Tokens of a request's answer, where ``stated`` is what the row says."""
-        context, continuation = request.arguments[:2]
-        if self._renderer and (context, continuation) not in self._known:
-            whole, start = (len(self._renderer.encode(text)) for text in (context + continuation, context))
-            self._known[context, continuation] = whole - start - self._renderer.space_tokens
-        return self._known.setdefault((context, continuation), stated)
-
-    @property
-    def of_text(self) -> Callable[[str], int] | None:
-        """What counts the tokens of a text; None without a tokenizer."""
-        tokenizer = self._renderer.tokenizer if self._renderer else None
-        return (lambda text: len(tokenizer.encode(text, add_special_tokens=False))) if tokenizer else None
-
-
-@dataclass(frozen=True)
 class RowCheck:
-    """What the rows of a task are compared with."""
+    """Compares the rows of a run with what the data, the template and their own responses give."""
 
-    task: str
-    docs: Sequence[dict[str, Any]]  # as they are logged before anything was measured
-    stated: Mapping[str, Any]  # what the run says of the task
-    settings: Settings
-    template: Template
-    counts: TokenCounts
-    reference: Sequence[dict[str, Any]] | None  # what the reference run answered to each document
+    def __init__(self, run: Packed, settings: Settings, renderer: Renderer | None) -> None:
+        self.run, self.settings, self.renderer = run, settings, renderer
+        self.template: Template = renderer or LearnedTemplate(run, run.tasks[0], settings)
+        self.counts: dict[tuple[str, str], int] = {}  # tokens of an answer, by context and continuation
 
-    def all(self, run: Packed, verdict: Verdict) -> None:
-        """Put the samples of the task into a verdict; what is wrong with a row becomes a finding."""
-        samples = verdict.samples[self.task] = []
-        docs = verdict.docs[self.task] = []
-        wrong, count = [], 0
-        for count, (_, row) in enumerate(packed.packed_rows(run.sample_file(self.task), len(self.docs)), 1):
+    def check(self, task: str, docs: Docs, reference: Docs | None, verdict: Verdict) -> None:
+        """Put the samples of a task into a verdict; what is wrong with a row becomes a finding.
+
+        Args:
+            docs: as they are logged before anything was measured.
+            reference: what the reference run answered to each.
+        """
+        samples, logged = verdict.samples.setdefault(task, []), verdict.docs.setdefault(task, [])
+        stated, wrong, count = self.run.settings(task), [], 0
+        for count, (_, row) in enumerate(packed.packed_rows(self.run.sample_file(task), len(docs)), 1):
             try:
-                samples.append(self.sample(count - 1, row))
-                docs.append(row["doc"])
+                answers = reference[count - 1] if reference else None
+                samples.append(self._sample(task, row, docs[count - 1], stated, answers))
+                logged.append(row["doc"])
             except Exception as error:  # whatever is in it
                 wrong.append(f"row {count}: {_reason(error)}")
-        if count != len(self.docs):
-            wrong.append(f"{count} rows, and the data set has {len(self.docs)}")
-        verdict.findings += [f"{self.task}, {line}" for line in wrong[:_MOST]]
+        if count != len(docs):
+            wrong.append(f"{count} rows, and the data set has {len(docs)}")
+        verdict.findings += [f"{task}, {line}" for line in wrong[:_MOST]]
         if len(wrong) > _MOST:
-            verdict.findings.append(f"{self.task}, and {len(wrong) - _MOST} more")
+            verdict.findings.append(f"{task}, and {len(wrong) - _MOST} more")
 
-    def sample(self, number: int, row: dict[str, Any]) -> Sample:
-        """The sample of a row, which must be what the data, the template and its own responses give.
+    def _sample(
+        self, task: str, row: dict[str, Any], expected: dict[str, Any], stated: Mapping[str, Any],
+        reference: dict[str, Any] | None,
+    ) -> Sample:  # fmt: skip
+        """The sample of a row.
 
         Raises:
-            UserError: it is not.
+            UserError: it is not what it must be.
         """
-        benchmark, doc, expected = BENCHMARKS[self.task], row["doc"], self.docs[number]
+        benchmark, doc = BENCHMARKS[task], row["doc"]
         _demand("the document", {name: value for name, value in doc.items() if name not in MEASURED}, expected)
-        _demand("doc_id", row["doc_id"], number)
+        _demand("doc_id", row["doc_id"], expected["id"])
         _demand("target", row["target"], expected["answer"])
         requests = benchmark.requests(expected, self.template, self.settings, tokens="prompt_tokens" in doc)
         _demand("the prompt", _arguments(row), [list(request.arguments) for request in requests])
         responses = row["filtered_resps"]
         _demand("filtered_resps", [[response] for response in responses], row["resps"])
-        scores = self._answer_scores(doc, requests, responses)
+        counts = self._token_counts(doc, requests)
+        scores = benchmark.answer_scores(doc, responses, counts, self.template.space_tokens)
         _demand("answer_scores", doc["answer_scores"], [list(score) for score in scores])
         if benchmark.generates:
             if not isinstance(doc["generated"], str):
                 raise UserError(f"generated is {shown(doc['generated'])}")
             _demand("generated", doc["generated"], responses[-1])
-        logged = Logged(requests, responses, scores, self.counts.of_text)
-        if line := next((line for line, contradicts in CHECKS.items() if contradicts(logged)), ""):
+        if line := contradiction(requests, responses, scores, self.renderer and self.renderer.tokenizer):
             raise UserError(line)
         doc.pop("reference", None)  # nobody's word: a distance is formed from the reference's own samples
-        if self.reference:
-            doc["reference"] = self.reference[number]
-        sample = benchmark.measure(row, self.stated)
+        if reference:
+            doc["reference"] = reference
+        sample = benchmark.measure(row, stated)
         for name, value in benchmark.noted(sample).items():
             _demand(name, doc[name], value)
         for name in row["metrics"]:
@@ -370,25 +342,32 @@ class RowCheck:
             _demand(name, row[name], hashlib.sha256(text.encode()).hexdigest())
         return sample
 
-    def _answer_scores(
-        self, doc: Mapping[str, Any], requests: Sequence[Request], responses: Sequence[Any]
-    ) -> list[AnswerScore]:
-        """Sums of log-probabilities as the responses have them, with the answers' numbers of tokens."""
+    def _token_counts(self, doc: Mapping[str, Any], requests: Sequence[Request]) -> list[int]:
+        """Tokens of the answer that each request scores; 0 for the white space that ends a prompt.
+
+        Raises:
+            UserError: the document states others.
+        """
         stated = [tokens for _, tokens in doc["answer_scores"]]
         if not all(type(tokens) is int and tokens > 0 for tokens in stated):
             raise UserError("answer_scores: a number of tokens is not a whole number above 0")
-        scored = [request for request in requests if request.kind != "generate_until"]
         if "prompt_tokens" in doc:
             space = doc["prompt_tokens"]
-            if type(space) is not int or space < 0 or (self.counts.exact and space != self.template.space_tokens):
+            if type(space) is not int or space < 0 or (self.renderer and space != self.template.space_tokens):
                 raise UserError(f"prompt_tokens is {shown(space)}")
-        answers = [request for request in scored if request.arguments[1].strip()]
-        counts = [self.counts.of(request, tokens) for request, tokens in zip(answers, stated, strict=False)]
+        scored = [request.arguments[:2] for request in requests if request.kind != "generate_until"]
+        answers = [asked for asked in scored if asked[1].strip()]
+        counts = [self._answer_tokens(*asked, tokens) for asked, tokens in zip(answers, stated, strict=False)]
         _demand("answer_scores, tokens", stated, counts)
-        # The white space at the end of a prompt is asked for by itself; the answers' counts are without it.
         left = iter(counts)
-        by_request = [next(left, 0) if request.arguments[1].strip() else 0 for request in scored]
-        return BENCHMARKS[self.task].answer_scores(doc, responses, by_request, self.template.space_tokens)
+        return [next(left, 0) if continuation.strip() else 0 for _, continuation in scored]
+
+    def _answer_tokens(self, context: str, continuation: str, stated: int) -> int:
+        """Tokens of an answer: the tokenizer's, otherwise what was first stated of the same request."""
+        if self.renderer and (context, continuation) not in self.counts:
+            whole, start = (len(self.renderer.encode(text)) for text in (context + continuation, context))
+            self.counts[context, continuation] = whole - start - self.renderer.space_tokens
+        return self.counts.setdefault((context, continuation), stated)
 
 
 def _demand(what: str, stated: Any, formed: Any) -> None:

@@ -138,7 +138,7 @@ def test_forged_attacks_are_found(forge, line, brought, data, tmp_path):
 
 def test_a_point_that_was_passed_over_is_found_by_attacking_again(brought, data, stressed, hiding, tmp_path):
     weights = file_hashes(hiding)
-    assert not attacked.run_again(brought, stressed, weights)
+    assert not attacked.run_again(Outcome(brought / PLACE), stressed, weights)
     folder = copy_of(brought, tmp_path)
     for name in Outcome(stressed).worst:  # consistent, and of no attack at all
         for role in (CHECKPOINT, REFERENCE):
@@ -148,9 +148,9 @@ def test_a_point_that_was_passed_over_is_found_by_attacking_again(brought, data,
                 )
     runs.hashed_again(folder)
     assert verify.verify(folder, data=str(data)).level
-    assert "attacked again: relearn_" in attacked.run_again(folder, stressed, weights)
+    assert "attacked again: relearn_" in attacked.run_again(Outcome(folder / PLACE), stressed, weights)
     with pytest.raises(UserError, match=r"--stress .*--rescore"):
-        attacked.run_again(brought, stressed, file_hashes(runs.TINY))
+        attacked.run_again(Outcome(brought / PLACE), stressed, file_hashes(runs.TINY))
 
 
 def test_where_most_rows_bring_attacks_they_count_and_must_be_run_again(brought, candidate, retrained, data, tmp_path):
