@@ -159,8 +159,7 @@ def _verified(
         verdict = verify(folder, data=data, renderer=renderer, reference=reference)
         if checkpoint and not verdict.findings:
             asked = str(checkpoint)
-            how: dict[str, Any] = {"seed": secrets.randbits(48), "records": records, "data": data, "weights": weights}
-            rescore(folder, verdict, asked, asked, **how)
+            rescore(folder, verdict, asked, asked, seed=secrets.randbits(48), records=records, data=data)
     if verdict.findings:
         first, *more = verdict.findings
         raise UserError(f"{run.path}: {first}{f' (and {len(more)} more findings)' if more else ''}")

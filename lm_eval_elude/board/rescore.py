@@ -7,6 +7,7 @@ import io
 import math
 import random
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,8 +38,7 @@ class Rescored(NamedTuple):
 
 def rescore(
     folder: Path, verdict: Verdict, model: str, tokenizer: str, *, seed: int, backend: str = "elude", records: int = 50,
-    tolerance: float = 0.02, data: str = "", weights: dict[str, str] | None = None, original: str = "",
-    stress: Path | None = None,
+    tolerance: float = 0.02, data: str = "", original: str = "", stress: Path | None = None,
 ) -> Rescored:  # fmt: skip
     """Score a part of a verified submission again: raise the level of its verdict, or add findings.
 
@@ -51,7 +51,6 @@ def rescore(
         records: about how many documents, as many of each task, 0 for all.
         tolerance: of an answer's mean log-probability (nats a token).
         data: the data set, where the submission's is a path elsewhere.
-        weights: SHA-256 of each weight file in the folder, where they are known.
         original: the model before unlearning, which is asked again how odd the answers are; "" leaves that out.
         stress: a finished folder of ``elude stress`` on that model, to compare with what was submitted.
 
@@ -63,7 +62,7 @@ def rescore(
     from lm_eval.tasks import TaskManager
 
     assert verdict.submission
-    weights = weights or file_hashes(Path(model))
+    weights = file_hashes(Path(model))
     if not weights:
         raise UserError(
             f"--rescore {model}: no folder with *.safetensors; `hf download ID --revision COMMIT --local-dir DIR`"
@@ -96,8 +95,11 @@ def rescore(
             task_manager=TaskManager(include_path=task_folder(), include_defaults=False, metadata=metadata),
         )  # fmt: skip
     assert results is not None
+    # By row: how far off its scores are, those of the original, and its text from what is greedy.
     gaps: dict[str, float] = {}
-    texts, ties, forged, odd = 0, dict.fromkeys(drawn, 0), [], []
+    odd: dict[str, float] = {}
+    texts: dict[str, float] = {}
+    ties = Counter[str]()
     for task, rows in results["samples"].items():
         submitted = {row["doc"]["id"]: row["doc"] for row in run.rows(task)}
         for row in rows:
@@ -105,41 +107,27 @@ def rescore(
             place = f"{task}, row {doc['id'] + 1}"
             gaps[place] = max(_gaps(doc["answer_scores"], before["answer_scores"]))
             if original and "original" in doc and "original" in before:
-                odd.append((_oddness_gap(doc, before), place))
+                odd[place] = _oddness_gap(doc, before)
             if "generated" in doc:
-                texts += 1
-                if doc["generated"] != before["generated"]:
-                    context, wanted = row["arguments"][-1]
-                    below = least_greedy(lm, context, wanted, before["generated"])
-                    if below <= NEAR_TIE:
-                        ties[task] += 1
-                    else:
-                        forged.append((below, place))
+                differs = doc["generated"] != before["generated"]
+                texts[place] = least_greedy(lm, *row["arguments"][-1], before["generated"]) if differs else 0.0
+                ties.update([task] if differs and texts[place] <= NEAR_TIE else [])
     asked, total = sum(map(len, drawn.values())), sum(map(len, verdict.samples.values()))
     if len(gaps) != asked:
         verdict.findings.append(f"rescored: {len(gaps)} of {asked} documents came back")
-    if far := [(gap, place) for place, gap in gaps.items() if not gap <= tolerance]:
-        gap, place = max(far)
-        verdict.findings.append(
-            f"rescored: {len(far)} of {len(gaps)} documents differ by more than {tolerance} nats a token, "
-            f"most {place} ({gap:.3g})"
-        )
-    if far := [(gap, place) for gap, place in odd if not gap <= tolerance]:
-        gap, place = max(far)
-        verdict.findings.append(
-            f"rescored: the original finds {len(far)} of {len(odd)} answers otherwise odd, most {place} "
-            f"({gap:.3g} nats a token)"
-        )
-    if forged:
-        below, place = max(forged)
-        verdict.findings.append(
-            f"rescored: {len(forged)} of {texts} texts are not the model's, and no near-tie of its logits says so, "
-            f"most {place} ({below:.3g} nats below the likeliest token)"
-        )
+    for values, allowed, line, unit in (
+        (gaps, tolerance, f"{{}} of {{}} documents differ by more than {tolerance} nats a token", ""),
+        (odd, tolerance, "the original finds {} of {} answers otherwise odd", " nats a token"),
+        (texts, NEAR_TIE, "{} of {} texts are not the model's, and no near-tie of its logits says so",
+         " nats below the likeliest token"),
+    ):  # fmt: skip
+        if far := [(value, place) for place, value in values.items() if not value <= allowed]:
+            gap, place = max(far)
+            line = line.format(len(far), len(values))
+            verdict.findings.append(f"rescored: {line}, most {place} ({gap:.3g}{unit})")
     verdict.level = "" if verdict.findings else LEVELS[2 if asked == total else 1]
     most = max(gaps.values(), default=0.0)
-    near = {task: n for task, n in ties.items() if n}
-    return Rescored(seed, len(gaps), total, most, texts, near, weights, len(odd), bool(stress))
+    return Rescored(seed, len(gaps), total, most, len(texts), dict(ties), weights, len(odd), bool(stress))
 
 
 def _gaps(again: Sequence[Sequence[float]], stated: Sequence[Sequence[float]]) -> list[float]:
