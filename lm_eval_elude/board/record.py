@@ -11,7 +11,7 @@ import math
 import secrets
 import tempfile
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,8 @@ from lm_eval_elude.scoring.benchmarks.elude import ATTACK, CONTROL
 from lm_eval_elude.scoring.estimates import Estimate, difference
 from lm_eval_elude.scoring.metrics import METRICS
 from lm_eval_elude.scoring.runs import Run
-from lm_eval_elude.scoring.samples import Sample, of_reference
-from lm_eval_elude.stress.outcome import CHECKPOINT, REFERENCE, SUMMARY, Outcome
+from lm_eval_elude.scoring.samples import of_reference
+from lm_eval_elude.stress.outcome import CHECKPOINT, REFERENCE, SUMMARY, TASK, Outcome
 from lm_eval_elude.text.chat import Renderer, load_tokenizer
 
 STATEMENT = "https://in-toto.io/Statement/v1"
@@ -63,15 +63,21 @@ def record(
     weights = {name: value for name, value in files.items() if name.endswith(".safetensors") and "/" not in name}
     if weights != manifest.weights:
         raise UserError(f"{checkpoint}: the weights are not those that {FILE_NAME} names")
-    if "elude_forget" not in run.tasks:
-        raise UserError(f"{run.path} has no elude_forget: run lm_eval --tasks elude")
-    scored = run.settings("elude_forget")
-    if (files[FILE_NAME], manifest.weights) not in [
-        (c.get("manifest"), c.get("weights")) for c in scored["checkpoint"] or ()
-    ]:
+    if TASK not in run.tasks:
+        raise UserError(f"{run.path} has no {TASK}: run lm_eval --tasks elude")
+    scored = run.settings(TASK)
+    identities = [(model.get("manifest"), model.get("weights")) for model in scored["checkpoint"] or ()]
+    if (files[FILE_NAME], manifest.weights) not in identities:
         raise UserError(f"{run.path} is not a run of {checkpoint}")
-    reference = _reference(run, scored.get("reference"), reference)
-    known = reference.settings("elude_forget")["checkpoint"] or []
+    if not (name := scored.get("reference")):
+        raise UserError(
+            f'{run.path} has no reference: score it with --metadata \'{{"reference": "RESULTS"}}\', where RESULTS are '
+            "those of a model that never knew the targets"
+        )
+    reference = reference or packed.reference_of(run)
+    if not reference:
+        raise UserError(f"the reference {name} is a model, or not there: name the results of that model by --reference")
+    known = reference.settings(TASK)["checkpoint"] or []
     for each in known:
         for model in ({"weights": manifest.weights}, manifest.base_model):
             if any(each.get(field) and each.get(field) == model.get(field) for field in ("name", "weights")):
@@ -80,7 +86,7 @@ def record(
     if attacked:
         for role, of_role in ((CHECKPOINT, run), (REFERENCE, reference)):
             attacked.must_be_of(role, of_role, f"--stress {attacked.folder}")
-    verdict = _verified(run, reference, checkpoint, records, weights)
+    verdict = _verified(run, reference, checkpoint, records)
     tests = tested(verdict.samples, scored)
     on_weights = tested_weights(attacked) if attacked else {}
     tests += [test for of_attack in on_weights.values() for test in of_attack]
@@ -90,7 +96,7 @@ def record(
         "tests": tests,
         "targets": list(scored["targets"]),
         "method": manifest.method,
-        "settings": manifest.settings,
+        "settings": "withheld" if key else manifest.settings,
         "seed": manifest.seed,
         "baseModel": manifest.base_model,
         "trainedOn": manifest.data_fingerprints,
@@ -111,17 +117,11 @@ def record(
             "summary": {"digest": {"sha256": sha256(attacked.folder / SUMMARY)}},
         }
     if key:
-        places = [
-            scored["dataset"],
-            scored["attack_file"],
-            scored["reference"],
-            scored.get("original"),
-            manifest.dataset,
-        ]
-        places += [manifest.base_model.get("name"), *(each["name"] for each in [*scored["checkpoint"], *known])]
+        places = [*(scored.get(name) for name in ("dataset", "attack_file", "reference", "original")), manifest.dataset]
+        places += [model.get("name") for model in (manifest.base_model, *scored["checkpoint"], *known)]
         hashes = {name: f"target-{hmac.digest(key, name.encode(), 'sha256').hex()[:12]}" for name in scored["targets"]}
         hidden = dict.fromkeys(filter(None, places), "withheld") | hashes
-        predicate = _replaced({**predicate, "settings": "withheld"}, hidden)
+        predicate = packed.with_texts(predicate, lambda text: hidden.get(text, text))
     return {
         "_type": STATEMENT,
         "subject": [{"name": name, "digest": {"sha256": value}} for name, value in files.items()],
@@ -130,36 +130,21 @@ def record(
     }
 
 
-def _reference(run: Run, name: str | None, given: Run | None) -> Run:
-    """The run of the model that never knew: the one given, otherwise the results that a run names."""
-    if not name:
-        raise UserError(
-            f'{run.path} has no reference: score it with --metadata \'{{"reference": "RESULTS"}}\', where RESULTS are '
-            "those of a model that never knew the targets"
-        )
-    if reference := given or packed.reference_of(run):
-        return reference
-    raise UserError(f"the reference {name} is a model, or not there: name the results of that model by --reference")
-
-
-def _verified(
-    run: Run, reference: Run | None = None, checkpoint: Path | None = None, records: int = 0,
-    weights: dict[str, str] | None = None,
-) -> Verdict:  # fmt: skip
-    """What ``elude verify`` says of a run, which must have no finding; a checkpoint, with its hashes, is asked again.
+def _verified(run: Run, reference: Run | None = None, checkpoint: Path | None = None, records: int = 0) -> Verdict:
+    """What ``elude verify`` says of a run, which must have no finding; a checkpoint is asked again.
 
     Raises:
         UserError: there is a finding.
     """
     with tempfile.TemporaryDirectory() as place:
-        about: dict[str, Any] = {"model": "checkpoint", "base_model": "base", "method": "method", "submitter": "nobody"}
         folder, data = Path(place), str(run.settings(run.tasks[0])["dataset"])
+        about: dict[str, Any] = dict.fromkeys(("model", "base_model", "method", "submitter"), "not stated")
         packed.pack(run, folder, role="original", **about)
         renderer = Renderer(load_tokenizer(str(checkpoint))) if checkpoint else None
         verdict = verify(folder, data=data, renderer=renderer, reference=reference)
         if checkpoint and not verdict.findings:
-            asked = str(checkpoint)
-            rescore(folder, verdict, asked, asked, seed=secrets.randbits(48), records=records, data=data)
+            model = str(checkpoint)
+            rescore(folder, verdict, model, model, seed=secrets.randbits(48), records=records, data=data)
     if verdict.findings:
         first, *more = verdict.findings
         raise UserError(f"{run.path}: {first}{f' (and {len(more)} more findings)' if more else ''}")
@@ -200,44 +185,39 @@ def sign(folder: Path, signature: Path, key: Path) -> None:
 def tested(samples: Tasks, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Every test with what was measured of this model and of its reference, from samples that hold both."""
     attacks = [task for task in samples if task.startswith(ATTACK) and task != CONTROL]
-    return [
-        max(
-            (
-                _test(row, task, samples[task], settings)
-                for task in (attacks if row["task"] == "worst" else [row["task"]])
-            ),
-            key=lambda test: math.inf if math.isnan(test["upperLimit95"]) else test["upperLimit95"],
-        )
-        for row in TESTED["tests"]
-    ]
+    tests = []
+    for row in TESTED["tests"]:
+        of_set = METRICS[row["metric"]].of_set
+        of_tasks = [
+            _judged(row, task, of_set(samples[task], settings), of_set(of_reference(samples[task]), settings))
+            for task in (attacks if row["task"] == "worst" else [row["task"]])
+        ]
+        # What is not known is the highest.
+        tests.append(max(of_tasks, key=lambda test: (math.isnan(test["upperLimit95"]), test["upperLimit95"])))
+    return tests
 
 
 def tested_weights(attacked: Outcome) -> dict[str, list[dict[str, Any]]]:
     """By attack on the weights the tests at its worst point; none of those that need the original's weights."""
-    by_attack = {}
+    by_attack: dict[str, list[dict[str, Any]]] = {}
     for name, worst in attacked.worst.items():
-        if not attacked.attacks[name].get("original"):
-            place = f"after {name.replace('_', ' ')} ({worst.setting}, {worst.at:g})"
-            by_attack[name] = [
-                _judged(
-                    row | {"name": f"{row['name']} {place}"}, name,
-                    *(worst.values[role][row["metric"]] for role in (CHECKPOINT, REFERENCE)),
-                )
-                for row in TESTED["weights"]
-            ]  # fmt: skip
+        place = f"after {name.replace('_', ' ')} ({worst.setting}, {worst.at:g})"
+        for row in TESTED["weights"] if not attacked.attacks[name].get("original") else ():
+            values = [worst.values[role][row["metric"]] for role in (CHECKPOINT, REFERENCE)]
+            test = _judged(row | {"name": f"{row['name']} {place}"}, name, *values)
+            by_attack.setdefault(name, []).append(test)
     return by_attack
 
 
-def _test(row: Mapping[str, Any], task: str, samples: Sequence[Sample], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """One test on one task."""
-    of_set = METRICS[row["metric"]].of_set
-    return _judged(row, task, of_set(samples, settings), of_set(of_reference(samples), settings))
-
-
 def _judged(row: Mapping[str, Any], task: str, value: Estimate, baseline: Estimate) -> dict[str, Any]:
-    """A test of how far a value is above that of the reference; what is not known fails."""
+    """A test of how far a value is above that of the reference, paired by record; what is not known fails."""
     excess = difference(value, baseline)
-    high = _upper_limit(value, baseline)
+    if value.binary and baseline.binary:
+        # Newcombe (1998), from the Wilson intervals of two shares of yes and no: above 0 at 0 of n.
+        half = math.hypot(value.interval[1] - value.value, baseline.value - baseline.interval[0])
+    else:
+        half = Z95_ONE_SIDED * excess.stderr
+    high = excess.value + half
     if high <= row["passes"]:
         result = PASSED
     elif excess.value <= row["passes"]:
@@ -251,24 +231,3 @@ def _judged(row: Mapping[str, Any], task: str, value: Estimate, baseline: Estima
         "reference": baseline.value, "excess": excess.value, "upperLimit95": high, "n": value.n,
         "records": value.records, "passesUpTo": row["passes"], "warnsUpTo": row["warns"],
     }  # fmt: skip
-
-
-def _upper_limit(value: Estimate, baseline: Estimate) -> float:
-    """The one-sided 95 % limit of the excess over the reference, paired by record.
-
-    Two shares of yes and no have that of Newcombe (1998) from their Wilson intervals, which is above 0 at 0 of n.
-    """
-    if value.binary and baseline.binary:
-        half = math.hypot(value.interval[1] - value.value, baseline.value - baseline.interval[0])
-    else:
-        half = Z95_ONE_SIDED * difference(value, baseline).stderr
-    return value.value - baseline.value + half
-
-
-def _replaced(value: Any, texts: Mapping[Any, str]) -> Any:
-    """A value in which other texts stand in place of some, also where they are keys."""
-    if isinstance(value, dict):
-        return {_replaced(name, texts): _replaced(item, texts) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_replaced(item, texts) for item in value]
-    return texts.get(value, value) if isinstance(value, str) else value

@@ -14,7 +14,7 @@ import re
 import shutil
 import unicodedata
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -110,23 +110,18 @@ def read(folder: Path) -> Submission:
     Raises:
         UserError: it is missing, a field is wrong, or a text is too long or has characters that are not seen.
     """
-    table = jsonio.load(folder / FILE_NAME, max_bytes=_MAX_JSON)
-    for text in _texts(table):
-        if odd := next((c for c in text if unicodedata.category(c)[0] == "C" or c in _UNSEEN), None):
-            raise UserError(f"{FILE_NAME}: the character U+{ord(odd):04X}, which is not seen, is in {shown(text)}")
-        if len(text) > _MAX_TEXT:
-            raise UserError(f"{FILE_NAME}: {len(text):,} characters, {_MAX_TEXT} at most: {shown(text)}")
-    submission: Submission = jsonio.check(table, Submission, FILE_NAME)
+    submission: Submission = jsonio.check(
+        with_texts(jsonio.load(folder / FILE_NAME, max_bytes=_MAX_JSON), _printable), Submission, FILE_NAME
+    )
     return submission
 
 
-def _texts(value: Any) -> Iterator[str]:
-    """Every text within a value, keys included."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict | list):
-        for item in [*value, *value.values()] if isinstance(value, dict) else value:
-            yield from _texts(item)
+def _printable(text: str) -> str:
+    if odd := next((c for c in text if unicodedata.category(c)[0] == "C" or c in _UNSEEN), None):
+        raise UserError(f"{FILE_NAME}: the character U+{ord(odd):04X}, which is not seen, is in {shown(text)}")
+    if len(text) > _MAX_TEXT:
+        raise UserError(f"{FILE_NAME}: {len(text):,} characters, {_MAX_TEXT} at most: {shown(text)}")
+    return text
 
 
 def check_files(folder: Path, hashes: Mapping[str, str]) -> None:
@@ -206,13 +201,18 @@ def shown(value: Any) -> str:
 _FOLDERS = re.compile(r"""(?<![\w.:/~-])(?:~|[A-Za-z]:)?[/\\](?:[^\s/\\,;:"']+[/\\])+""")
 
 
+def with_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """A value in which every text, also one that is a key, is changed."""
+    if isinstance(value, dict):
+        return {change(key): with_texts(item, change) for key, item in value.items()}
+    if isinstance(value, list):
+        return [with_texts(item, change) for item in value]
+    return change(value) if isinstance(value, str) else value
+
+
 def without_paths(value: Any) -> Any:
     """A value in whose texts a file has its name in place of its full path."""
-    if isinstance(value, dict):
-        return {without_paths(key): without_paths(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [without_paths(item) for item in value]
-    return _FOLDERS.sub("", value) if isinstance(value, str) else value
+    return with_texts(value, lambda text: _FOLDERS.sub("", text))
 
 
 def pack(run: Run, folder: Path, stress: Path | None = None, **about: Any) -> Submission:
@@ -233,12 +233,10 @@ def pack(run: Run, folder: Path, stress: Path | None = None, **about: Any) -> Su
         path = folder / SAMPLES / f"{task}.jsonl.gz"
         with path.open("wb") as raw, gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as file:
             for row in run.rows(task):
-                # Of what was asked, the third argument names another model.
-                asked = {
-                    n: {**a, "arg_2": without_paths(a["arg_2"])} if "arg_2" in a else a
-                    for n, a in row["arguments"].items()
-                }
-                file.write(json.dumps(row | {"arguments": asked}, ensure_ascii=False).encode() + b"\n")
+                for asked in row["arguments"].values():
+                    if "arg_2" in asked:  # another model that was asked
+                        asked["arg_2"] = without_paths(asked["arg_2"])
+                file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
     write_text(folder / RESULTS, json.dumps(without_paths(run.results), indent=2, ensure_ascii=False))
     identity = (scored["checkpoint"] or [{}])[0]
     name, weights = identity.get("name", ""), identity.get("weights") or None
