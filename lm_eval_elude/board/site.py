@@ -12,10 +12,10 @@ import json
 import math
 import os
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -77,6 +77,14 @@ class Entry(NamedTuple):
         return self.table.role(self.digest)
 
 
+class Measure(NamedTuple):
+    """What the rows of a table are formed with."""
+
+    companions: list[Entry]  # the table's references, which the report of each row has beside it
+    attacks: bool  # whether attacks on the weights are part of the score
+    reference: dict[str, float]  # what the score is formed of under the model that never knew
+
+
 class Shown(Packed):
     """A submission's run as its report shows it: what its checkpoint is called here is nobody's business."""
 
@@ -114,45 +122,49 @@ def build(folder: Path, site: Path) -> Built:
             verify, or a file at ``site`` that no build wrote stands where one is needed.
     """
     tables = keeper.read(folder)
-    places = [place for place in (folder, folder / "submissions") if place.is_dir()]
     # What a command is still writing has a name that begins with a dot.
-    folders = sorted(p.parent for place in places for p in place.glob(f"[!.]*/{packed.FILE_NAME}") if p.is_file())
-    if not folders:
+    files = [file for place in (folder, folder / "submissions") for file in place.glob(f"[!.]*/{packed.FILE_NAME}")]
+    places = sorted(file.parent for file in files if file.is_file())
+    if not places:
         raise UserError(f"{folder}: no submission in it (a folder with {packed.FILE_NAME})")
     verdicts, refused = keeper.verdicts(folder)
     entries = []
-    for place in folders:
+    for place in places:
         try:
             submission, digest = packed.read(place), packed.digest(place)
             table = keeper.place(tables, submission, digest)
             entries.append(Entry(place, digest, submission, table, keeper.data(folder, table)))
         except Exception as error:  # one submission never stops a build
             refused[place.name] = reason(error).replace(f"{folder}/", "")
+    for table in tables:
+        if table.retrained and not any(e.table is table and e.role == "retrained" for e in entries):
+            raise UserError(
+                f"{folder / keeper.FILE}: {table.name}: no submission has the digest of its retrained model"
+            )
     names = {"index.html", "leaderboard.json", "leaderboard.csv"}
     names |= {name for e in entries for name in (f"data/{e.digest}.json", f"submissions/{e.digest}.html")}
     written = _claim(site, names)
-    references = [entry for entry in entries if entry.role == "retrained"]
-    companions = {table.name: [e for e in entries if e.table is table and e.role in COMPANIONS] for table in tables}
-    attacks = {table.name for table in tables if _attacks_count([e for e in entries if e.table is table], verdicts)}
-    formed = _formed(references, site, {}, companions, attacks)
-    measured = {}
-    for entry in references:
-        if isinstance(kept := formed.kept[entry.place], str):
-            raise UserError(f"{folder / keeper.FILE}: {entry.table.name}: the reference {entry.place.name}: {kept}")
-        measured[entry.table.name] = kept.measured
-    if missing := [table.name for table in tables if table.retrained and table.name not in measured]:
-        raise UserError(f"{folder / keeper.FILE}: {missing[0]}: no submission has the digest of its retrained model")
-    others = _formed([entry for entry in entries if entry not in references], site, measured, companions, attacks)
-    known = formed.kept | others.kept
-    refused |= {place.name: kept for place, kept in known.items() if isinstance(kept, str)}
-    rows = {e.digest: (e, kept) for e in entries if isinstance(kept := known[e.place], Kept)}
-    ranking = _tables(tables, list(rows.values()), verdicts)
+    ranking, formed, rows = [], 0, 0
+    for table in tables:
+        members = [entry for entry in entries if entry.table is table]
+        companions = [entry for entry in members if entry.role in COMPANIONS]
+        measure = Measure(companions, _attacks_count(members, verdicts), {})
+        known, anew = _formed([entry for entry in members if entry.role == "retrained"], site, measure)
+        for entry, kept in known:
+            if isinstance(kept, str):
+                raise UserError(f"{folder / keeper.FILE}: {table.name}: the reference {entry.place.name}: {kept}")
+            measure = measure._replace(reference=kept.measured)
+        others, more = _formed([entry for entry in members if entry.role != "retrained"], site, measure)
+        refused |= {entry.place.name: kept for entry, kept in others if isinstance(kept, str)}
+        ranked = {entry.digest: (entry, kept) for entry, kept in known + others if isinstance(kept, Kept)}
+        ranking.append(_table(table, list(ranked.values()), verdicts, measure))
+        formed, rows = formed + anew + more, rows + len(ranked)
     write_tables(site, ranking)
     write_standings(site, ranking)
     for name in written - names:
         (site / name).unlink(missing_ok=True)
     write_text(site / FILES, json.dumps(sorted(names)))
-    return Built(len(rows), formed.anew + others.anew, refused)
+    return Built(rows, formed, refused)
 
 
 def start(folder: Path) -> list[Path]:
@@ -175,43 +187,20 @@ def start(folder: Path) -> list[Path]:
 
 
 # ---- one submission
-class Formed(NamedTuple):
-    """What was formed of submissions by folder, a text where one was refused, and how many were formed now."""
-
-    kept: dict[Path, Kept | str]
-    anew: int
-
-
-def _formed(
-    entries: Sequence[Entry], site: Path, references: dict[str, dict[str, float]], companions: dict[str, list[Entry]],
-    attacks: set[str],
-) -> Formed:  # fmt: skip
-    """Submissions against the references of their tables, kept ones as they are; a reference against itself.
-
-    Args:
-        references: by table, what the score is formed of under its model that never knew.
-        companions: by table, the submissions that the report of each row has beside it.
-        attacks: the tables in which attacks on the weights are part of the score.
-    """
-    jobs = []
-    kept: dict[Path, Kept | str] = {}
-    for entry in entries:
-        reference = references.get(entry.table.name, {})
-        counted = entry.table.name in attacks
-        made_with = stamp(entry.table, reference, counted)
-        if before := _known(entry, site, made_with):
-            kept[entry.place] = before
-        else:
-            others = [other for other in companions[entry.table.name] if other is not entry]
-            jobs.append((entry, site, made_with, reference, others, counted))
-    workers = min(os.cpu_count() or 1, len(jobs))
-    if workers > 1 and len(jobs) > 4:
+def _formed(entries: Sequence[Entry], site: Path, measure: Measure) -> tuple[list[tuple[Entry, Kept | str]], int]:
+    """Each submission of a table with what was formed of it, a text where it was refused; how many were formed now."""
+    known = {entry.place: kept for entry in entries if (kept := _known(entry, site, measure))}
+    missing = [entry for entry in entries if entry.place not in known]
+    form = partial(_form, site=site, measure=measure)
+    workers = min(os.cpu_count() or 1, len(missing))
+    if workers > 1 and len(missing) > 4:
         # Rows are large and have no cycles: what looks for some takes a tenth of the time.
         with ProcessPoolExecutor(workers, initializer=gc.set_threshold, initargs=(1_000_000,)) as pool:
-            done = list(pool.map(_form, jobs, chunksize=4))
+            done = list(pool.map(form, missing, chunksize=4))
     else:
-        done = [_form(job) for job in jobs]
-    return Formed(kept | {job[0].place: new for job, new in zip(jobs, done, strict=True)}, len(jobs))
+        done = [form(entry) for entry in missing]
+    formed = {entry.place: kept for entry, kept in zip(missing, done, strict=True)}
+    return [(entry, known.get(entry.place) or formed[entry.place]) for entry in entries], len(missing)
 
 
 def _attacks_count(entries: Sequence[Entry], verdicts: Mapping[str, keeper.Verdict]) -> bool:
@@ -228,7 +217,7 @@ def stamp(table: Table, reference: dict[str, float], attacks: bool) -> str:
     return hashlib.sha256(made_with.encode()).hexdigest()
 
 
-def _known(entry: Entry, site: Path, made_with: str) -> Kept | None:
+def _known(entry: Entry, site: Path, measure: Measure) -> Kept | None:
     """What was formed of a submission before, if all its files are still the same."""
     try:
         kept = packed.load(Kept, site / "data" / f"{entry.digest}.json", nan=True)
@@ -237,7 +226,7 @@ def _known(entry: Entry, site: Path, made_with: str) -> Kept | None:
     except (UserError, OSError):  # not formed yet, or kept no longer as it was written
         return None
     whole = kept.columns.keys() == {*scores.NAMES} and kept.score.parts.keys() == PARTS.keys()
-    return kept if kept.stamp == made_with and whole else None
+    return kept if whole and kept.stamp == stamp(entry.table, measure.reference, measure.attacks) else None
 
 
 @lru_cache(maxsize=4)
@@ -254,15 +243,15 @@ def _in_report(name: str, role: str, place: Path, verdict: Verdict) -> NamedRun:
     return run
 
 
-def _back(entry: Entry, verdict: Verdict, others: Sequence[Entry]) -> tuple[str, Estimate]:
+def _back(entry: Entry, verdict: Verdict, companions: Sequence[Entry]) -> tuple[str, Estimate]:
     """The attack on the weights that brought back most of a row, "" for none, and how much, NaN for not known.
 
     Raises:
         UserError: the attacks are beside other models than the table's references.
     """
-    if entry.role in _BY_DEFINITION:
-        return "", exact(_BY_DEFINITION[entry.role])
-    models = {other.role: other.submission.scored["checkpoint"] for other in others}
+    if entry.role != "submission":  # by definition
+        return "", exact(0.0 if entry.role == "retrained" else 1.0)
+    models = {other.role: other.submission.scored["checkpoint"] for other in companions}
     if verdict.outcome is None or "retrained" not in models:
         return "", exact(math.nan)
     for role, name in (("retrained", REFERENCE), ("original", ORIGINAL)):
@@ -271,32 +260,32 @@ def _back(entry: Entry, verdict: Verdict, others: Sequence[Entry]) -> tuple[str,
     return attacked.strongest(verdict.outcome)
 
 
-_BY_DEFINITION = {"retrained": 0.0, "original": 1.0}  # what came back, of a table's references
-
-
-def _form(job: tuple[Entry, Path, str, dict[str, float], list[Entry], bool]) -> Kept | str:
+def _form(entry: Entry, site: Path, measure: Measure) -> Kept | str:
     """Verify a submission, write its report, and keep what tables need; of one that fails, its first finding."""
-    entry, site, made_with, reference, others, attacks = job
+    submission, role = entry.submission, entry.role
     verdict = verify(entry.place, data=entry.data)
     if verdict.findings:
         return verdict.findings[0]
     try:
-        measured = scores.measure(verdict.samples, verdict.docs["elude_forget"], entry.table.seed)
-        worst, back = _back(entry, verdict, others)
-        measured = {**measured, **({scores.BACK: back} if attacks else {})}
+        measured = dict(scores.measure(verdict.samples, verdict.docs["elude_forget"], entry.table.seed))
+        worst, back = _back(entry, verdict, measure.companions)
+        if measure.attacks:
+            measured[scores.BACK] = back
         values = {name: estimate.value for name, estimate in measured.items()}
-        score = scores.score(measured, values if entry.role == "retrained" else reference)
+        score = scores.score(measured, values if role == "retrained" else measure.reference)
+        if worst:
+            score = msgspec.structs.replace(score, worst={**score.worst, scores.BACK: worst})
         given = [[doc["answer_scores"], doc.get("generated")] for docs in verdict.docs.values() for doc in docs]
         answers = hashlib.sha256(json.dumps(given).encode()).hexdigest()
-        score = msgspec.structs.replace(score, worst=score.worst | ({scores.BACK: worst} if worst else {}))
+        made_with = stamp(entry.table, measure.reference, measure.attacks)
         kept = Kept(made_with, verdict.remarks, answers, scores.columns(verdict.numbers, back), values, score)
-        run = _in_report(COMPANIONS.get(entry.role, entry.submission.model), entry.role, entry.place, verdict)
+        others = [other for other in measure.companions if other.role != role]
         runs = {other.role: _companion(other.digest, other.role, other.place, other.data) for other in others}
-        runs[entry.role] = run
+        runs[role] = _in_report(COMPANIONS.get(role, submission.model), role, entry.place, verdict)
         write_report(
-            [shown_run for role in (*COMPANIONS, "submission") if (shown_run := runs.get(role))],
+            [run for role in (*COMPANIONS, "submission") if (run := runs.get(role))],
             site / "submissions" / f"{entry.digest}.html",
-            title=f"{entry.submission.model}, {entry.submission.method}",
+            title=f"{submission.model}, {submission.method}",
             standing="not placed yet",
         )
     except UserError as error:
@@ -308,27 +297,21 @@ def _form(job: tuple[Entry, Path, str, dict[str, float], list[Entry], bool]) -> 
 
 
 # ---- tables
-def _tables(
-    tables: Sequence[Table], known: Sequence[tuple[Entry, Kept]], verdicts: dict[str, keeper.Verdict]
-) -> list[dict[str, Any]]:
-    """Rows by table: ranked ones, best first, then those without a rank and why, then references."""
-    filled = []
-    for table in tables:
-        members = [(entry, kept) for entry, kept in known if entry.table is table]
-        twins = _twins(members)
-        counted = {name for entry, kept in members if entry.role == "retrained" for name in kept.measured}
-        counts = "oddness" in counted, scores.BACK in counted
-        rows = [_row(e, kept, verdicts.get(e.digest), twins[e.digest], *counts) for e, kept in members]
-        rows.sort(key=lambda row: (_ORDER.index(row["status"]), -row["score"]["value"], row["digest"]))
-        ranked = [row for row in rows if row["status"] == "ranked"]
-        ranks = scores.ranks([row["score"]["value"] for row in ranked])
-        shared = Counter(ranks)
-        for row, rank in zip(ranked, ranks, strict=True):
-            row |= {"rank": rank, "tied": shared[rank] > 1}
-        identity = hashlib.sha256(table.name.encode()).hexdigest()[:12]
-        shown_data = Path(table.dataset).name  # where the keeper has a folder is nobody's business
-        filled.append({**msgspec.to_builtins(table), "dataset": shown_data, "id": identity, "rows": rows})
-    return filled
+def _table(
+    table: Table, members: Sequence[tuple[Entry, Kept]], verdicts: Mapping[str, keeper.Verdict], measure: Measure
+) -> dict[str, Any]:
+    """A table with its rows: ranked ones, best first, then those without a rank and why, then references."""
+    twins = _twins(members)
+    oddness = "oddness" in measure.reference
+    rows = [_row(e, kept, verdicts.get(e.digest), twins[e.digest], oddness, measure.attacks) for e, kept in members]
+    rows.sort(key=lambda row: (_ORDER.index(row["status"]), -row["score"]["value"], row["digest"]))
+    ranked = [row for row in rows if row["status"] == "ranked"]
+    ranks = scores.ranks([row["score"]["value"] for row in ranked])
+    for row, rank in zip(ranked, ranks, strict=True):
+        row |= {"rank": rank, "tied": ranks.count(rank) > 1}
+    identity = hashlib.sha256(table.name.encode()).hexdigest()[:12]
+    shown_data = Path(table.dataset).name  # where the keeper has a folder is nobody's business
+    return {**msgspec.to_builtins(table), "dataset": shown_data, "id": identity, "rows": rows}
 
 
 _ORDER = ("ranked", "unverified", "withdrawn", "retrained", "original")  # of rows in a table
@@ -338,24 +321,24 @@ def _row(
     entry: Entry, kept: Kept, verdict: keeper.Verdict | None, twins: list[str], oddness: bool, attacks: bool
 ) -> dict[str, Any]:
     """A row of ``leaderboard.json`` and of the page; ``oddness`` and ``attacks`` say that they count in the table."""
-    about = msgspec.to_builtins(entry.submission)
+    submission, about = entry.submission, msgspec.to_builtins(entry.submission)
     names = ("model", "base_model", "method", "submitter", "hardware", "trained_on", "cost", "revision")
     why, status = "", entry.role
     if entry.role == "submission":
         unknown = ", ".join(name for name, part in kept.score.parts.items() if math.isnan(part))
-        why = keeper.unranked(entry.table, verdict, oddness, attacks) or (
-            unknown and f"unverified: its answers do not say {unknown}"
-        )
-        if not why and not entry.submission.weights:
+        why = keeper.unranked(entry.table, verdict, oddness, attacks)
+        if not why and unknown:
+            why = f"unverified: its answers do not say {unknown}"
+        if not why and not submission.weights:
             why = "unverified: it names no weights, so that nothing says which model was scored again"
         status = why.partition(":")[0] or "ranked"
     return {
         "digest": entry.digest, "name": entry.place.name, "level": verdict.level if verdict and not why else LEVELS[0],
         "date": verdict.date if verdict else "", "status": status, "reason": why, "rank": None, "tied": False,
         "remarks": [*twins, *([] if verdict else kept.remarks)],
-        "links": _links(entry.submission), **{name: about[name] for name in names}, "role": entry.role,
-        "method": entry.submission.method + " + guardrail" * bool(about["scored"]["guardrail"]),
-        "versions": about["scored"]["versions"], "weights": about["weights"] or {},
+        "links": _links(submission), **{name: about[name] for name in names}, "role": entry.role,
+        "method": submission.method + " + guardrail" * bool(submission.scored["guardrail"]),
+        "versions": submission.scored["versions"], "weights": submission.weights or {},
         **msgspec.to_builtins(kept.columns), "score": msgspec.to_builtins(kept.score),
     }  # fmt: skip
 
@@ -372,14 +355,13 @@ def _twins(members: Sequence[tuple[Entry, Kept]]) -> dict[str, list[str]]:
     """By digest, lines that name other submissions with the same weights or the same answers; three of each."""
     lines: dict[str, list[str]] = {entry.digest: [] for entry, _ in members}
     for what in ("weights", "answers"):
-        groups: dict[Any, list[Entry]] = {}
+        groups: dict[Any, list[Entry]] = defaultdict(list)
         for entry, kept in members:
-            of = kept.answers if what == "answers" else frozenset((entry.submission.weights or {}).values())
-            groups.setdefault(of or entry.digest, []).append(entry)
-        for group in groups.values():
-            for entry in group:
-                others = [shown(other.place.name) for other in group if other is not entry]
-                lines[entry.digest] += [f"the same {what} as {name}" for name in others[:3]]
+            same = kept.answers if what == "answers" else frozenset((entry.submission.weights or {}).values())
+            groups[same or entry.digest].append(entry)
+        for entry, others in ((entry, group) for group in groups.values() for entry in group):
+            names = [shown(other.place.name) for other in others if other is not entry]
+            lines[entry.digest] += [f"the same {what} as {name}" for name in names[:3]]
     return lines
 
 
