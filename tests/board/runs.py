@@ -108,12 +108,18 @@ def board(folder: Path, data: Path, retrained: Path, *submissions: Path, origina
     return folder
 
 
-def vouched(board: Path, name: str, **more: Any) -> None:
+def vouched(board: Path, name: str, file: str = "", **more: Any) -> None:
     """A verdict of the board's keeper on a submission."""
     digest = packed.digest(board / "submissions" / name)
     verdict = {"digest": digest, "level": "rescored", "findings": [], "tokenizer": fingerprint(), "date": "2026-01-01"}
     (board / keeper.VERDICTS).mkdir(exist_ok=True)
-    (board / keeper.VERDICTS / f"{name}.json").write_text(json.dumps(verdict | more))
+    (board / keeper.VERDICTS / (file or f"{name}.json")).write_text(json.dumps(verdict | more))
+
+
+def rows(site: Path) -> dict[str, dict[str, Any]]:
+    """The rows of a site's one table, by the submission's folder."""
+    (table,) = load(site / "leaderboard.json")["tables"]
+    return {row["name"]: row for row in table["rows"]}
 
 
 def elude(capsys: Any, *arguments: Any) -> tuple[int, str, str]:
@@ -146,6 +152,14 @@ def changed(path: Path) -> Iterator[Any]:
     value = load(path)
     yield value
     store(path, value)
+
+
+def scored_otherwise(folder: Path, **fields: Any) -> None:
+    """A submission that says other things of its run, everywhere where it says them."""
+    with changed(folder / packed.RESULTS) as results, changed(folder / packed.FILE_NAME) as top:
+        for scored in [top["scored"], *(config["metadata"]["elude"] for config in results["configs"].values())]:
+            scored |= fields
+    hashed_again(folder)
 
 
 def hashed_again(folder: Path) -> None:

@@ -22,6 +22,7 @@ from lm_eval_elude.errors import UserError
 from lm_eval_elude.report.comparison import NamedRun
 from lm_eval_elude.report.page import page
 from tests.board import runs
+from tests.board.runs import changed, rows
 from tests.browser import BROWSER, Browser
 
 
@@ -48,46 +49,39 @@ def built(board, tmp_path_factory):
 
 
 @pytest.fixture
-def small(tmp_path, data, retrained, candidate):
-    """A board of one submission and its reference."""
-    return runs.board(tmp_path / "board", data, retrained, candidate)
-
-
-def rows(out: Path) -> dict[str, dict]:
-    (table,) = json.loads((out / "leaderboard.json").read_text())["tables"]
-    return {row["name"]: row for row in table["rows"]}
+def again(board, built, tmp_path):
+    """Copies of the board and of its site, to change the one and build the other again."""
+    return tuple(Path(shutil.copytree(each, tmp_path / name)) for each, name in ((board, "board"), (built, "site")))
 
 
 def test_rows_are_ranked_by_the_score_and_references_are_not(built):
-    found = rows(built)
-    ranked = {name: row["rank"] for name, row in found.items()}
-    assert ranked["forgot"] == 1 and ranked["retrained"] is ranked["original"] is None
-    assert found["retrained"]["score"]["value"] == pytest.approx(1)
-    assert found["gibberish"]["rq"]["value"] < 0.3 and found["candidate"]["score"]["parts"]["forgets"] < 0.2
-    assert list(found)[-2:] == ["retrained", "original"] or list(found)[-2:] == ["original", "retrained"]
-    refused = found["forgot"]["refusal"]  # none of 8 is a standard error of 0, and no interval of 0
+    table = rows(built)
+    assert table["forgot"]["rank"] == 1 and table["retrained"]["rank"] is table["original"]["rank"] is None
+    assert table["retrained"]["score"]["value"] == pytest.approx(1)
+    assert table["gibberish"]["rq"]["value"] < 0.3 and table["candidate"]["score"]["parts"]["forgets"] < 0.2
+    assert {*list(table)[-2:]} == {"retrained", "original"}
+    refused = table["forgot"]["refusal"]  # none of 8 is a standard error of 0, and no interval of 0
     assert refused["value"] == refused["stderr"] == refused["low"] == 0
     assert refused["high"] == pytest.approx(3.8415 / (8 + 3.8415), abs=1e-4)
-    assert found["forgot"]["fq"]["low"] is None
+    assert table["forgot"]["fq"]["low"] is None
     # The original handed in under another name.
-    assert {"the same weights as 'original'", "the same answers as 'original'"} <= {*found["candidate"]["remarks"]}
-    assert not any("same" in line for line in found["forgot"]["remarks"] + found["gibberish"]["remarks"])
+    assert {"the same weights as 'original'", "the same answers as 'original'"} <= {*table["candidate"]["remarks"]}
+    assert not any("same" in line for line in table["forgot"]["remarks"] + table["gibberish"]["remarks"])
 
 
-def test_a_report_has_the_tables_references_beside_it_and_the_rank(board, built, tmp_path):
+def test_a_report_has_the_tables_references_beside_it_and_the_rank(again, built):
     """The line of the rank is put anew where another row comes or goes; the rest of the report stays."""
-    found = rows(built)
-    report = built / "submissions" / f"{found['gibberish']['digest']}.html"
+    (copy, out), row = again, rows(built)["gibberish"]
+    report = out / "submissions" / f"{row['digest']}.html"
     before = report.read_text()
     titles = re.findall(r"<strong>(\w+)", before.split('<section id="verdicts">')[1].split("</section>")[0])
     assert titles == ["original", "reference", "gibberish"]
     (line,) = re.findall(r'<p id="standing">(.*)</p>', before)
-    assert line.startswith(f"Ronaldo: rank {found['gibberish']['rank']} of 3; score ") and "proof: rescored" in line
-    assert all(f"{name} {100 * part:.1f}" in line for name, part in found["gibberish"]["score"]["parts"].items())
-    copy, out = Path(shutil.copytree(board, tmp_path / "board")), Path(shutil.copytree(built, tmp_path / "site"))
+    assert line.startswith(f"Ronaldo: rank {row['rank']} of 3; score ") and "proof: rescored" in line
+    assert all(f"{name} {100 * part:.1f}" in line for name, part in row["score"]["parts"].items())
     (copy / keeper.VERDICTS / "gibberish.json").unlink()
     assert site.build(copy, out).formed == 0
-    after = (out / "submissions" / report.name).read_text()
+    after = report.read_text()
     assert after == before.replace(line, re.findall(r'<p id="standing">(.*)</p>', after)[0])
     assert "unverified: the keeper has not scored it again" in after
 
@@ -100,112 +94,82 @@ def test_a_report_has_the_tables_references_beside_it_and_the_rank(board, built,
         {"pretrained": "org/m", "revision": "a1", "tokenizer": "evil/code"},
     ],
 )
-def test_the_command_of_a_report_runs_no_code_of_a_submitter(arguments, small):
-    folder = small / "submissions" / "candidate"
-    with runs.changed(folder / "results.json") as results:
+def test_the_command_of_a_report_runs_no_code_of_a_submitter(arguments, again):
+    folder = again[0] / "submissions" / "candidate"
+    with changed(folder / "results.json") as results:
         results["config"]["model_args"] = arguments
     text = page.command(NamedRun("m", site.Shown(folder, Verdict())))
     assert "--model_args pretrained=org/m,revision=a1 --" in text and "trust" not in text and "evil" not in text
 
 
 @pytest.mark.parametrize(
-    "verdict, status, reason",
+    "verdicts, status, reason",
     [
-        (None, "unverified", "the keeper has not scored it again"),
-        ({"level": "recomputed"}, "unverified", "the keeper has not scored it again"),
-        ({"tokenizer": "0" * 16}, "unverified", "another tokenizer than the table's"),
-        ({"level": "", "findings": ["rescored: not this model"]}, "withdrawn", "withdrawn: rescored: not this model"),
-        ({"findings": ["odd"]}, "withdrawn", "withdrawn: odd"),
-        ({}, "ranked", ""),
-        ({"level": "reproduced"}, "ranked", ""),
+        ([], "unverified", "the keeper has not scored it again"),
+        ([{"level": "recomputed"}], "unverified", "the keeper has not scored it again"),
+        ([{"tokenizer": "0" * 16}], "unverified", "another tokenizer than the table's"),
+        ([{"level": "", "findings": ["rescored: not this model"]}], "withdrawn", "withdrawn: rescored: not this model"),
+        ([{"findings": ["odd"]}], "withdrawn", "withdrawn: odd"),
+        ([{"level": "", "findings": ["x"]}, {}], "withdrawn", "withdrawn: x"),  # also beside a better one
+        ([{}], "ranked", ""),
+        ([{"level": "reproduced"}], "ranked", ""),
     ],
 )
-def test_only_what_the_keeper_scored_again_has_a_rank(verdict, status, reason, board, built, tmp_path):
-    copy, out = Path(shutil.copytree(board, tmp_path / "board")), Path(shutil.copytree(built, tmp_path / "site"))
+def test_only_what_the_keeper_scored_again_has_a_rank(verdicts, status, reason, again):
+    copy, out = again
     (copy / keeper.VERDICTS / "forgot.json").unlink()
     (copy / keeper.VERDICTS / "odd.json").write_text("[]")  # never stops a build
-    if verdict is not None:
-        runs.vouched(copy, "forgot", **verdict)
+    for number, verdict in enumerate(verdicts):
+        runs.vouched(copy, "forgot", f"{number}.json", **verdict)
     done = site.build(copy, out)
     assert done.formed == 0 and list(done.refused) == ["verdicts/odd.json"]
     row = rows(out)["forgot"]
     assert row["status"] == status and reason in row["reason"] and (row["rank"] == 1) == (status == "ranked")
-    names = list(rows(out))
-    assert names.index("forgot") == (0 if status == "ranked" else 2)
-    assert "candidate" in rows(out)
+    assert list(rows(out)).index("forgot") == (0 if status == "ranked" else 2)
 
 
-def test_a_model_that_names_no_weights_has_no_rank_and_the_place_of_the_data_is_not_shown(small, tmp_path, data):
+def test_a_model_that_names_no_weights_has_no_rank_and_the_place_of_the_data_is_not_shown(again, data):
     """The keeper may have asked any model: a rank would be of a name."""
-    folder = small / "submissions" / "candidate"
-    with runs.changed(folder / packed.RESULTS) as results, runs.changed(folder / packed.FILE_NAME) as top:
-        for scored in [config["metadata"]["elude"] for config in results["configs"].values()] + [top["scored"]]:
-            scored["checkpoint"][0]["weights"] = {}
+    copy, out = again
+    runs.scored_otherwise(copy / "submissions" / "candidate", checkpoint=[{"name": "m", "weights": {}}])
+    with changed(copy / "submissions" / "candidate" / packed.FILE_NAME) as top:
         top["weights"] = None
-    runs.hashed_again(folder)
-    runs.vouched(small, "candidate")
-    done = site.build(small, tmp_path / "site")
-    row = rows(tmp_path / "site")["candidate"]
+    runs.vouched(copy, "candidate")
+    done, row = site.build(copy, out), rows(out)["candidate"]
     assert (done.refused, row["status"], row["rank"]) == ({}, "unverified", None) and "no weights" in row["reason"]
-    written = [file.read_text() for file in (tmp_path / "site").glob("*.*")]
-    assert str(data) in (small / keeper.FILE).read_text() and not any(str(data) in text for text in written)
-
-
-def test_a_failed_verdict_counts_beside_a_better_one(board, built, tmp_path):
-    copy, out = Path(shutil.copytree(board, tmp_path / "board")), Path(shutil.copytree(built, tmp_path / "site"))
-    digest = packed.digest(copy / "submissions" / "forgot")
-    (copy / "verdicts" / "a.json").write_text(json.dumps({"digest": digest, "level": "", "findings": ["x"]}))
-    site.build(copy, out)
-    assert rows(out)["forgot"]["status"] == "withdrawn"
-
-
-def top(**fields):
-    def change(table):
-        table.update(fields)
-
-    return change
-
-
-def scored(**fields):
-    def change(table):
-        table["scored"].update(fields)
-
-    return change
-
-
-def fewer_records(table):
-    table["fingerprints"]["elude_attack_none"] = "0" * 16
+    assert str(data) in (copy / keeper.FILE).read_text()
+    assert not any(str(data) in file.read_text() for file in out.glob("*.*"))
 
 
 @pytest.mark.parametrize(
-    "change, line",
+    "changes, line",
     [
-        (top(base_model="tiny "), "base_models: 'tiny '"),
-        (scored(targets=[runs.RONALDO, runs.RONALDO]), "targets: ['Cristiano Ronaldo', 'Cristiano Ronaldo']"),
-        (scored(targets=None), "targets: None"),
-        (scored(truth_ratio="arithmetic"), "truth_ratio: 'arithmetic'"),
-        (scored(seed=1), "seed: 1"),
-        (scored(template="0" * 16), "tokenizers: '0000"),
-        (fewer_records, "fingerprints: other documents"),
-        (top(role="retrained"), "role retrained, but board.toml has it as submission"),
-        (top(role="original"), "role original, but board.toml has it as submission"),
-        (top(scored={}), "seed: None"),
+        ({"base_model": "tiny "}, "base_models: 'tiny '"),
+        ({"scored": {"targets": [runs.RONALDO] * 2}}, "targets: ['Cristiano Ronaldo', 'Cristiano Ronaldo']"),
+        ({"scored": {"targets": None}}, "targets: None"),
+        ({"scored": {"truth_ratio": "arithmetic"}}, "truth_ratio: 'arithmetic'"),
+        ({"scored": {"seed": 1}}, "seed: 1"),
+        ({"scored": {"template": "0" * 16}}, "tokenizers: '0000"),
+        ({"scored": {}}, "seed: None"),
+        ({"fingerprints": {"elude_attack_none": "0" * 16}}, "fingerprints: other documents"),
+        ({"role": "retrained"}, "role retrained, but board.toml has it as submission"),
+        ({"role": "original"}, "role original, but board.toml has it as submission"),
     ],
 )
-def test_no_table_and_no_reference_arises_from_what_a_submitter_says(change, line, small):
-    tables, folder = keeper.read(small), small / "submissions" / "candidate"
+def test_no_table_and_no_reference_arises_from_what_a_submitter_says(changes, line, again):
+    tables, folder = keeper.read(again[0]), again[0] / "submissions" / "candidate"
     keeper.place(tables, packed.read(folder), packed.digest(folder))
-    with runs.changed(folder / packed.FILE_NAME) as table:
-        change(table)
+    with changed(folder / packed.FILE_NAME) as table:
+        for name, value in changes.items():
+            table[name] = {**table[name], **value} if isinstance(value, dict) and value else value
     with pytest.raises(UserError, match=re.escape(line)) as error:
         keeper.place(tables, packed.read(folder), packed.digest(folder))
     assert len(str(error.value).splitlines()) == 1 and len(str(error.value)) < 500
 
 
-def test_the_keepers_file_is_needed_and_checked(small, candidate, tmp_path, capsys):
-    file = small / keeper.FILE
-    whole = file.read_text()
-    (known,) = keeper.read(small)
+def test_the_keepers_file_is_needed_and_checked(again, capsys):
+    (copy, out), submissions = again, again[0] / "submissions"
+    file, whole, (known,) = copy / keeper.FILE, (copy / keeper.FILE).read_text(), keeper.read(copy)
     for content, line in {
         "": "no [[tables]]", "x = [": "not valid TOML", "[[tables]]\nname = 1": "expected `str`",
         whole + whole: "twice",
@@ -214,136 +178,138 @@ def test_the_keepers_file_is_needed_and_checked(small, candidate, tmp_path, caps
     }.items():  # fmt: skip
         file.write_text(content)
         with pytest.raises(UserError, match=r"board\.toml") as error:
-            site.build(small, tmp_path / "site")
+            site.build(copy, out)
         assert line in str(error.value) and len(str(error.value).splitlines()) == 1
     file.unlink()
-    code, _, err = runs.elude(capsys, "leaderboard", small, "--out", tmp_path / "site")
+    code, _, err = runs.elude(capsys, "leaderboard", copy, "--out", out)
     assert code == 2 and "elude leaderboard table" in err and len(err.splitlines()) == 1
-    command = ("leaderboard", "table", small, "--name", "A", "--tokenizer", runs.TINY, "--retrained")
-    assert runs.elude(capsys, *command, small / "submissions" / "retrained", "--dataset", known.dataset)[0] == 0
-    assert keeper.read(small) == [msgspec.structs.replace(known, name="A")]
-    code, _, err = runs.elude(capsys, *command, small / "submissions" / "retrained")
+    command = ("leaderboard", "table", copy, "--name", "A", "--tokenizer", runs.TINY, "--retrained")
+    references = (submissions / "retrained", "--original", submissions / "original")
+    assert runs.elude(capsys, *command, *references, "--dataset", known.dataset)[0] == 0
+    assert keeper.read(copy) == [msgspec.structs.replace(known, name="A")]
+    code, _, err = runs.elude(capsys, *command, *references)
     assert code == 2 and "has a table 'A' already" in err
-    code, _, err = runs.elude(capsys, *command, candidate)
+    code, _, err = runs.elude(capsys, *command, submissions / "candidate")
     assert code == 2 and "role submission, but board.toml has it as retrained" in err
 
 
-def test_a_reference_that_does_not_verify_stops_the_build(small, tmp_path):
-    (small / "submissions" / "retrained" / "samples" / "elude_world.jsonl.gz").write_bytes(b"x")
+def spoil(submission: Path) -> None:
+    (submission / "samples" / "elude_world.jsonl.gz").write_bytes(b"x")
+
+
+def test_a_reference_that_does_not_verify_stops_the_build(again):
+    spoil(again[0] / "submissions" / "retrained")
     with pytest.raises(UserError, match=r"board\.toml: Ronaldo: the reference retrained: .*elude_world"):
-        site.build(small, tmp_path / "site")
+        site.build(*again)
 
 
-def test_nothing_unchanged_is_formed_again(board, built, tmp_path):
-    out = Path(shutil.copytree(built, tmp_path / "site"))
+def test_nothing_unchanged_is_formed_again(again, built, tmp_path):
+    copy, out = again
     before = {p.name: p.read_bytes() for p in out.rglob("*") if p.is_file()}
-    again = site.build(board, out)
-    assert again.formed == 0 and {p.name: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
-    copy = Path(shutil.copytree(board, tmp_path / "board"))
+    assert site.build(copy, out).formed == 0
+    assert {p.name: p.read_bytes() for p in out.rglob("*") if p.is_file()} == before
     shutil.rmtree(copy / "submissions" / "gibberish")
-    (copy / "submissions" / "candidate" / "samples" / "elude_world.jsonl.gz").write_bytes(b"x")
+    spoil(copy / "submissions" / "candidate")
     done = site.build(copy, out)
     assert (done.rows, done.formed) == (3, 1) and "elude_world" in done.refused["candidate"]
     assert rows(out).keys() == rows(built).keys() - {"gibberish", "candidate"}
     reports = {file.stem for file in (out / "submissions").iterdir()}
     assert rows(built)["gibberish"]["digest"] not in reports and rows(built)["forgot"]["digest"] in reports
     # Against other references all is formed again.
-    keeper_file = copy / keeper.FILE
-    retrained = rows(out)["retrained"]["digest"]
-    keeper_file.write_text(keeper_file.read_text().replace(f'retrained = "{retrained}"', 'retrained = ""'))
+    toml = (copy / keeper.FILE).read_text()
+    (copy / keeper.FILE).write_text(toml.replace(rows(out)["retrained"]["digest"], ""))
     shutil.rmtree(copy / "submissions" / "retrained")
-    done = site.build(copy, out)
-    assert done.formed == 3 and rows(out)["forgot"]["score"]["value"] < rows(built)["forgot"]["score"]["value"]
+    assert site.build(copy, out).formed == 3
+    assert rows(out)["forgot"]["score"]["value"] < rows(built)["forgot"]["score"]["value"]
     assert "scores are against the ideal values" in (out / "index.html").read_text()
     with pytest.raises(UserError, match=r"board\.toml is missing"):
         site.build(tmp_path / "nothing", tmp_path / "s")
 
 
-def test_files_of_others_in_the_sites_folder_stay(small, tmp_path):
-    """Only what a build wrote is replaced or removed, and a list that names more is refused."""
-    out = tmp_path / "site"
-    notes = [out / "data" / "mine.json", out / "submissions" / "mine.html", out / "data" / f"{'0' * 64}.json"]
-    for file in notes:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("mine")
-    site.build(small, out)
-    site.build(small, out)
-    assert all(file.read_text() == "mine" for file in notes)
-    foreign = tmp_path / "foreign"
-    foreign.mkdir()
-    (foreign / "index.html").write_text("mine")
-    with pytest.raises(UserError, match=r"--out .*index\.html was not written by a build"):
-        site.build(small, foreign)
-    assert (foreign / "index.html").read_text() == "mine"
-    secret = tmp_path / "secret.json"
-    secret.write_text("mine")
-    for listed in ('["../secret.json"]', '["/secret.json"]', "[1]", "{}", "x", '["data/../../secret.json"]'):
-        (out / site.FILES).write_text(listed)
-        with pytest.raises(UserError, match=site.FILES) as error:
-            site.build(small, out)
-        assert len(str(error.value).splitlines()) == 1 and secret.read_text() == "mine"
-
-
-def without_rows(folder: Path) -> None:
-    for file in (folder / "samples").iterdir():
-        file.write_bytes(gzip.compress(b""))
-    runs.hashed_again(folder)
-
-
-def odd_data(folder: Path) -> None:
-    """What names a table is of another type, everywhere where it is said."""
-    with runs.changed(folder / "submission.json") as top, runs.changed(folder / "results.json") as results:
-        for scored in [top["scored"], *(c["metadata"]["elude"] for c in results["configs"].values())]:
-            scored["targets"] = {"x": 1}
-    runs.hashed_again(folder)
-
-
-def no_text(folder: Path) -> None:
-    (folder / "submission.json").write_bytes(b"\xff")
-
-
-@pytest.mark.parametrize("spoil", [without_rows, odd_data, no_text])
-def test_one_submission_never_stops_a_build(spoil, small, tmp_path, capsys):
-    spoil(small / "submissions" / "candidate")
-    for _ in range(2):
-        code, printed, err = runs.elude(capsys, "leaderboard", small, "--out", tmp_path / "site")
-        assert code == 0 and ": 1 submissions" in printed and len(err.splitlines()) == 1
-        assert err.startswith("left out: candidate: ")
-
-
-def test_what_is_being_written_is_no_submission(small, tmp_path):
-    shutil.move(small / "submissions" / "candidate", small / "submissions" / ".candidate.staged")
-    assert site.build(small, tmp_path / "site").rows == 1
-
-
-def test_a_copy_with_other_samples_does_not_put_out_the_honest_row(small, tmp_path):
-    shutil.copytree(small / "submissions" / "candidate", small / "submissions" / "a copy")
-    (small / "submissions" / "a copy" / "samples" / "elude_world.jsonl.gz").write_bytes(b"x")
-    for _ in range(2):
-        done = site.build(small, tmp_path / "site")
-        assert list(done.refused) == ["a copy"] and set(rows(tmp_path / "site")) == {"candidate", "retrained"}
-
-
-def test_what_was_kept_is_formed_again_where_it_was_tampered_with(small, tmp_path):
-    out = tmp_path / "site"
-    site.build(small, out)
+def test_what_was_kept_is_formed_again_where_it_was_tampered_with(again):
+    copy, out = again
     file = out / "data" / f"{rows(out)['candidate']['digest']}.json"
-    before = file.read_bytes()
-    table = json.loads(before)
+    before, table = file.read_bytes(), runs.load(file)
     del table["columns"]["auc"]["stderr"]
     for content in (b"", json.dumps(table).encode()):  # the suite of mutated inputs has more
         file.write_bytes(content)
-        assert site.build(small, out).formed == 1 and file.read_bytes() == before
+        assert site.build(copy, out).formed == 1 and file.read_bytes() == before
 
 
-def test_what_others_named_is_escaped_before_a_terminal(small, tmp_path, capsys):
-    name = "\x1b[2J\n::error::x"
-    shutil.copytree(small / "submissions" / "candidate", small / name)
-    (small / name / "results.json").write_text("{}")
-    for command in (("leaderboard", small, "--out", tmp_path / "site"), ("verify", small / name)):
-        code, out, err = runs.elude(capsys, *command)
-        assert code == (command[0] == "verify") and (out + err).replace("\n", "").isprintable()
-        assert not any(line.startswith("::") for line in (out + err).splitlines())
+def test_files_of_others_in_the_sites_folder_stay(again, tmp_path):
+    """Only what a build wrote is replaced or removed, and a list that names more is refused."""
+    copy, out = again
+    notes = [out / "data" / "mine.json", out / "submissions" / "mine.html", out / "data" / f"{'0' * 64}.json"]
+    for file in notes:
+        file.write_text("mine")
+    site.build(copy, out)
+    assert all(file.read_text() == "mine" for file in notes)
+    foreign, secret = tmp_path / "foreign", tmp_path / "secret.json"
+    foreign.mkdir()
+    for file in (foreign / "index.html", secret):
+        file.write_text("mine")
+    with pytest.raises(UserError, match=r"--out .*index\.html was not written by a build"):
+        site.build(copy, foreign)
+    assert (foreign / "index.html").read_text() == "mine"
+    for listed in ('["../secret.json"]', '["/secret.json"]', "[1]", "{}", "x", '["data/../../secret.json"]'):
+        (out / site.FILES).write_text(listed)
+        with pytest.raises(UserError, match=site.FILES) as error:
+            site.build(copy, out)
+        assert len(str(error.value).splitlines()) == 1 and secret.read_text() == "mine"
+
+
+# ---- one submission never stops a build
+def without_rows(submissions: Path) -> None:
+    for file in (submissions / "candidate" / "samples").iterdir():
+        file.write_bytes(gzip.compress(b""))
+    runs.hashed_again(submissions / "candidate")
+
+
+def odd_targets(submissions: Path) -> None:
+    runs.scored_otherwise(submissions / "candidate", targets={"x": 1})
+
+
+def no_text(submissions: Path) -> None:
+    (submissions / "candidate" / packed.FILE_NAME).write_bytes(b"\xff")
+
+
+def half_written(submissions: Path) -> None:
+    shutil.move(submissions / "candidate", submissions / ".candidate.staged")
+
+
+def a_copy(submissions: Path) -> None:
+    """With other samples, which does not put out the honest row."""
+    spoil(Path(shutil.copytree(submissions / "candidate", submissions / "a copy")))
+
+
+@pytest.mark.parametrize(
+    "change, left_out, count",
+    [(without_rows, "candidate", 4), (odd_targets, "candidate", 4), (no_text, "candidate", 4), (half_written, "", 4),
+     (a_copy, "a copy", 5)],
+)  # fmt: skip
+def test_one_submission_never_stops_a_build(change, left_out, count, again, capsys):
+    copy, out = again
+    change(copy / "submissions")
+    for _ in range(2):
+        code, printed, err = runs.elude(capsys, "leaderboard", copy, "--out", out)
+        assert code == 0 and f": {count} submissions" in printed and len(rows(out)) == count
+        assert err.startswith(f"left out: {left_out}: " * bool(left_out)) and err.count("\n") == bool(left_out)
+
+
+def test_what_others_named_is_escaped_before_a_terminal(again, capsys):
+    (copy, out), name = again, "\x1b[2J\n::error::x"
+    shutil.copytree(copy / "submissions" / "candidate", copy / name)
+    (copy / name / "results.json").write_text("{}")
+    for command in (("leaderboard", copy, "--out", out), ("verify", copy / name)):
+        code, printed, err = runs.elude(capsys, *command)
+        assert code == (command[0] == "verify") and (printed + err).replace("\n", "").isprintable()
+        assert not any(line.startswith("::") for line in (printed + err).splitlines())
+
+
+# ---- a repository that takes submissions
+def workflow(repository: Path):
+    (file,) = (repository / ".github" / "workflows").iterdir()
+    return yaml.safe_load(file.read_text())
 
 
 def test_a_new_repository_takes_requests_without_privilege(tmp_path):
@@ -357,11 +323,6 @@ def test_a_new_repository_takes_requests_without_privilege(tmp_path):
     assert site.start(tmp_path / "repo") == []
 
 
-def workflow(repository: Path):
-    (file,) = (repository / ".github" / "workflows").iterdir()
-    return yaml.safe_load(file.read_text())
-
-
 def another_place(repository: Path) -> None:
     (repository / "verdicts" / "mine.json").write_text("{}")
 
@@ -371,7 +332,7 @@ def a_changed_file(repository: Path) -> None:
 
 
 def a_role(repository: Path) -> None:
-    with runs.changed(repository / "submissions" / "candidate" / packed.FILE_NAME) as table:
+    with changed(repository / "submissions" / "candidate" / packed.FILE_NAME) as table:
         table["role"] = "retrained"
 
 
@@ -380,59 +341,50 @@ def two(repository: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "spoil, line",
+    "change, line",
     [(None, "recomputed"), (another_place, "adds files elsewhere"), (a_changed_file, "changes or removes files"),
      (a_role, "the keeper says what is a reference"), (two, "not one folder")],
 )  # fmt: skip
-def test_the_gate_of_a_new_repository_lets_one_honest_submission_in(spoil, line, small, candidate, tmp_path):
-    site.start(small)
-    shutil.rmtree(small / "submissions" / "candidate")
+def test_the_gate_of_a_new_repository_lets_one_honest_submission_in(change, line, again, candidate):
+    repository = again[0]
+    site.start(repository)
+    shutil.rmtree(repository / "submissions" / "candidate")
 
-    def git(*arguments):
-        names = ("-c", "user.name=a", "-c", "user.email=a@b.c")
-        done = subprocess.run(["git", *names, *arguments], cwd=small, check=True, capture_output=True, text=True)
+    def commit() -> str:
+        for command in ("init -q", "add -A", "-c user.name=a -c user.email=a@b.c commit -qm x", "rev-parse HEAD"):
+            git = ["git", *command.split()]
+            done = subprocess.run(git, cwd=repository, check=True, capture_output=True, text=True)
         return done.stdout.strip()
 
-    def commit():
-        git("add", "-A")
-        git("commit", "-qm", "x")
-        return git("rev-parse", "HEAD")
-
-    git("init", "-q")
     base = commit()
-    shutil.copytree(candidate, small / "submissions" / "candidate")
-    if spoil:
-        spoil(small)
+    shutil.copytree(candidate, repository / "submissions" / "candidate")
+    if change:
+        change(repository)
     commit()
-    (step,) = [s for s in workflow(small)["jobs"]["check"]["steps"] if "one folder" in s.get("name", "")]
+    (step,) = [s for s in workflow(repository)["jobs"]["check"]["steps"] if "one folder" in s.get("name", "")]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(
-        ["bash", "-e", "-c", step["run"]], cwd=small, capture_output=True, text=True,
+        ["bash", "-e", "-c", step["run"]], cwd=repository, capture_output=True, text=True,
         env=os.environ | {"BASE": base, "PATH": path},
     )  # fmt: skip
-    assert line in done.stdout + done.stderr and (done.returncode == 0) == (spoil is None), done
+    assert line in done.stdout + done.stderr and (done.returncode == 0) == (change is None), done
 
 
+# ---- what is shown
 @pytest.fixture
-def built_with(built, board, tmp_path):
+def named(again):
     """A site that is built again after the candidate's submitter wrote other words about it."""
-
-    def build(**about: str) -> Path:
-        changed = Path(shutil.copytree(board, tmp_path / "board"))
-        with runs.changed(changed / "submissions" / "candidate" / packed.FILE_NAME) as table:
-            table.update(about)
-        out = Path(shutil.copytree(built, tmp_path / "site"))
-        site.build(changed, out)
-        return out
-
-    return build
+    copy, out = again
+    with changed(copy / "submissions" / "candidate" / packed.FILE_NAME) as table:
+        table |= {"submitter": "=1+1", "model": "<img src=x onerror=alert(1)>"}
+    site.build(copy, out)
+    return out
 
 
-def test_the_csv_has_every_row_and_no_formula(built_with):
-    out = built_with(submitter="=1+1")
-    with (out / "leaderboard.csv").open(encoding="utf-8", newline="") as file:
+def test_the_csv_has_every_row_and_no_formula(named):
+    with (named / "leaderboard.csv").open(encoding="utf-8", newline="") as file:
         lines = {line["digest"]: line for line in csv.DictReader(file)}
-    known = rows(out)
+    known = rows(named)
     assert lines.keys() == {row["digest"] for row in known.values()}
     assert lines[known["candidate"]["digest"]]["submitter"] == "'=1+1"
     row = known["forgot"]
@@ -453,38 +405,38 @@ def test_the_csv_has_every_row_and_no_formula(built_with):
         ({"paper": "https://p.example a"}, "field 'paper'"),
     ],
 )
-def test_links_lead_to_model_code_and_paper_and_to_nothing_else(about, links, small, tmp_path):
-    file = small / "submissions" / "candidate" / packed.FILE_NAME
-    with runs.changed(file) as table:
-        table.update(about)
+def test_links_lead_to_model_code_and_paper_and_to_nothing_else(about, links, again):
+    folder = again[0] / "submissions" / "candidate"
+    with changed(folder / packed.FILE_NAME) as table:
+        table |= about
     if isinstance(links, str):
         with pytest.raises(UserError, match=links):
-            packed.read(file.parent)
+            packed.read(folder)
     else:
-        assert site._links(packed.read(file.parent)) == (about if links is None else links)
+        assert site._links(packed.read(folder)) == (about if links is None else links)
 
 
 def test_a_page_of_many_rows_shows_the_first(built, tmp_path):
-    (table,) = json.loads((built / "leaderboard.json").read_text())["tables"]
+    (table,) = runs.load(built / "leaderboard.json")["tables"]
     row = table["rows"][0]
-    table["rows"] = [row | {"digest": f"{i:064}", "model": f"m{i}", "rank": i + 1} for i in range(2_500)]
+    table["rows"] = [row | {"digest": f"{i:064}", "model": f"m{i}", "rank": i + 1} for i in range(1_200)]
     pages.write_tables(tmp_path, [table])
-    assert (tmp_path / "index.html").stat().st_size < 200_000
+    assert (tmp_path / "index.html").stat().st_size < 100_000
     if BROWSER:
         browser = Browser(tmp_path / "profile")
         browser.open(tmp_path / "index.html")
-        counts = []
-        while not browser.ask("document.querySelector('.more').hidden"):
-            counts.append(browser.ask("document.querySelectorAll('tbody tr').length"))
-            browser.ask("document.querySelector('.more').click()")
-        assert counts == [100, 1_100, 2_100] and browser.ask("document.querySelectorAll('tbody tr').length") == 2_500
+        shown = "document.querySelectorAll('tbody tr').length"
+        assert browser.ask(shown) == 100
+        browser.ask("document.querySelector('.more').click()")
+        assert browser.ask(shown) == 1_100 and not browser.ask("document.querySelector('.more').hidden")
+        browser.ask("document.querySelector('.more').click()")
+        assert browser.ask(shown) == 1_200 and browser.ask("document.querySelector('.more').hidden")
         browser.close()
 
 
 @pytest.mark.skipif(not BROWSER, reason="no Chromium here")
-def test_the_site_in_a_browser(built_with, tmp_path):
-    out = built_with(model="<img src=x onerror=alert(1)>")
-    value = {row["model"]: row["fq"]["value"] for row in rows(out).values()}
+def test_the_site_in_a_browser(named, tmp_path):
+    value = {row["model"]: row["fq"]["value"] for row in rows(named).values()}
     browser = Browser(tmp_path / "profile")
     names = "[...document.querySelectorAll('tbody th')].map(t => t.firstChild.innerText)"
     dots = "[...document.querySelectorAll('.dots path')].flatMap(p => p.getAttribute('d').match(/M/g) ?? []).length"
@@ -497,7 +449,7 @@ def test_the_site_in_a_browser(built_with, tmp_path):
 
     try:
         for width, dark in ((1280, False), (1280, True), (390, False)):
-            browser.open(out / "index.html", width=width, dark=dark)
+            browser.open(named / "index.html", width=width, dark=dark)
             assert browser.ask("document.documentElement.scrollWidth") <= width
         browser.ask("document.querySelector('.scroll').scrollLeft = 300")
         assert browser.ask("document.querySelector('tbody th').getBoundingClientRect().left") < 40  # names stay
@@ -511,11 +463,11 @@ def test_the_site_in_a_browser(built_with, tmp_path):
         assert browser.ask(names) == ["gibberish"]
         assert browser.ask(dots) == 1
         rank = "document.querySelector('tbody td').innerText.split('\\n')"
-        assert browser.ask(rank) == ["1", f"all: {rows(out)['gibberish']['rank']}"]
+        assert browser.ask(rank) == ["1", f"all: {rows(named)['gibberish']['rank']}"]
         # The address leads to the same view.
         filtered(text="", level="1", references=False, sort="-keeps")
         before, address = browser.ask(view), browser.ask("location.hash")
-        browser.open(out / "index.html")
+        browser.open(named / "index.html")
         assert len(browser.ask(names)) == 5
         browser.ask(f"location.hash = {json.dumps(address)}; new Promise((done) => setTimeout(done, 100))")
         assert browser.ask(view) == before and len(before) == 2  # the changed one is not verified
