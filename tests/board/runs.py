@@ -133,17 +133,17 @@ def elude(capsys: Any, *arguments: Any) -> tuple[int, str, str]:
 
 # ---- altering
 def load(path: Path) -> Any:
-    if path.suffix == ".gz":
-        return [json.loads(line) for line in gzip.decompress(path.read_bytes()).decode().split("\n") if line]
-    return json.loads(path.read_text(encoding="utf-8"))
+    """A JSON file, or the rows of a JSONL file, which may be packed."""
+    content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    if ".jsonl" in path.name:
+        return [json.loads(line) for line in content.decode().split("\n") if line]
+    return json.loads(content)
 
 
 def store(path: Path, value: Any) -> None:
-    if path.suffix == ".gz":
-        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in value)
-        path.write_bytes(gzip.compress(text.encode(), 1))
-    else:
-        path.write_text(json.dumps(value), encoding="utf-8")
+    rows = value if ".jsonl" in path.name else [value]
+    content = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+    path.write_bytes(gzip.compress(content, 1) if path.suffix == ".gz" else content)
 
 
 @contextmanager

@@ -90,29 +90,24 @@ def a_file(rng: random.Random, folder: Path) -> Path:
     return rng.choice(sorted((folder / packed.SAMPLES).iterdir()))
 
 
-def of_token_scores(place: tuple) -> bool:
-    """In the columns of a membership row that are not log-probabilities, of which only the lowest fifth counts."""
-    return place[0] in ("resps", "filtered_resps") and len(place) == 4 + (place[0] == "resps") and place[-2] != 0
+def is_used(place: tuple) -> bool:
+    """Whether something is formed of the value at a place of a row; a number of tokens only a tokenizer can tell."""
+    column, within = place[0], len(place) - (place[0] == "resps")
+    if place[:2] == ("doc", "answer_scores") and place[-1] == 1:
+        return False
+    if column not in ("resps", "filtered_resps"):
+        return column not in ("filter", "metrics", "doc_hash") and place[-1] != "do_sample"
+    # Not whether an answer is the greedy one, nor the columns of a membership row beside its log-probabilities.
+    return not (within == 3 and place[-1] == 1) and not (within == 4 and place[-2] != 0)
 
 
-def is_greedy(place: tuple) -> bool:
-    """Whether an answer is the greedy one, which nothing is formed of."""
-    return place[0].endswith("resps") and len(place) == 3 + (place[0] == "resps") and place[-1] == 1
-
-
-def one_number(rng: random.Random, folder: Path) -> None:
+def one_value(rng: random.Random, folder: Path) -> None:
     with changed(a_file(rng, folder)) as rows:
-        row = rng.choice(rows)
-        places = [p for p, value in leaves(row) if is_number(value) and not of_token_scores(p)]
-        replace(rng, row, [p for p in places if p[0] != "target" and p[-1] != "do_sample"], other_number)
-
-
-def one_text(rng: random.Random, folder: Path) -> None:
-    with changed(a_file(rng, folder)) as rows:
-        row = rng.choice(rows)
-        places = [p for p, value in leaves(row) if isinstance(value, str) and not of_token_scores(p)]
-        places = [p for p in places if p[0] not in ("filter", "metrics", "doc_hash") and not is_greedy(p)]
-        replace(rng, row, places, other_text)
+        row, other = rng.choice(rows), rng.choice([other_number, other_text])
+        used = [(place, value) for place, value in leaves(row) if is_used(place)]
+        numbers = [place for place, value in used if is_number(value) and place[0] != "target"]
+        texts = [place for place, value in used if isinstance(value, str)]
+        replace(rng, row, numbers if other is other_number else texts, other)
 
 
 def swapped_answers(rng: random.Random, folder: Path) -> None:
@@ -123,17 +118,14 @@ def swapped_answers(rng: random.Random, folder: Path) -> None:
             a[column][key], b[column][key] = b[column][key], a[column][key]
 
 
-def repeated(rng: random.Random, folder: Path) -> None:
+def other_rows(rng: random.Random, folder: Path) -> None:
     with changed(a_file(rng, folder)) as rows:
         a, b = rng.sample(range(len(rows)), 2)
-        rows[a] = json.loads(json.dumps(rows[b]))
-        if rng.random() < 0.7:
-            rows[a]["doc_id"] = rows[a]["doc"]["id"] = a
-
-
-def lost_or_more(rng: random.Random, folder: Path) -> None:
-    with changed(a_file(rng, folder)) as rows:
-        rows[:] = rng.choice([rows[:-1], rows[1:], [*rows, rows[-1]], [], [rows[1], rows[0], *rows[2:]]])
+        renamed = {**rows[b], "doc_id": a, "doc": {**rows[b]["doc"], "id": a}}
+        rows[:] = rng.choice([
+            rows[:-1], rows[1:], [*rows, rows[-1]], [], [rows[1], rows[0], *rows[2:]],
+            [*rows[:a], rows[b], *rows[a + 1 :]], [*rows[:a], renamed, *rows[a + 1 :]],
+        ])  # fmt: skip
 
 
 def reported(rng: random.Random, folder: Path) -> None:
@@ -159,20 +151,19 @@ def a_better_mean(rng: random.Random, folder: Path) -> None:
                 formed["value"] = formed["per_target"][runs.RONALDO]["value"] = better
 
 
+OTHER = {"seed": 1, "truth_ratio": "arithmetic", "guardrail": True, "targets": ["Lionel Messi"], "checkpoint": [],
+         "n": 99, "template": "0" * 16, "fingerprint": "0" * 16}  # fmt: skip
+
+
 def another_run(rng: random.Random, folder: Path) -> None:
-    other = {"seed": 1, "truth_ratio": "arithmetic", "guardrail": True, "n": 99, "targets": ["Lionel Messi"],
-             "checkpoint": [], "template": "0" * 16, "fingerprint": "0" * 16}  # fmt: skip
     with changed(folder / packed.RESULTS) as table:
-        name = rng.choice(list(other))
-        table["configs"][rng.choice(list(table["configs"]))]["metadata"]["elude"][name] = other[name]
+        name = rng.choice(list(OTHER))
+        table["configs"][rng.choice(list(table["configs"]))]["metadata"]["elude"][name] = OTHER[name]
 
 
 def another_run_stated_everywhere(rng: random.Random, folder: Path) -> None:
-    name, value = rng.choice([("seed", 1), ("truth_ratio", "arithmetic"), ("guardrail", True),
-                              ("targets", ["Lionel Messi"]), ("weights", {})])  # fmt: skip
-    with changed(folder / packed.RESULTS) as table, changed(folder / packed.FILE_NAME) as top:
-        for scored in [config["metadata"]["elude"] for config in table["configs"].values()] + [top["scored"]]:
-            (scored["checkpoint"][0] if name == "weights" else scored)[name] = value
+    name = rng.choice(list(OTHER)[:5])
+    runs.scored_otherwise(folder, **{name: OTHER[name]})
 
 
 def a_hidden_guardrail(rng: random.Random, folder: Path) -> None:
@@ -197,9 +188,8 @@ def a_task_less(rng: random.Random, folder: Path) -> None:
 
 
 ALTERED: dict[Callable, int] = {
-    one_number: 70, one_text: 50, swapped_answers: 10, repeated: 15, lost_or_more: 15, reported: 25,
-    a_better_mean: 2, another_run: 10, another_run_stated_everywhere: 6, a_task_less: 4,
-    a_hidden_guardrail: 1,
+    one_value: 100, swapped_answers: 5, other_rows: 30, reported: 25, a_better_mean: 1, another_run: 10,
+    another_run_stated_everywhere: 6, a_task_less: 3, a_hidden_guardrail: 1,
 }  # fmt: skip
 
 
@@ -318,8 +308,8 @@ def test_distances_to_a_reference_are_formed_from_its_own_results_or_left_out(co
     for task, metric in distances.items():
         assert both.numbers[task][metric]["value"] == pytest.approx(results[task][f"{metric},none"], abs=near)
     other = shutil.copytree(original.path.parent, tmp_path / "other")
-    file = next(other.glob("samples_elude_world_*"))
-    file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
+    with changed(next(other.glob("samples_elude_world_*"))) as rows:
+        rows.pop()
     assert verify(folder, data=str(data), reference=Run(other)).findings == [
         f"elude_world: the reference {Run(other).path} was scored on other documents"
     ]
@@ -338,17 +328,7 @@ def top(**fields: Any) -> Callable[[Path], None]:
 
     def make(folder: Path) -> None:
         with changed(folder / packed.FILE_NAME) as table:
-            table.update(fields)
-
-    return make
-
-
-def listed(name: str) -> Callable[[Path], None]:
-    """One more file in the list of the first one."""
-
-    def make(folder: Path) -> None:
-        with changed(folder / packed.FILE_NAME) as table:
-            table["files"][name] = "0" * 64
+            table |= fields
 
     return make
 
@@ -372,21 +352,21 @@ def link(name: str) -> Callable[[Path], None]:
     return make
 
 
-def cut(folder: Path) -> None:
-    (folder / FORGET).write_bytes((folder / FORGET).read_bytes()[:-9])
-    hashed_again(folder)
+def damaged(change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
+    """Another content of every file of samples, with the right hashes."""
 
+    def make(folder: Path) -> None:
+        for file in (folder / packed.SAMPLES).iterdir():
+            file.write_bytes(change(file.read_bytes()))
+        hashed_again(folder)
 
-def no_rows(folder: Path) -> None:
-    for file in (folder / packed.SAMPLES).iterdir():
-        file.write_bytes(gzip.compress(b""))
-    hashed_again(folder)
+    return make
 
 
 FORGET = "samples/elude_forget.jsonl.gz"
 HOSTILE = {
-    "path traversal": (listed("../../etc/passwd"), "passwd' is missing"),
-    "absolute path": (listed("/etc/passwd"), "passwd' is missing"),
+    "path traversal": (top(files={"../../etc/passwd": "0" * 64}), "passwd' is missing"),
+    "absolute path": (top(files={"/etc/passwd": "0" * 64}), "passwd' is missing"),
     "a link": (link("results.json"), "is a link"),
     "a linked folder": (link("samples"), "is a link"),
     "a further file": (lambda f: (f / "run.py").write_text("x"), "no file of a submission"),
@@ -409,11 +389,11 @@ HOSTILE = {
     "long name": (top(model="a" * 9_000), "characters, 300 at most"),
     "results are a list": (raw("results.json", b"[]"), "not a results file"),
     "results of null": (raw("results.json", b'{"results": {"elude_mia": null}, "configs": {"elude_mia": null}}'), ""),
-    "no rows": (no_rows, "no row in it"),
+    "no rows": (damaged(lambda _: gzip.compress(b"")), "no row in it"),
     "rows of null": (raw(FORGET, b"null\n" * 8), "cannot be read"),
     "rows of text": (raw(FORGET, b'{"doc": "a", "doc_id": {}}\n' * 8), "cannot be read"),
-    "not gzip": (lambda f: ((f / FORGET).write_bytes(b"x" * 99), hashed_again(f)), "not a whole gzip"),
-    "cut gzip": (cut, "not a whole gzip"),
+    "not gzip": (damaged(lambda _: b"x" * 99), "not a whole gzip"),
+    "cut gzip": (damaged(lambda content: content[:-9]), "not a whole gzip"),
 }  # fmt: skip
 
 
@@ -465,20 +445,19 @@ def test_the_commands(original, data, tmp_path, capsys):
     assert code == 1 and printed.splitlines()[0] == "'more.txt' is no file of a submission"
 
 
-@pytest.mark.parametrize("spoilt", ["limit", "unfinished", "a suite less"])
-def test_what_cannot_be_submitted(spoilt, original, tmp_path, capsys):
+@pytest.mark.parametrize(
+    "file, change, line",
+    [
+        ("results_*", lambda table: table["config"].update(limit=4), "--limit"),
+        ("results_*", lambda table: [table[name].pop("elude_world") for name in ("results", "configs")],
+         "elude_world: not in the run"),
+        ("samples_elude_retain_2*", lambda rows: rows.pop(), "2 rows"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_submitted(file, change, line, original, tmp_path, capsys):
     folder = Path(shutil.copytree(original.path.parent, tmp_path / "run"))
-    path = folder / original.path.name
-    with changed(path) as table:
-        if spoilt == "limit":
-            table["config"]["limit"] = 4
-        elif spoilt == "a suite less":
-            for name in ("results", "configs"):
-                del table[name]["elude_world"]
-        else:
-            file = next(folder.glob("samples_elude_retain_2*"))
-            file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
-    code, _, err = elude(capsys, "submit", path, "--out", tmp_path / "out", "--submitter", "x", "--base-model", "b",
+    with changed(next(folder.glob(file))) as content:
+        change(content)
+    code, _, err = elude(capsys, "submit", folder, "--out", tmp_path / "out", "--submitter", "x", "--base-model", "b",
                          "--role", "original")  # fmt: skip
-    expected = {"limit": "--limit", "unfinished": "2 rows", "a suite less": "elude_world: not in the run"}[spoilt]
-    assert code == 2 and expected in err and len(err.splitlines()) == 1 and not (tmp_path / "out").exists()
+    assert code == 2 and line in err and len(err.splitlines()) == 1 and not (tmp_path / "out").exists()
