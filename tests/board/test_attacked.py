@@ -1,6 +1,5 @@
 """Attacks on the weights in a submission: formed again, compared with those of the keeper, part of the score."""
 
-import json
 import math
 import shutil
 import statistics
@@ -56,81 +55,38 @@ def test_the_attacks_of_a_submission_are_formed_again_and_name_no_path(brought, 
     assert not verdict.findings and verdict.outcome
     name, back = attacked.strongest(verdict.outcome)
     worst = Outcome(stressed).strongest
-    assert (
-        worst
-        and name == worst.attack
-        and back.value == pytest.approx(sum(estimate.value for estimate in worst.recovery.values()) / 2)
-    )
-    assert 0 < back.stderr < 1
+    assert worst and name == worst.attack and 0 < back.stderr < 1
+    assert back.value == pytest.approx(sum(estimate.value for estimate in worst.recovery.values()) / 2)
     texts = [path.read_text() for path in (brought / PLACE).iterdir()]
     assert len(texts) > 10 and not any(str(stressed.parent.parent) in text for text in texts)
 
 
-def copy_of(brought: Path, to: Path) -> Path:
-    return Path(shutil.copytree(brought, to / "copy"))
-
-
-def leave_out(place: Path) -> None:
-    with runs.changed(place / SUMMARY) as table:
-        del table["worst"]["relearn_half"]
-
-
-def claim_more(place: Path) -> None:
-    with runs.changed(place / SUMMARY) as table:
-        table["suite"] = "full"
-
-
-def glance(place: Path) -> None:
-    with runs.changed(place / SUMMARY) as table:
-        table["suite"] = "glance"
-
-
-def excuse(place: Path) -> None:
-    with runs.changed(place / SUMMARY) as table:
-        table["worst"]["relearn_half"]["original"] = True
-
-
-def lower(place: Path) -> None:
-    path = place / "samples_elude_forget_relearn_half-checkpoint.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
+def lower(rows):
     for row in rows:
         row["doc"]["answer_scores"][0][0] -= 20
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def other_questions(place: Path) -> None:
-    path = place / "samples_elude_forget_relearn_half-checkpoint.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    rows[1]["doc"] = {**rows[0]["doc"], "id": 1}
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def other_model(place: Path) -> None:
-    with runs.changed(place / SUMMARY) as table:
-        table["models"]["checkpoint"] = table["models"]["reference"]
-
-
-def other_target(place: Path) -> None:
-    with runs.changed(place / SUMMARY) as table:
-        table["targets"] = ["Taylor Swift"]
-
-
-def no_summary(place: Path) -> None:
-    (place / SUMMARY).write_text("[]")
+POINT = "samples_elude_forget_relearn_half-checkpoint.jsonl"
 
 
 @pytest.mark.parametrize(
-    "forge, line",
+    "file, forge, line",
     [
-        (leave_out, "not those of a suite"), (claim_more, "not those of a suite"), (excuse, "not those of a suite"),
-        (glance, "a submission's is quick or full"),
-        (lower, "does not follow from the samples"), (other_questions, "documents of relearn_half, checkpoint"),
-        (other_model, "not the one that was scored"), (other_target, "targets differ"), (no_summary, "stress.json"),
+        (SUMMARY, lambda table: table["worst"].pop("relearn_half"), "not those of a suite"),
+        (SUMMARY, lambda table: table["worst"]["relearn_half"].update(original=True), "not those of a suite"),
+        (SUMMARY, lambda table: table.update(suite="full"), "not those of a suite"),
+        (SUMMARY, lambda table: table.update(suite="glance"), "a submission's is quick or full"),
+        (SUMMARY, lambda table: table["models"].update(checkpoint=table["models"][REFERENCE]), "not the one that was"),
+        (SUMMARY, lambda table: table.update(targets=["Taylor Swift"]), "targets differ"),
+        (SUMMARY, lambda table: table.clear(), "stress.json"),
+        (POINT, lower, "does not follow from the samples"),
+        (POINT, lambda rows: rows[1].update(doc={**rows[0]["doc"], "id": 1}), "documents of relearn_half, checkpoint"),
     ],
-)  # fmt: skip
-def test_forged_attacks_are_found(forge, line, brought, data, tmp_path):
-    folder = copy_of(brought, tmp_path)
-    forge(folder / PLACE)
+)
+def test_forged_attacks_are_found(file, forge, line, brought, data, tmp_path):
+    folder = Path(shutil.copytree(brought, tmp_path / "copy"))
+    with runs.changed(folder / PLACE / file) as content:
+        forge(content)
     runs.hashed_again(folder)
     verdict = verify.verify(folder, data=str(data))
     assert not verdict.level and len(verdict.findings) == 1 and line in verdict.findings[0], verdict.findings
@@ -139,13 +95,13 @@ def test_forged_attacks_are_found(forge, line, brought, data, tmp_path):
 def test_a_point_that_was_passed_over_is_found_by_attacking_again(brought, data, stressed, hiding, tmp_path):
     weights = file_hashes(hiding)
     assert not attacked.run_again(Outcome(brought / PLACE), stressed, weights)
-    folder = copy_of(brought, tmp_path)
+    folder = Path(shutil.copytree(brought, tmp_path / "copy"))
     for name in Outcome(stressed).worst:  # consistent, and of no attack at all
-        for role in (CHECKPOINT, REFERENCE):
-            for start, end in (("results", "json"), ("samples_elude_forget", "jsonl")):
-                shutil.copy(
-                    folder / PLACE / f"{start}_start-{role}.{end}", folder / PLACE / f"{start}_{name}-{role}.{end}"
-                )
+        for file in [
+            *(folder / PLACE).glob(f"*_start-{CHECKPOINT}.*"),
+            *(folder / PLACE).glob(f"*_start-{REFERENCE}.*"),
+        ]:
+            shutil.copy(file, file.with_name(file.name.replace("start", name)))
     runs.hashed_again(folder)
     assert verify.verify(folder, data=str(data)).level
     assert "attacked again: relearn_" in attacked.run_again(Outcome(folder / PLACE), stressed, weights)
@@ -158,31 +114,29 @@ def test_where_most_rows_bring_attacks_they_count_and_must_be_run_again(brought,
     folder = runs.board(tmp_path / "board", data, retrained, brought)
     runs.vouched(folder, "brought")
 
-    def rows(out: Path) -> dict:
-        site.build(folder, out)
-        (table,) = json.loads((out / "leaderboard.json").read_text())["tables"]
-        return {row["name"]: row for row in table["rows"]}
+    out = tmp_path / "site"
 
-    first = rows(tmp_path / "site")
+    def rows() -> dict:
+        site.build(folder, out)
+        return runs.rows(out)
+
+    first = rows()
     back = first["brought"]["back"]["value"]
     assert "were not run again (--stress)" in first["brought"]["reason"] and 0.1 < back < 1.2
     assert first["brought"]["score"]["worst"]["back"].startswith("relearn_")
-    report = (tmp_path / "site" / "submissions" / f"{first['brought']['digest']}.html").read_text()
+    report = (out / "submissions" / f"{first['brought']['digest']}.html").read_text()
     assert "After attacks on the weights" in report and str(tmp_path) not in report
     assert first["retrained"]["back"]["value"] == 0 and first["retrained"]["score"]["value"] == pytest.approx(1)
     runs.vouched(folder, "brought", rescored={"stress": True})
-    assert rows(tmp_path / "site")["brought"]["rank"] == 1
-    for number in (1, 2):
-        shutil.copytree(candidate, folder / "submissions" / f"without-{number}")
-        with runs.changed(folder / "submissions" / f"without-{number}" / packed.FILE_NAME) as table:
-            table["model"] = f"m{number}"
+    assert rows()["brought"]["rank"] == 1
+    for name in ("without-1", "without-2"):
+        with runs.changed(shutil.copytree(candidate, folder / "submissions" / name) / packed.FILE_NAME) as table:
+            table["model"] = name
     runs.vouched(folder, "brought")
-    assert (
-        "--stress" in rows(tmp_path / "site")["brought"]["reason"]
-    )  # whoever adds rows without a rank changes nothing
-    for number in (1, 2):  # one of three brings them now: a column, and no part
-        runs.vouched(folder, f"without-{number}")
-    after = rows(tmp_path / "site")
+    assert "--stress" in rows()["brought"]["reason"]  # whoever adds rows without a rank changes nothing
+    for name in ("without-1", "without-2"):  # one of three brings them now: a column, and no part
+        runs.vouched(folder, name)
+    after = rows()
     assert after["brought"]["back"]["value"] == back and after["without-1"]["back"]["value"] is None
     assert after["brought"]["rank"] == 1
 

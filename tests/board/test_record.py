@@ -156,40 +156,35 @@ def test_targets_can_stand_as_hashes_and_nothing_of_others_is_replaced(never_kne
 
 
 def test_another_checkpoint_or_no_reference_is_refused(original, never_knew, tmp_path):
-    with pytest.raises(UserError, match="is not a run of"):
-        board.record(runs.WITHOUT, original)
-    with pytest.raises(UserError, match=r"has no reference: .*--metadata"):
-        board.record(runs.TINY, original, never_knew)
-    with pytest.raises(UserError, match="no model that never knew"):
-        board.record(runs.WITHOUT, never_knew, never_knew)
-    with pytest.raises(UserError, match=r"no optout\.json"):
-        board.record(tmp_path, original)
     folder = Path(shutil.copytree(runs.TINY, tmp_path / "tiny"))
     with (folder / "model.safetensors").open("r+b") as file:
         file.seek(-1, 2)
         file.write(b"\1")
-    with pytest.raises(UserError, match="weights are not those"):
-        board.record(folder, original)
+    for arguments, line in (
+        ((runs.WITHOUT, original), "is not a run of"),
+        ((runs.TINY, original, never_knew), r"has no reference: .*--metadata"),
+        ((runs.WITHOUT, never_knew, never_knew), "no model that never knew"),
+        ((tmp_path, original), r"no optout\.json"),
+        ((folder, original), "weights are not those"),
+    ):
+        with pytest.raises(UserError, match=line):
+            board.record(*arguments)
 
 
-def set_limit(folder: Path) -> None:
-    with changed(next(folder.glob("results_*.json"))) as table:
-        table["config"]["limit"] = 3
+def gibberish(rows):
+    """In place of an answer, in every column of the log."""
+    rows[0]["doc"]["generated"] = rows[0]["resps"][-1][0] = rows[0]["filtered_resps"][-1] = "no idea"
 
 
-def edit_answer(folder: Path) -> None:
-    """Gibberish in place of an answer, in every column of the log."""
-    path = next(folder.glob("samples_elude_forget_*.jsonl"))
-    lines = path.read_text().splitlines()
-    row = json.loads(lines[0])
-    row["doc"]["generated"] = row["resps"][-1][0] = row["filtered_resps"][-1] = "no idea"
-    path.write_text("\n".join([json.dumps(row), *lines[1:]]) + "\n")
-
-
-@pytest.mark.parametrize("alter, line", [(set_limit, "--limit 3"), (edit_answer, "row 1: rougeL_recall")])
-def test_edited_results_are_refused(alter, line, never_knew, tmp_path):
+@pytest.mark.parametrize(
+    "file, change, line",
+    [("results_*", lambda table: table["config"].update(limit=3), "--limit 3"),
+     ("samples_elude_forget_*", gibberish, "row 1: rougeL_recall")],
+)  # fmt: skip
+def test_edited_results_are_refused(file, change, line, never_knew, tmp_path):
     folder = Path(shutil.copytree(never_knew.path.parent, tmp_path / "run"))
-    alter(folder)
+    with changed(next(folder.glob(file))) as content:
+        change(content)
     with pytest.raises(UserError, match=line):
         board.record(runs.WITHOUT, Run(folder), records=5)
 
@@ -219,13 +214,12 @@ def test_a_record_is_signed_and_verified_without_a_network(never_knew, tmp_path,
     from cryptography.hazmat.primitives.asymmetric import ec
 
     private = ec.generate_private_key(ec.SECP256R1())
-    form = serialization.Encoding.PEM
-    (tmp_path / "key.pem").write_bytes(
-        private.private_bytes(form, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    form = (serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    (tmp_path / "key.pem").write_bytes(private.private_bytes(serialization.Encoding.PEM, *form))
+    public = private.public_key().public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
-    (tmp_path / "public.pem").write_bytes(
-        private.public_key().public_bytes(form, serialization.PublicFormat.SubjectPublicKeyInfo)
-    )
+    (tmp_path / "public.pem").write_bytes(public)
     folder, signature = tmp_path / "record", tmp_path / "record.sig"
     command = ("record", runs.WITHOUT, never_knew.path, "--out", folder, "--records", 1, "--sign")
     signature.write_text("mine")
