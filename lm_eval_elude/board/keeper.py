@@ -155,25 +155,22 @@ class Verdict(msgspec.Struct, frozen=True):
     date: str = ""
     rescored: Asked | None = None
 
+    @property
+    def grade(self) -> int:
+        """The level as a number; that of a failed verdict is the highest."""
+        return LEVELS.index(self.level) if self.level and not self.findings else len(LEVELS)
+
 
 def verdicts(folder: Path) -> tuple[dict[str, Verdict], dict[str, str]]:
     """Verdicts by the submission's digest (of several a failed or else the highest one), and files that are none."""
-    known: dict[str, Verdict] = {}
-    unreadable = {}
+    known, unreadable = [], {}
     for file in sorted((folder / VERDICTS).glob("*.json")):
         try:
-            verdict = packed.load(Verdict, file)
+            known.append(packed.load(Verdict, file))
         except UserError as error:
             unreadable[f"{VERDICTS}/{file.name}"] = str(error).replace(f"{folder}/", "")
-            continue
-        other = known.get(verdict.digest)
-        if other is None or _grade(verdict) > _grade(other):
-            known[verdict.digest] = verdict
-    return known, unreadable
-
-
-def _grade(verdict: Verdict) -> int:
-    return LEVELS.index(verdict.level) if verdict.level and not verdict.findings else len(LEVELS)
+    known.sort(key=lambda verdict: -verdict.grade)
+    return {verdict.digest: verdict for verdict in reversed(known)}, unreadable
 
 
 def unranked(table: Table, verdict: Verdict | None, oddness: bool = False, attacks: bool = False) -> str:
@@ -181,7 +178,7 @@ def unranked(table: Table, verdict: Verdict | None, oddness: bool = False, attac
 
     ``oddness`` and ``attacks`` (on the weights) say that they count in this table.
     """
-    if verdict and (verdict.findings or not verdict.level):
+    if verdict and verdict.grade == len(LEVELS):
         return f"withdrawn: {verdict.findings[0] if verdict.findings else 'its verdict has no level'}"
     if verdict is None or verdict.level == LEVELS[0]:
         return "unverified: the keeper has not scored it again"

@@ -131,11 +131,7 @@ def record(
 
 
 def _verified(run: Run, reference: Run | None = None, checkpoint: Path | None = None, records: int = 0) -> Verdict:
-    """What ``elude verify`` says of a run, which must have no finding; a checkpoint is asked again.
-
-    Raises:
-        UserError: there is a finding.
-    """
+    """What ``elude verify`` says of a run; a checkpoint is asked again. A finding is a :class:`UserError`."""
     with tempfile.TemporaryDirectory() as place:
         folder, data = Path(place), str(run.settings(run.tasks[0])["dataset"])
         about: dict[str, Any] = dict.fromkeys(("model", "base_model", "method", "submitter"), "not stated")

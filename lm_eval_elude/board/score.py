@@ -158,13 +158,9 @@ def ranks(values: Sequence[float]) -> list[int]:
 
 def columns(numbers: Mapping[str, Mapping[str, Any]], back: Estimate) -> dict[str, Column]:
     """The columns of a whole run, from its numbers by task or group and metric, and from the attacks on its weights."""
-    cells = {name: numbers[task][metric] for name, (task, metric) in COLUMNS.items()}
-    return {
-        name: Column(cell["value"], cell["stderr"], *_interval(cell) if name in SHARES else ())
-        for name, cell in cells.items()
-    } | {BACK: Column(back.value, back.stderr)}
-
-
-def _interval(cell: Mapping[str, Any]) -> tuple[float, float]:
-    known = cell["records"] and not math.isnan(cell["value"] + cell["stderr"])
-    return wilson(cell["value"], cell["stderr"], cell["records"]) if known else (math.nan, math.nan)
+    formed = {}
+    for name, (task, metric) in COLUMNS.items():
+        value, stderr, records = (numbers[task][metric][key] for key in ("value", "stderr", "records"))
+        known = name in SHARES and records and not math.isnan(value + stderr)
+        formed[name] = Column(value, stderr, *wilson(value, stderr, records) if known else ())
+    return formed | {BACK: Column(back.value, back.stderr)}

@@ -78,7 +78,7 @@ class Packed(Run):
         return self.folder / SAMPLES / f"{task}.jsonl.gz"
 
     def rows(self, task: str) -> list[dict[str, Any]]:
-        return [row for _, row in packed_rows(self.sample_file(task))]
+        return list(packed_rows(self.sample_file(task)))
 
 
 def finished(path: Path) -> Run:
@@ -162,8 +162,8 @@ def listing(folder: Path) -> list[str]:
     return sorted(names)
 
 
-def packed_rows(path: Path, most: int = 1 << 20) -> Iterator[tuple[str, Any]]:
-    """The rows of a packed file of samples, each with how to call it in an error; no more than ``most``.
+def packed_rows(path: Path, most: int = 1 << 20) -> Iterator[Any]:
+    """The rows of a packed file of samples, no more than ``most``.
 
     Raises:
         UserError: not gzip, cut off, not UTF-8 or JSON, or beyond the bounds.
@@ -179,7 +179,7 @@ def packed_rows(path: Path, most: int = 1 << 20) -> Iterator[tuple[str, Any]]:
                     raise UserError(f"{path.name}: more than the {most} rows that there should be")
                 if len(line) > _MAX_ROW or unpacked > _MAX_UNPACKED:
                     raise UserError(f"{where}: longer than {_MAX_ROW:,} bytes, or the file than {_MAX_UNPACKED:,}")
-                yield where, jsonio.loads(line.decode("utf-8"), where, nan=True)
+                yield jsonio.loads(line.decode("utf-8"), where, nan=True)
     except UnicodeDecodeError:
         raise UserError(f"{path.name}, row {number}: not UTF-8") from None
     except (OSError, EOFError, zlib.error) as error:

@@ -245,8 +245,7 @@ class LearnedTemplate:
     """What a question and an answer look like to the model, as the first row of a task has them."""
 
     def __init__(self, run: Packed, task: str, settings: Settings) -> None:
-        _, row = next(packed.packed_rows(run.sample_file(task)), ("", None))
-        if row is None:
+        if not (row := next(packed.packed_rows(run.sample_file(task)), {})):
             raise UserError(f"{task}: no row in it")
         doc, arguments = row["doc"], _arguments(row)
         (context, first), (prompt, generation) = arguments[0], arguments[-1]
@@ -289,7 +288,7 @@ class RowCheck:
         """
         samples, logged = verdict.samples.setdefault(task, []), verdict.docs.setdefault(task, [])
         stated, wrong, count = self.run.settings(task), [], 0
-        for count, (_, row) in enumerate(packed.packed_rows(self.run.sample_file(task), len(docs)), 1):
+        for count, row in enumerate(packed.packed_rows(self.run.sample_file(task), len(docs)), 1):
             try:
                 answers = reference[count - 1] if reference else None
                 samples.append(self._sample(task, row, docs[count - 1], stated, answers))
@@ -306,11 +305,7 @@ class RowCheck:
         self, task: str, row: dict[str, Any], expected: dict[str, Any], stated: Mapping[str, Any],
         reference: dict[str, Any] | None,
     ) -> Sample:  # fmt: skip
-        """The sample of a row.
-
-        Raises:
-            UserError: it is not what it must be.
-        """
+        """The sample of a row, which must be what is expected; otherwise a :class:`UserError` says what is not."""
         benchmark, doc = BENCHMARKS[task], row["doc"]
         _demand("the document", {name: value for name, value in doc.items() if name not in MEASURED}, expected)
         _demand("doc_id", row["doc_id"], expected["id"])
@@ -343,11 +338,7 @@ class RowCheck:
         return sample
 
     def _token_counts(self, doc: Mapping[str, Any], requests: Sequence[Request]) -> list[int]:
-        """Tokens of the answer that each request scores; 0 for the white space that ends a prompt.
-
-        Raises:
-            UserError: the document states others.
-        """
+        """Tokens of the answer of each request, which must be those stated; 0 for white space that ends a prompt."""
         stated = [tokens for _, tokens in doc["answer_scores"]]
         if not all(type(tokens) is int and tokens > 0 for tokens in stated):
             raise UserError("answer_scores: a number of tokens is not a whole number above 0")

@@ -146,49 +146,39 @@ INSTANCE = {
 }  # fmt: skip
 
 
-def strings(value, place=()):
-    """Values of all `additional_details`."""
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield from item.values() if key == "additional_details" else strings(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from strings(item)
-
-
 def test_every_eval_evers_files_have_its_shape_and_the_verified_numbers(submitted, verdict, original, tmp_path):
     file = publish.every_eval_ever(submitted, tmp_path, verdict)
     place = file.relative_to(tmp_path)
     assert place.parts[:2] == ("data", "elude") and len(place.parts) == 5
     assert re.fullmatch(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}\.json", file.name)
-    found = json.loads(file.read_text())
-    assert found.keys() >= AGGREGATE and found["schema_version"] == "0.3.0"
-    assert found["model_info"]["id"] == "/".join(place.parts[2:4])
-    assert all(isinstance(text, str) for text in strings(found))
-    scores = {r["evaluation_result_id"]: r for r in found["evaluation_results"]}
-    assert len(scores) == len(found["evaluation_results"])
+    # Whatever it says in `additional_details` is text.
+    details = []
+    whole = json.loads(file.read_text(), object_hook=lambda table: details.append(table) or table)
+    details = [table["additional_details"] for table in details if "additional_details" in table]
+    assert len(details) > 3 and all(isinstance(text, str) for table in details for text in table.values())
+    assert whole.keys() >= AGGREGATE and whole["schema_version"] == "0.3.0"
+    assert whole["model_info"]["id"] == "/".join(place.parts[2:4])
+    scores = {r["evaluation_result_id"]: r for r in whole["evaluation_results"]}
+    assert len(scores) == len(whole["evaluation_results"])
     for result in scores.values():
-        metric = result["metric_config"]
+        metric, (task, name) = result["metric_config"], result["evaluation_result_id"].split("/")
         assert metric["min_score"] <= result["score_details"]["score"] <= metric["max_score"]
-        task, name = result["evaluation_result_id"].split("/")
         assert result["score_details"]["score"] == verdict.numbers[task][name]["value"]
     lower = {key for key, result in scores.items() if result["metric_config"]["lower_is_better"]}
     assert {"elude_forget/probability", "elude_retain/degenerate"} <= lower
     assert not {"elude_forget/forget_quality", "elude_retain/probability", "elude/retain_quality"} & lower
-    detail = found["detailed_evaluation_results"]
+    detail = whole["detailed_evaluation_results"]
     content = (tmp_path / detail["file_path"]).read_bytes()
     assert hashlib.sha256(content).hexdigest() == detail["checksum"]
     rows = [json.loads(line) for line in content.decode().splitlines()]
     assert len(rows) == detail["total_rows"] == sum(len(s) for t, s in verdict.samples.items() if t != "elude_mia")
     for row in rows:
-        assert row.keys() >= INSTANCE and row["evaluation_id"] == found["evaluation_id"]
-        assert row["model_id"] == found["model_info"]["id"] and row["evaluation_result_id"] in scores
-    qualities = [row["evaluation"]["score"] for row in rows if row["evaluation_name"] == "elude_forget"]
-    assert qualities == [s.values["quality"] for s in original.samples("elude_forget")]
+        assert row.keys() >= INSTANCE and row["evaluation_id"] == whole["evaluation_id"]
+        assert row["model_id"] == whole["model_info"]["id"] and row["evaluation_result_id"] in scores
+    of_forget = [row["evaluation"] for row in rows if row["evaluation_name"] == "elude_forget"]
+    assert [row["score"] for row in of_forget] == [s.values["quality"] for s in original.samples("elude_forget")]
     # The bundled model knows its facts: most of what it says is right, whatever a score makes of it.
-    assert (
-        sum(r["evaluation"]["is_correct"] for r in rows if r["evaluation_name"] == "elude_forget") >= len(qualities) / 2
-    )
+    assert sum(row["is_correct"] for row in of_forget) >= len(of_forget) / 2
     again = publish.every_eval_ever(submitted, tmp_path / "again", verdict)
     assert again.read_bytes() == file.read_bytes()
 

@@ -62,12 +62,15 @@ def test_all_is_reproduced_and_the_draw_is_of_the_seed_and_of_every_task(submitt
     assert asked[0].keys() == verdict.samples.keys() and {len(rows) for rows in asked[0].values()} == {2}
 
 
-def forged_texts(doc):
-    doc["generated"] = "He is a singer of that name."
-
-
-def cut_texts(doc):
-    doc["generated"] = doc["generated"].rpartition(" ")[0]
+def of_the_forget_set(change, submitted, data, place, **how):
+    """What comes of asking the model all of the forget set again, in which each document is another."""
+    verdict = verify(submitted, data=str(data))
+    verdict.samples = {"elude_forget": verdict.samples["elude_forget"]}
+    folder = Path(shutil.copytree(submitted, place / "copy"))
+    with runs.changed(folder / packed.SAMPLES / "elude_forget.jsonl.gz") as rows:
+        for row in rows:
+            change(row["doc"])
+    return verdict, board.rescore(folder, verdict, BASE, BASE, seed=0, records=0, data=str(data), **how)
 
 
 def better_scores(doc):
@@ -76,35 +79,35 @@ def better_scores(doc):
 
 @pytest.mark.parametrize(
     "forge, line",
-    [(forged_texts, "8 of 8 texts"), (cut_texts, "8 of 8 texts"), (better_scores, "8 of 8 documents differ")],
+    [
+        (lambda doc: doc.update(generated="He is a singer of that name."), "8 of 8 texts"),
+        (lambda doc: doc.update(generated=doc["generated"].rpartition(" ")[0]), "8 of 8 texts"),
+        (better_scores, "8 of 8 documents differ"),
+    ],
 )
-def test_a_forged_forget_set_is_found(forge, line, submitted, data, tmp_path, monkeypatch):
+def test_a_forged_forget_set_is_found(forge, line, submitted, data, tmp_path):
     """A tenth of all texts could be forged once, which is more than the forget set has."""
-    verdict = verify(submitted, data=str(data))
-    verdict.samples = {"elude_forget": verdict.samples["elude_forget"]}
-    folder = Path(shutil.copytree(submitted, tmp_path / "copy"))
-    with runs.changed(folder / packed.SAMPLES / "elude_forget.jsonl.gz") as rows:
-        for row in rows:
-            forge(row["doc"])
-    board.rescore(folder, verdict, BASE, BASE, seed=0, records=0, data=str(data))
+    verdict, _ = of_the_forget_set(forge, submitted, data, tmp_path)
     assert not verdict.level and line in verdict.findings[0], verdict.findings
 
 
-@pytest.mark.parametrize("more", [0.0, 5.0])
-def test_what_the_original_is_said_to_find_odd_is_asked_of_it_again(more, submitted, data, tmp_path):
+def test_what_the_original_is_said_to_find_odd_is_asked_of_it_again(submitted, data, tmp_path):
     metadata = {"pretrained": BASE, "dataset": str(data), "target": runs.RONALDO, "original": BASE}
     logged = run(["elude_forget"], "elude", metadata=metadata, log_samples=True)["samples"]["elude_forget"]
     honest = {row["doc"]["id"]: row["doc"]["original"] for row in logged}
-    verdict = verify(submitted, data=str(data))
-    verdict.samples = {"elude_forget": verdict.samples["elude_forget"]}
-    folder = Path(shutil.copytree(submitted, tmp_path / "copy"))
-    with runs.changed(folder / packed.SAMPLES / "elude_forget.jsonl.gz") as rows:
-        for row in rows:
-            own, (total, tokens) = honest[row["doc"]["id"]]["oddness_scores"]
-            row["doc"]["original"] = honest[row["doc"]["id"]] | {"oddness_scores": [own, [total + more, tokens]]}
-    found = board.rescore(folder, verdict, BASE, BASE, seed=0, records=0, data=str(data), original=BASE)
-    assert found.oddness == 8 and bool(verdict.level) == (not more), verdict.findings
-    assert not more or "the original finds 8 of 8 answers otherwise odd" in verdict.findings[0]
+
+    def forge(doc):
+        original, (total, tokens) = honest[doc["id"]]["oddness_scores"]
+        doc["original"] = honest[doc["id"]] | {"oddness_scores": [original, [total + 5.0, tokens]]}
+
+    def say(doc):
+        doc["original"] = honest[doc["id"]]
+
+    verdict, found = of_the_forget_set(say, submitted, data, tmp_path / "honest", original=BASE)
+    assert found.oddness == 8 and verdict.level == "reproduced", verdict.findings
+    verdict, found = of_the_forget_set(forge, submitted, data, tmp_path / "forged", original=BASE)
+    assert found.oddness == 8 and not verdict.level
+    assert "the original finds 8 of 8 answers otherwise odd" in verdict.findings[0]
 
 
 def test_a_table_with_oddness_ranks_only_where_the_original_was_asked_again():
@@ -119,7 +122,7 @@ def test_only_a_text_that_is_greedy_to_its_end_but_for_near_ties_passes(submitte
     import lm_eval_elude.model.backend as backend
 
     lm = backend.EludeLM(pretrained=BASE)
-    for _, row in packed.packed_rows(submitted / packed.SAMPLES / "elude_forget.jsonl.gz"):
+    for row in packed.packed_rows(submitted / packed.SAMPLES / "elude_forget.jsonl.gz"):
         *_, last = row["arguments"].values()
         context, wanted, text = last["arg_0"], last["arg_1"], row["doc"]["generated"]
         assert board.least_greedy(lm, context, wanted, text) <= 1e-4
