@@ -109,9 +109,10 @@ def rescore(
             if original and "original" in doc and "original" in before:
                 odd[place] = _oddness_gap(doc, before)
             if "generated" in doc:
-                differs = doc["generated"] != before["generated"]
-                texts[place] = least_greedy(lm, *row["arguments"][-1], before["generated"]) if differs else 0.0
-                ties.update([task] if differs and texts[place] <= NEAR_TIE else [])
+                (context, wanted), differs = row["arguments"][-1], doc["generated"] != before["generated"]
+                texts[place] = least_greedy(lm, context, wanted, before["generated"]) if differs else 0.0
+                if differs and texts[place] <= NEAR_TIE:
+                    ties[task] += 1
     asked, total = sum(map(len, drawn.values())), sum(map(len, verdict.samples.values()))
     if len(gaps) != asked:
         verdict.findings.append(f"rescored: {len(gaps)} of {asked} documents came back")
@@ -123,8 +124,7 @@ def rescore(
     ):  # fmt: skip
         if far := [(value, place) for place, value in values.items() if not value <= allowed]:
             gap, place = max(far)
-            line = line.format(len(far), len(values))
-            verdict.findings.append(f"rescored: {line}, most {place} ({gap:.3g}{unit})")
+            verdict.findings.append(f"rescored: {line.format(len(far), len(values))}, most {place} ({gap:.3g}{unit})")
     verdict.level = "" if verdict.findings else LEVELS[2 if asked == total else 1]
     most = max(gaps.values(), default=0.0)
     return Rescored(seed, len(gaps), total, most, len(texts), dict(ties), weights, len(odd), bool(stress))

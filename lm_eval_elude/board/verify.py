@@ -245,7 +245,8 @@ class LearnedTemplate:
     """What a question and an answer look like to the model, as the first row of a task has them."""
 
     def __init__(self, run: Packed, task: str, settings: Settings) -> None:
-        if not (row := next(packed.packed_rows(run.sample_file(task)), {})):
+        row: Any = next(packed.packed_rows(run.sample_file(task)), None)
+        if row is None:
             raise UserError(f"{task}: no row in it")
         doc, arguments = row["doc"], _arguments(row)
         (context, first), (prompt, generation) = arguments[0], arguments[-1]
@@ -277,7 +278,7 @@ class RowCheck:
     def __init__(self, run: Packed, settings: Settings, renderer: Renderer | None) -> None:
         self.run, self.settings, self.renderer = run, settings, renderer
         self.template: Template = renderer or LearnedTemplate(run, run.tasks[0], settings)
-        self.counts: dict[tuple[str, str], int] = {}  # tokens of an answer, by context and continuation
+        self.counts: dict[tuple[Any, ...], int] = {}  # tokens of an answer, by context and continuation
 
     def check(self, task: str, docs: Docs, reference: Docs | None, verdict: Verdict) -> None:
         """Put the samples of a task into a verdict; what is wrong with a row becomes a finding.
@@ -348,17 +349,17 @@ class RowCheck:
                 raise UserError(f"prompt_tokens is {shown(space)}")
         scored = [request.arguments[:2] for request in requests if request.kind != "generate_until"]
         answers = [asked for asked in scored if asked[1].strip()]
-        counts = [self._answer_tokens(*asked, tokens) for asked, tokens in zip(answers, stated, strict=False)]
+        counts = [self._answer_tokens(asked, tokens) for asked, tokens in zip(answers, stated, strict=False)]
         _demand("answer_scores, tokens", stated, counts)
         left = iter(counts)
         return [next(left, 0) if continuation.strip() else 0 for _, continuation in scored]
 
-    def _answer_tokens(self, context: str, continuation: str, stated: int) -> int:
+    def _answer_tokens(self, asked: tuple[Any, ...], stated: int) -> int:
         """Tokens of an answer: the tokenizer's, otherwise what was first stated of the same request."""
-        if self.renderer and (context, continuation) not in self.counts:
-            whole, start = (len(self.renderer.encode(text)) for text in (context + continuation, context))
-            self.counts[context, continuation] = whole - start - self.renderer.space_tokens
-        return self.counts.setdefault((context, continuation), stated)
+        if self.renderer and asked not in self.counts:
+            whole, start = (len(self.renderer.encode(text)) for text in (asked[0] + asked[1], asked[0]))
+            self.counts[asked] = whole - start - self.renderer.space_tokens
+        return self.counts.setdefault(asked, stated)
 
 
 def _demand(what: str, stated: Any, formed: Any) -> None:
