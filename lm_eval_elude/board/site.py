@@ -64,25 +64,26 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 class Entry(NamedTuple):
-    """A submission, and the table that it stands in."""
+    """A submission, and what it is in its table."""
 
     place: Path
     digest: str
     submission: Submission
-    table: Table
-    data: str  # the table's data set, from here
-
-    @property
-    def role(self) -> str:
-        return self.table.role(self.digest)
+    role: str
 
 
 class Measure(NamedTuple):
     """What the rows of a table are formed with."""
 
+    table: Table
+    data: str  # the table's data set, from here
     companions: list[Entry]  # the table's references, which the report of each row has beside it
     attacks: bool  # whether attacks on the weights are part of the score
     reference: dict[str, float]  # what the score is formed of under the model that never knew
+
+    @property
+    def stamp(self) -> str:
+        return stamp(self.table, self.reference, self.attacks)
 
 
 class Shown(Packed):
@@ -128,37 +129,39 @@ def build(folder: Path, site: Path) -> Built:
     if not places:
         raise UserError(f"{folder}: no submission in it (a folder with {packed.FILE_NAME})")
     verdicts, refused = keeper.verdicts(folder)
-    entries = []
+    members: dict[str, list[Entry]] = {table.name: [] for table in tables}
+    names = {"index.html", "leaderboard.json", "leaderboard.csv"}
     for place in places:
         try:
             submission, digest = packed.read(place), packed.digest(place)
             table = keeper.place(tables, submission, digest)
-            entries.append(Entry(place, digest, submission, table, keeper.data(folder, table)))
         except Exception as error:  # one submission never stops a build
             refused[place.name] = reason(error).replace(f"{folder}/", "")
+        else:
+            members[table.name].append(Entry(place, digest, submission, table.role(digest)))
+            names |= {f"data/{digest}.json", f"submissions/{digest}.html"}
     for table in tables:
-        if table.retrained and not any(e.table is table and e.role == "retrained" for e in entries):
-            raise UserError(
-                f"{folder / keeper.FILE}: {table.name}: no submission has the digest of its retrained model"
-            )
-    names = {"index.html", "leaderboard.json", "leaderboard.csv"}
-    names |= {name for e in entries for name in (f"data/{e.digest}.json", f"submissions/{e.digest}.html")}
+        if table.retrained and not any(entry.role == "retrained" for entry in members[table.name]):
+            where = f"{folder / keeper.FILE}: {table.name}"
+            raise UserError(f"{where}: no submission has the digest of its retrained model")
     written = _claim(site, names)
     ranking, formed, rows = [], 0, 0
     for table in tables:
-        members = [entry for entry in entries if entry.table is table]
-        companions = [entry for entry in members if entry.role in COMPANIONS]
-        measure = Measure(companions, _attacks_count(members, verdicts), {})
-        known, anew = _formed([entry for entry in members if entry.role == "retrained"], site, measure)
+        references = [entry for entry in members[table.name] if entry.role == "retrained"]
+        others = [entry for entry in members[table.name] if entry.role != "retrained"]
+        companions = [entry for entry in members[table.name] if entry.role in COMPANIONS]
+        attacks = bool(references) and _attacks_count(table, others, verdicts)
+        measure = Measure(table, keeper.data(folder, table), companions, attacks, {})
+        known, anew = _formed(references, site, measure)
         for entry, kept in known:
             if isinstance(kept, str):
                 raise UserError(f"{folder / keeper.FILE}: {table.name}: the reference {entry.place.name}: {kept}")
             measure = measure._replace(reference=kept.measured)
-        others, more = _formed([entry for entry in members if entry.role != "retrained"], site, measure)
-        refused |= {entry.place.name: kept for entry, kept in others if isinstance(kept, str)}
-        ranked = {entry.digest: (entry, kept) for entry, kept in known + others if isinstance(kept, Kept)}
-        ranking.append(_table(table, list(ranked.values()), verdicts, measure))
-        formed, rows = formed + anew + more, rows + len(ranked)
+        more, anew_too = _formed(others, site, measure)
+        refused |= {entry.place.name: kept for entry, kept in more if isinstance(kept, str)}
+        whole = {entry.digest: (entry, kept) for entry, kept in known + more if isinstance(kept, Kept)}
+        ranking.append(_table(measure, list(whole.values()), verdicts))
+        formed, rows = formed + anew + anew_too, rows + len(whole)
     write_tables(site, ranking)
     write_standings(site, ranking)
     for name in written - names:
@@ -203,12 +206,11 @@ def _formed(entries: Sequence[Entry], site: Path, measure: Measure) -> tuple[lis
     return [(entry, known.get(entry.place) or formed[entry.place]) for entry in entries], len(missing)
 
 
-def _attacks_count(entries: Sequence[Entry], verdicts: Mapping[str, keeper.Verdict]) -> bool:
+def _attacks_count(table: Table, entries: Sequence[Entry], verdicts: Mapping[str, keeper.Verdict]) -> bool:
     """Whether attacks on the weights are part of a table's score: once two of three of its ranked rows bring them."""
-    rows = [e for e in entries if e.role == "submission" and not keeper.unranked(e.table, verdicts.get(e.digest))]
+    rows = [e for e in entries if e.role == "submission" and not keeper.unranked(table, verdicts.get(e.digest))]
     brought = [row.submission.attacked for row in rows]
-    known = any(e.role == "retrained" for e in entries)
-    return known and bool(brought) and 3 * sum(brought) >= 2 * len(brought)
+    return bool(brought) and 3 * sum(brought) >= 2 * len(brought)
 
 
 def stamp(table: Table, reference: dict[str, float], attacks: bool) -> str:
@@ -226,7 +228,7 @@ def _known(entry: Entry, site: Path, measure: Measure) -> Kept | None:
     except (UserError, OSError):  # not formed yet, or kept no longer as it was written
         return None
     whole = kept.columns.keys() == {*scores.NAMES} and kept.score.parts.keys() == PARTS.keys()
-    return kept if whole and kept.stamp == stamp(entry.table, measure.reference, measure.attacks) else None
+    return kept if whole and kept.stamp == measure.stamp else None
 
 
 @lru_cache(maxsize=4)
@@ -263,11 +265,11 @@ def _back(entry: Entry, verdict: Verdict, companions: Sequence[Entry]) -> tuple[
 def _form(entry: Entry, site: Path, measure: Measure) -> Kept | str:
     """Verify a submission, write its report, and keep what tables need; of one that fails, its first finding."""
     submission, role = entry.submission, entry.role
-    verdict = verify(entry.place, data=entry.data)
+    verdict = verify(entry.place, data=measure.data)
     if verdict.findings:
         return verdict.findings[0]
     try:
-        measured = dict(scores.measure(verdict.samples, verdict.docs["elude_forget"], entry.table.seed))
+        measured = dict(scores.measure(verdict.samples, verdict.docs["elude_forget"], measure.table.seed))
         worst, back = _back(entry, verdict, measure.companions)
         if measure.attacks:
             measured[scores.BACK] = back
@@ -277,10 +279,9 @@ def _form(entry: Entry, site: Path, measure: Measure) -> Kept | str:
             score = msgspec.structs.replace(score, worst={**score.worst, scores.BACK: worst})
         given = [[doc["answer_scores"], doc.get("generated")] for docs in verdict.docs.values() for doc in docs]
         answers = hashlib.sha256(json.dumps(given).encode()).hexdigest()
-        made_with = stamp(entry.table, measure.reference, measure.attacks)
-        kept = Kept(made_with, verdict.remarks, answers, scores.columns(verdict.numbers, back), values, score)
+        kept = Kept(measure.stamp, verdict.remarks, answers, scores.columns(verdict.numbers, back), values, score)
         others = [other for other in measure.companions if other.role != role]
-        runs = {other.role: _companion(other.digest, other.role, other.place, other.data) for other in others}
+        runs = {other.role: _companion(other.digest, other.role, other.place, measure.data) for other in others}
         runs[role] = _in_report(COMPANIONS.get(role, submission.model), role, entry.place, verdict)
         write_report(
             [run for role in (*COMPANIONS, "submission") if (run := runs.get(role))],
@@ -298,12 +299,11 @@ def _form(entry: Entry, site: Path, measure: Measure) -> Kept | str:
 
 # ---- tables
 def _table(
-    table: Table, members: Sequence[tuple[Entry, Kept]], verdicts: Mapping[str, keeper.Verdict], measure: Measure
+    measure: Measure, members: Sequence[tuple[Entry, Kept]], verdicts: Mapping[str, keeper.Verdict]
 ) -> dict[str, Any]:
     """A table with its rows: ranked ones, best first, then those without a rank and why, then references."""
-    twins = _twins(members)
-    oddness = "oddness" in measure.reference
-    rows = [_row(e, kept, verdicts.get(e.digest), twins[e.digest], oddness, measure.attacks) for e, kept in members]
+    table, twins = measure.table, _twins(members)
+    rows = [_row(measure, entry, kept, verdicts.get(entry.digest), twins[entry.digest]) for entry, kept in members]
     rows.sort(key=lambda row: (_ORDER.index(row["status"]), -row["score"]["value"], row["digest"]))
     ranked = [row for row in rows if row["status"] == "ranked"]
     ranks = scores.ranks([row["score"]["value"] for row in ranked])
@@ -318,15 +318,15 @@ _ORDER = ("ranked", "unverified", "withdrawn", "retrained", "original")  # of ro
 
 
 def _row(
-    entry: Entry, kept: Kept, verdict: keeper.Verdict | None, twins: list[str], oddness: bool, attacks: bool
+    measure: Measure, entry: Entry, kept: Kept, verdict: keeper.Verdict | None, twins: list[str]
 ) -> dict[str, Any]:
-    """A row of ``leaderboard.json`` and of the page; ``oddness`` and ``attacks`` say that they count in the table."""
+    """A row of ``leaderboard.json`` and of the page."""
     submission, about = entry.submission, msgspec.to_builtins(entry.submission)
     names = ("model", "base_model", "method", "submitter", "hardware", "trained_on", "cost", "revision")
     why, status = "", entry.role
     if entry.role == "submission":
         unknown = ", ".join(name for name, part in kept.score.parts.items() if math.isnan(part))
-        why = keeper.unranked(entry.table, verdict, oddness, attacks)
+        why = keeper.unranked(measure.table, verdict, "oddness" in measure.reference, measure.attacks)
         if not why and unknown:
             why = f"unverified: its answers do not say {unknown}"
         if not why and not submission.weights:
