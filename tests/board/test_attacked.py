@@ -21,7 +21,7 @@ from tests.board import runs
 from tests.support import taught_to_refuse
 
 SMALL = [
-    row._replace(quick=(Training(0.1, "constant", 0, (6,)),) if row.lessons else row.quick[:1])
+    row._replace(quick=(Training(0.1, "constant", 0, (3,)),) if row.lessons else row.quick[:1])
     for row in WEIGHT_ATTACKS.values()
     if row.quick
 ]
