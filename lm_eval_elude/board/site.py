@@ -12,7 +12,7 @@ import json
 import math
 import os
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache, partial
@@ -307,8 +307,9 @@ def _table(
     rows.sort(key=lambda row: (_ORDER.index(row["status"]), -row["score"]["value"], row["digest"]))
     ranked = [row for row in rows if row["status"] == "ranked"]
     ranks = scores.ranks([row["score"]["value"] for row in ranked])
+    holders = Counter(ranks)
     for row, rank in zip(ranked, ranks, strict=True):
-        row |= {"rank": rank, "tied": ranks.count(rank) > 1}
+        row |= {"rank": rank, "tied": holders[rank] > 1}
     identity = hashlib.sha256(table.name.encode()).hexdigest()[:12]
     shown_data = Path(table.dataset).name  # where the keeper has a folder is nobody's business
     return {**msgspec.to_builtins(table), "dataset": shown_data, "id": identity, "rows": rows}
