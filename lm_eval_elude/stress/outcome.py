@@ -60,9 +60,8 @@ def samples(docs: Docs, settings: Mapping[str, Any]) -> list[Sample]:
     return [BENCHMARKS[TASK].measure({"doc": doc, "filtered_resps": []}, settings) for doc in docs]
 
 
-def estimates(docs: Docs, settings: Mapping[str, Any]) -> dict[str, Estimate]:
-    """The metrics of recovery over logged documents."""
-    measured = samples(docs, settings)
+def recovered(measured: Sequence[Sample]) -> dict[str, Estimate]:
+    """The metrics of recovery over measurements."""
     return {metric: mean(measured, metric) for metric in RECOVERED}
 
 
@@ -96,26 +95,11 @@ def knowledge(start: Mapping[str, Docs], settings: Mapping[str, Any]) -> dict[st
     Raises:
         UserError: the original knows no more than the reference.
     """
-    known = {role: estimates(docs, settings) for role, docs in start.items()}
+    known = {role: recovered(samples(docs, settings)) for role, docs in start.items()}
     for metric in RECOVERED:
         if known[ORIGINAL][metric].value <= known[REFERENCE][metric].value:
             raise UserError(f"--original: it has no more {metric} than the reference, so nothing can come back")
     return known
-
-
-def judged(
-    points: Iterable[Point],
-    known: Known,
-    settings: Mapping[str, Any],
-    attacks: Mapping[str, dict[str, Any]],
-) -> list[tuple[Point, Worst, bool]]:
-    """Every point with its numbers, and whether it counts."""
-    result = []
-    for point in points:
-        values = {role: estimates(docs, settings) for role, docs in point.docs.items()}
-        worst = Worst(point.attack, point.setting, point.at, values, recoveries(values, known))
-        result.append((point, worst, bool(attacks[point.attack].get("inside")) or point.kept[CHECKPOINT] >= KEPT))
-    return result
 
 
 def height(worst: Worst) -> float:
@@ -136,33 +120,31 @@ def finish(
         start: the documents of the three models before any attack.
         points: of all curves.
     """
-    known = knowledge(start, settings)
-    rows = judged(points, known, settings, attacks)
-    jsonio.write(out / CURVES, jsonio.finite([_row(point, worst, counts) for point, worst, counts in rows]))
+    known, curves = knowledge(start, settings), []
+    chosen: dict[str, tuple[Point, Worst]] = {}
+    for point in points:
+        values = {role: recovered(samples(docs, settings)) for role, docs in point.docs.items()}
+        worst = Worst(point.attack, point.setting, point.at, values, recoveries(values, known))
+        counts = bool(attacks[point.attack].get("inside")) or point.kept[CHECKPOINT] >= KEPT
+        row = {**_place(point), "counts": counts}
+        for metric, back in worst.recovery.items():
+            of_role = {role: numbers[metric].value for role, numbers in values.items()}
+            row[metric] = {**of_role, "recovery": back.value, "interval": interval(back)}
+        curves.append(row)
+        if counts and (point.attack not in chosen or height(worst) > height(chosen[point.attack][1])):
+            chosen[point.attack] = point, worst
+    jsonio.write(out / CURVES, jsonio.finite(curves))
     for role, docs in start.items():
         _write_run(out, START, role, docs, settings, {})
-    best: dict[str, Any] = {}
-    for name in attacks:
-        counted = [(point, worst) for point, worst, counts in rows if counts and worst.attack == name]
-        if not counted:
-            best[name] = {**attacks[name], "point": None}
-            continue
-        point, worst = max(counted, key=lambda pair: height(pair[1]))
-        place = {"attack": name, "setting": worst.setting, "at": worst.at, "kept": dict(point.kept)}
+    for name, (point, _) in chosen.items():
         for role, docs in point.docs.items():
-            _write_run(out, name, role, docs, settings, place)
-        best[name] = {**attacks[name], "point": place}
+            _write_run(out, name, role, docs, settings, _place(point))
+    best = {name: row | {"point": _place(chosen[name][0]) if name in chosen else None} for name, row in attacks.items()}
     jsonio.write(out / SUMMARY, jsonio.finite({**settings, "kept": KEPT, "worst": best}))
 
 
-def _row(point: Point, worst: Worst, counts: bool) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "attack": point.attack, "setting": point.setting, "at": point.at, "kept": dict(point.kept), "counts": counts,
-    }  # fmt: skip
-    for metric, back in worst.recovery.items():
-        values = {role: of_role[metric].value for role, of_role in worst.values.items()}
-        row[metric] = {**values, "recovery": back.value, "interval": interval(back)}
-    return row
+def _place(point: Point) -> dict[str, Any]:
+    return {name: value for name, value in point._asdict().items() if name != "docs"}
 
 
 def _write_run(
@@ -171,8 +153,8 @@ def _write_run(
     """A results file and its samples as lm-eval has them; the attack and the role stand in place of the date."""
     numbered = [{**doc, "id": number} for number, doc in enumerate(docs)]
     aggregates = task_report(TASK, samples(numbered, settings), settings)
-    scored = {**settings, **settings["models"][role], "stress": dict(place), "n": len(docs), "aggregates": aggregates}
-    scored.pop("models")
+    scored = {**settings, **settings["models"][role], "stress": place, "n": len(docs), "aggregates": aggregates}
+    del scored["models"]
     results = {
         "results": {TASK: {"alias": TASK, **as_row(aggregates)}},
         "configs": {TASK: {"task": TASK, "metadata": {"elude": scored}}},
@@ -200,41 +182,36 @@ class Outcome:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, file = folder, folder / SUMMARY
         self._runs: dict[tuple[str, str], Run] = {}
-        if not (folder / SUMMARY).is_file():
+        if not file.is_file():
             raise UserError(f"{folder} has no {SUMMARY}: it is no finished folder of elude stress")
-        self.summary = jsonio.check(jsonio.load(folder / SUMMARY), dict[str, Any], str(folder / SUMMARY))
-        where = f"{folder / SUMMARY}: field"
-        jsonio.check(self.summary.get("models"), dict[str, dict[str, Any]], f"{where} 'models'")
-        self.attacks: dict[str, dict[str, Any]] = jsonio.check(
-            self.summary.get("worst"), dict[str, dict[str, Any]], f"{where} 'worst'"
-        )
+        self.summary = jsonio.check(jsonio.load(file), dict[str, Any], str(file))
+        for name in ("models", "worst"):
+            jsonio.check(self.summary.get(name), dict[str, dict[str, Any]], f"{file}: field {name!r}")
+        self.attacks: dict[str, dict[str, Any]] = self.summary["worst"]
 
     @cached_property
     def known(self) -> dict[str, dict[str, Estimate]]:
         """What the three models know before any attack, by role and metric."""
-        return {role: self._numbers(START, role) for role in ROLES}
+        return {role: recovered(self.run(START, role).samples(TASK)) for role in ROLES}
 
     @cached_property
     def worst(self) -> dict[str, Worst]:
         """The worst point of each attack that has one, by name."""
-        return {name: self._worst(name) for name, row in self.attacks.items() if row.get("point")}
+        result = {}
+        for name, row in self.attacks.items():
+            if point := row.get("point"):
+                values = {role: recovered(self.run(name, role).samples(TASK)) for role in (CHECKPOINT, REFERENCE)}
+                back = recoveries(values, self.known)
+                result[name] = Worst(name, str(point.get("setting")), float(point.get("at")), values, back)
+        return result
 
-    def run(self, name: str, role: str) -> Run:
-        """The scores of a model at the worst point of an attack, or at :data:`START`."""
-        if (name, role) not in self._runs:
-            self._runs[name, role] = Run(self.folder / f"results_{name}-{role}.json")
-        return self._runs[name, role]
-
-    def _numbers(self, name: str, role: str) -> dict[str, Estimate]:
-        measured = self.run(name, role).samples(TASK)
-        return {metric: mean(measured, metric) for metric in RECOVERED}
-
-    def _worst(self, name: str) -> Worst:
-        values = {role: self._numbers(name, role) for role in (CHECKPOINT, REFERENCE)}
-        point = self.attacks[name]["point"]
-        return Worst(name, str(point.get("setting")), float(point.get("at")), values, recoveries(values, self.known))
+    @property
+    def strongest(self) -> Worst | None:
+        """The worst point of all attacks that do without the weights from before unlearning."""
+        fair = [worst for name, worst in self.worst.items() if not self.attacks[name].get("original")]
+        return max(fair, key=height, default=None)
 
     @cached_property
     def depth(self) -> Estimate | None:
@@ -245,6 +222,18 @@ class Outcome:
         known = [row for row in rows if isinstance(row.get("depth"), int | float)]
         observations = [Observation(str(r.get("entity")), str(r.get("question")), float(r["depth"])) for r in known]
         return mean_over_targets(observations) if observations else None
+
+    def run(self, name: str, role: str) -> Run:
+        """The scores of a model at the worst point of an attack, or at :data:`START`."""
+        if (name, role) not in self._runs:
+            self._runs[name, role] = Run(self.folder / f"results_{name}-{role}.json")
+        return self._runs[name, role]
+
+    def is_of(self, role: str, identities: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether a model is the one that was scored: by its weights, or by name and revision where it is the Hub's."""
+        attacked = self.summary["models"].get(role, {}).get("checkpoint") or []
+        mine, others = ([each.get("weights") or each for each in models] for models in (attacked, identities))
+        return bool(mine) and mine == others
 
     def must_be_of(self, role: str, run: Run, where: str) -> None:
         """Refuse attacks that were not on the model of a run, or that say other things of it before any attack.
@@ -259,15 +248,3 @@ class Outcome:
             raise UserError(
                 f"{where}: before any attack its {role} has probability {before:.3f}, and {scored:.3f} in {run.path}"
             )
-
-    @property
-    def strongest(self) -> Worst | None:
-        """The worst point of all attacks that do without the weights from before unlearning."""
-        fair = [worst for name, worst in self.worst.items() if not self.attacks[name].get("original")]
-        return max(fair, key=height, default=None)
-
-    def is_of(self, role: str, identities: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether a model is the one that was scored: by its weights, or by name and revision where it is the Hub's."""
-        attacked = self.summary["models"].get(role, {}).get("checkpoint") or []
-        mine, others = ([each.get("weights") or each for each in models] for models in (attacked, identities))
-        return bool(mine) and mine == others

@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -36,14 +37,13 @@ from lm_eval_elude.text.chat import Renderer, load_tokenizer
 Suite = Literal["glance", "quick", "full"]
 SETTINGS, WORK = "settings.json", "work"
 _HALF_WRITTEN = re.compile(r"\..+\.jsonl?\.[a-z0-9_]{8}")  # as write_text names a file that is not whole yet
-ADAPTER = "adapter_config.json"
 SPLITS = {"glance": 1, "quick": 1, "full": 3}  # of the forget set into two halves, each of which is learnt once
 RETAINED = 32  # retain records by which a model's retain quality is judged
 _BATCH = 16
 
 
 class Questions:
-    """The documents of a task, written and tokenized once for all models."""
+    """The documents of a task (``most`` of them, if given, drawn with ``seed``), tokenized once for all models."""
 
     def __init__(self, task: str, settings: Settings, renderer: Renderer, most: int = 0, seed: int = 0) -> None:
         self.benchmark, self.space_tokens = BENCHMARKS[task], renderer.space_tokens
@@ -57,19 +57,18 @@ class Questions:
             asked = self.benchmark.requests(doc, renderer, settings)
             pairs = [request.arguments for request in asked if request.kind == "loglikelihood"]
             self._samples.append([renderer.encode_pair(context, continuation) for context, continuation in pairs])
+        if len({len(samples) for samples in self._samples}) > 1:
+            raise UserError(f"{task}: its records do not have the same number of answers")
 
     def answered(self, model: Any, numbers: Sequence[int] | None = None) -> Docs:
         """Documents (all of them, or those of some numbers) with a model's scores of their answers."""
         docs = [self.docs[i] for i in numbers] if numbers is not None else self.docs
-        samples = [sample for doc in docs for sample in self._samples[doc["id"]]]
-        group = len(self._samples[0])
-        if any(len(self._samples[doc["id"]]) != group for doc in docs):
-            raise UserError(f"{self.benchmark.name}: its records do not have the same number of answers")
+        samples, group = [sample for doc in docs for sample in self._samples[doc["id"]]], len(self._samples[0])
         device = model.get_input_embeddings().weight.device
         sums, counts = score_all(Scorer(model), samples, _BATCH, device, group)
         result = []
-        rows = zip(sums.view(-1, group).tolist(), counts.view(-1, group).tolist(), strict=True)
-        for doc, (totals, lengths) in zip(docs, rows, strict=True):
+        rows = zip(docs, sums.view(-1, group).tolist(), counts.view(-1, group).tolist(), strict=True)
+        for doc, totals, lengths in rows:
             scores = self.benchmark.answer_scores(doc, [(total,) for total in totals], lengths, self.space_tokens)
             result.append({**doc, "answer_scores": [list(score) for score in scores], "generated": None})
         return result
@@ -160,14 +159,12 @@ class Stress:
     def load(self, role: str) -> Any:
         """A model in float32, without dropout; an adapter is merged into its base."""
         name, flag = self.models[role], "CHECKPOINT" if role == CHECKPOINT else f"--{role}"
-        if (Path(name) / ADAPTER).is_file():
+        if (Path(name) / "adapter_config.json").is_file():
             from peft import PeftConfig, PeftModel
 
             base = str(PeftConfig.from_pretrained(name).base_model_name_or_path)
-            adapted = PeftModel.from_pretrained(
-                load_model(base, dtype=torch.float32, flag=f"{flag} {name}: its base"), name
-            )
-            model = adapted.merge_and_unload()
+            model = load_model(base, dtype=torch.float32, flag=f"{flag} {name}: its base")
+            model = PeftModel.from_pretrained(model, name).merge_and_unload()
         else:
             model = load_model(name, dtype=torch.float32, flag=flag)
         return model.to(self.device).eval()
@@ -180,12 +177,13 @@ class Stress:
         """
         described = jsonio.finite(self.describe())
         open_folder(out, described)
-        roles = {role: out / WORK / f"{START}_{role}.json" for role in self.models}
         waiting = [cell for cell in self.cells if not (out / WORK / cell.file).is_file()]
-        for role, path in roles.items():
-            if not path.is_file():
+        for role in self.models:
+            if not (path := out / WORK / f"{START}_{role}.json").is_file():
                 jsonio.write(path, jsonio.finite([self._scored(self.load(role), 0)]))
-        outcome.knowledge(self._start(out), described)
+        start = {role: _read(out / WORK / f"{START}_{role}.json")[0] for role in self.models}
+        start_docs = {role: self._docs([point]) for role, point in start.items()}
+        outcome.knowledge(start_docs, described)
         if not (out / DEPTH).is_file():
             jsonio.write(out / DEPTH, jsonio.finite(self._depth()))
         if waiting and self.suite == "full":
@@ -198,7 +196,8 @@ class Stress:
                 bar.update()
         rows = [cell.attack for cell in self.cells]
         attacks = {row.name: {"sentence": row.sentence, "original": row.original, "inside": row.inside} for row in rows}
-        outcome.finish(out, described, attacks, self._start(out), self._points(out))
+        quality = {role: point["retain_quality"] for role, point in start.items()}
+        outcome.finish(out, described, attacks, start_docs, self._points(out / WORK, quality))
 
     def _attack(self, cell: Cell) -> Iterator[dict[str, Any]]:
         seed = f"{self.seed}/{cell.attack.name}/{cell.setting.name}/{cell.fold}"
@@ -207,6 +206,35 @@ class Stress:
         material = Material(pairs, self.renderer, lambda: self.load(ORIGINAL), seed)
         for at, model in cell.attack.run(self.load(cell.role), cell.setting, material):
             yield self._scored(model, at, cell.asked)
+
+    def _scored(self, model: Any, at: float, asked: Sequence[int] | None = None) -> dict[str, Any]:
+        """A point of a curve as its file has it: the scores of what is asked, and the retain quality without ROUGE."""
+        scores = {doc["id"]: doc["answer_scores"] for doc in self.forget.answered(model, asked)}
+        settings = {"truth_ratio": self.settings.truth_ratio}
+        rows = [{"doc": doc, "filtered_resps": []} for doc in self.retain.answered(model)]
+        kept = [self.retain.benchmark.measure(row, settings) for row in rows]
+        quality = harmonic_mean([mean(kept, metric).value for metric in ("probability", "truth_ratio")])
+        return {"at": at, "retain_quality": quality, "scores": scores}
+
+    def _docs(self, points: Sequence[Mapping[str, Any]]) -> Docs:
+        """The scored documents of some points, in the order of their numbers."""
+        scored = sorted((row for point in points for row in point["scores"].items()), key=lambda row: int(row[0]))
+        return [{**self.forget.docs[int(i)], "answer_scores": scores, "generated": None} for i, scores in scored]
+
+    def _points(self, work: Path, quality: Mapping[str, float]) -> Iterator[Point]:
+        """The points of all curves; those of the halves are one point, in which every record was held out."""
+        for (attack, setting), cells in groupby(self.cells, lambda cell: (cell.attack.name, cell.setting)):
+            runs: dict[str, list[Any]] = {CHECKPOINT: [], REFERENCE: []}
+            for cell in cells:
+                runs[cell.role].append(_read(work / cell.file))
+            for place, at in enumerate(setting.points):
+                points = {role: [run[place] for run in of_role] for role, of_role in runs.items()}
+                docs = {role: self._docs(of_role) for role, of_role in points.items()}
+                kept = {
+                    role: sum(p["retain_quality"] for p in of_role) / len(of_role) / quality[role]
+                    for role, of_role in points.items()
+                }
+                yield Point(attack, setting.name, at, docs, kept)
 
     def _depth(self) -> list[dict[str, Any]]:
         """The unlearning depth of every fact, as its file has it; of none where the reference is built otherwise."""
@@ -222,42 +250,6 @@ class Stress:
              "depth": score, "never_knew": carried, "checkpoint": gone}
             for place, score, carried, gone in rows
         ]  # fmt: skip
-
-    def _scored(self, model: Any, at: float, asked: Sequence[int] | None = None) -> dict[str, Any]:
-        """A point of a curve as its file has it: the scores of what is asked, and the retain quality without ROUGE."""
-        scores = {doc["id"]: doc["answer_scores"] for doc in self.forget.answered(model, asked)}
-        settings = {"truth_ratio": self.settings.truth_ratio}
-        rows = [{"doc": doc, "filtered_resps": []} for doc in self.retain.answered(model)]
-        kept = [self.retain.benchmark.measure(row, settings) for row in rows]
-        quality = harmonic_mean([mean(kept, metric).value for metric in ("probability", "truth_ratio")])
-        return {"at": at, "retain_quality": quality, "scores": scores}
-
-    # ---- what the files say
-    def _start(self, out: Path) -> dict[str, Docs]:
-        return {role: self._docs(_read(out / WORK / f"{START}_{role}.json")[0]) for role in self.models}
-
-    def _docs(self, point: Mapping[str, Any]) -> Docs:
-        docs = self.forget.docs
-        return [{**docs[int(i)], "answer_scores": scores, "generated": None} for i, scores in point["scores"].items()]
-
-    def _points(self, out: Path) -> Iterator[Point]:
-        """The points of all curves; those of the halves are one point, in which every record was held out."""
-        quality = {r: _read(out / WORK / f"{START}_{r}.json")[0]["retain_quality"] for r in (CHECKPOINT, REFERENCE)}
-        curves: dict[tuple[str, str], list[Cell]] = {}
-        for cell in self.cells:
-            curves.setdefault((cell.attack.name, cell.setting.name), []).append(cell)
-        for (attack, setting), cells in curves.items():
-            runs = {role: [_read(out / WORK / c.file) for c in cells if c.role == role] for role in quality}
-            for place, at in enumerate(cells[0].setting.points):
-                points = {role: [run[place] for run in of_role] for role, of_role in runs.items()}
-                docs = {role: [doc for p in of_role for doc in self._docs(p)] for role, of_role in points.items()}
-                for of_role in docs.values():
-                    of_role.sort(key=lambda doc: int(doc["id"]))
-                kept = {
-                    role: sum(p["retain_quality"] for p in of_role) / len(of_role) / quality[role]
-                    for role, of_role in points.items()
-                }
-                yield Point(attack, setting, at, docs, kept)
 
     def cost(self, cells: Sequence[Cell]) -> str:
         """What is still to do, and about how long it takes here: a scoring and five steps of training are timed."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from itertools import product
 from statistics import NormalDist
 from typing import Any, Literal, NamedTuple
 
@@ -42,32 +41,16 @@ class Training(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Short, as the name of a file."""
+        """Part of the names of files."""
         return f"{f'lora{self.rank}' if self.rank else 'full'}-{self.rate:g}-{self.schedule}"
 
 
-class Restart(NamedTuple):
-    """One of several soft prompts, each learnt from another beginning."""
+class Setting(NamedTuple):
+    """What an attack that does not fine-tune is run with."""
 
-    number: int
-    points: tuple[int, ...]  # numbers of steps after which the model is scored; the last one ends the run
-
-    @property
-    def name(self) -> str:
-        """Short, as the name of a file."""
-        return f"restart-{self.number}"
-
-
-class Strength(NamedTuple):
-    """How strongly the weights are changed at each point, and in groups of how many where it is in groups."""
-
-    points: tuple[float, ...]
-    group: int = 0
-
-    @property
-    def name(self) -> str:
-        """Short, as the name of a file."""
-        return f"groups-of-{self.group}" if self.group else "all"
+    name: str  # part of the names of files
+    points: tuple[float, ...]  # bits, shares, or numbers of steps
+    group: int = 0  # how many weights of a row are rounded together
 
 
 class Material(NamedTuple):
@@ -83,30 +66,17 @@ Points = Iterator[tuple[float, Any]]  # the number of steps or the strength, and
 
 
 class WeightAttack(NamedTuple):
-    """One row.
-
-    Attributes:
-        name: as it is reported.
-        sentence: what the attacker does.
-        run: changes a model in place and yields the points of the curve.
-        quick: its settings in the suite ``quick``.
-        full: its settings in the suite ``full``.
-        lessons: what it trains on, from the records that it may see; None where it trains on nothing.
-        halves: whether those are one half of the forget set, and the other half is scored.
-        original: whether it needs the weights from before unlearning, which hold the facts themselves.
-        inside: whether the weights stay as they are, so that what is kept of the retain quality does not matter.
-        glance: its settings in the suite ``glance``, a first look that takes seconds on the bundled model.
-    """
+    """One row."""
 
     name: str
-    sentence: str
-    run: Callable[[Any, Any, Material], Points]
-    quick: tuple[Any, ...]
+    sentence: str  # what the attacker does
+    run: Callable[[Any, Any, Material], Points]  # changes a model in place and stops at the points of a setting
+    quick: tuple[Any, ...]  # its settings in the suite of that name
     full: tuple[Any, ...]
-    lessons: Callable[[Sequence[QARecord], Settings, int], list[Pair]] | None = None
-    halves: bool = False
-    original: bool = False
-    inside: bool = False
+    lessons: Callable[[Sequence[QARecord], Settings, int], list[Pair]] | None = None  # from the records it may see
+    halves: bool = False  # whether these are one half of the forget set, and the other half is scored
+    original: bool = False  # whether it needs the weights from before unlearning, which hold the facts themselves
+    inside: bool = False  # whether the weights stay as they are, so that no retain quality can be lost
     glance: tuple[Any, ...] = ()
 
 
@@ -142,31 +112,25 @@ def relearn(model: Any, training: Training, material: Material) -> Points:
     """Fine-tune on the lessons; a point is a number of steps."""
     rng = random.Random(material.seed)
     torch.manual_seed(rng.getrandbits(63))
-    width = model.config.get_text_config().hidden_size
-    if training.rank:
+    rate = training.rate / model.config.get_text_config().hidden_size
+    if rank := training.rank:
         from peft import LoraConfig, get_peft_model
 
-        model = get_peft_model(
-            model,
-            LoraConfig(
-                r=training.rank, lora_alpha=2 * training.rank, target_modules="all-linear", task_type="CAUSAL_LM"
-            ),
-        )
-    for step in _fit(model, material, rng, training.rate / width, training.schedule, training.points[-1]):
-        if step in training.points:
-            yield step, model
+        adapter = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
+        model = get_peft_model(model, adapter)
+    return _fit(model, material, rng, rate, training.points, training.schedule)
 
 
 def _fit(
-    model: Any, material: Material, rng: random.Random, peak: float, schedule: Literal["constant", "cosine"], steps: int
-) -> Iterator[int]:
-    """Fit what trains of a model to the lessons; the number of each step when it is done."""
+    model: Any, material: Material, rng: random.Random, peak: float, points: Sequence[float], schedule: str = "constant"
+) -> Points:
+    """Fit what trains of a model to the lessons, up to the last of some numbers of steps."""
     scorer, renderer, device = Scorer(model), material.renderer, model.get_input_embeddings().weight.device
     samples = [renderer.encode_pair(renderer.prompt(q), renderer.answer(a)) for q, a in material.lessons]
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, weight_decay=0.0)
     waiting: list[int] = []
-    for step in range(1, steps + 1):
+    for step in range(1, int(points[-1]) + 1):
         while len(waiting) < BATCH:
             waiting += rng.sample(range(len(samples)), len(samples))
         drawn, waiting = waiting[:BATCH], waiting[BATCH:]
@@ -174,15 +138,16 @@ def _fit(
         scores = answer_sums(scorer(batch)[:, 0], batch.owners)
         (-scores.sums.sum() / scores.counts.sum()).backward()
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
-        share = 1.0 if schedule == "constant" else (1 + math.cos(math.pi * (step - 1) / steps)) / 2
+        share = 1.0 if schedule == "constant" else (1 + math.cos(math.pi * (step - 1) / points[-1])) / 2
         for group in optimizer.param_groups:
             group["lr"] = peak * share
         optimizer.step()
         optimizer.zero_grad()
-        yield step
+        if step in points:
+            yield step, model
 
 
-def soft_prompt(model: Any, restart: Restart, material: Material) -> Points:
+def soft_prompt(model: Any, setting: Setting, material: Material) -> Points:
     """Fit vectors that stand before every text to the lessons, the weights as they are; a point is a number of steps.
 
     They begin as the vectors of tokens drawn at random.
@@ -192,9 +157,7 @@ def soft_prompt(model: Any, restart: Restart, material: Material) -> Points:
     drawn = [rng.randrange(len(vocabulary)) for _ in range(PROMPT_VECTORS)]
     model.requires_grad_(False)
     put_before(model, torch.nn.Parameter(vocabulary[drawn].detach().clone()))
-    for step in _fit(model, material, rng, PROMPT_RATE, "constant", restart.points[-1]):
-        if step in restart.points:
-            yield step, model
+    return _fit(model, material, rng, PROMPT_RATE, setting.points)
 
 
 def put_before(model: Any, vectors: torch.nn.Parameter) -> None:
@@ -225,42 +188,44 @@ def put_before(model: Any, vectors: torch.nn.Parameter) -> None:
     decoder.register_forward_hook(end)
 
 
-def quantise(model: Any, strength: Strength, material: Material) -> Points:
-    """Round every matrix to the nearest of 2^bits values, evenly spaced within each group; a point is the bits."""
-    weights = matrices(model)
-    before = [weight.detach().clone() for weight in weights]
-    for bits in strength.points:
-        _set(weights, (rounded(weight, int(bits), strength.group) for weight in before))
-        yield bits, model
+def each_matrix(change: Callable[[Tensor, float, int], Tensor]) -> Callable[[Any, Setting, Material], Points]:
+    """The attack that changes every matrix of the layers by itself: of a matrix, a point and the size of a group."""
+
+    def run(model: Any, setting: Setting, material: Material) -> Points:
+        weights = matrices(model)
+        before = [weight.detach().clone() for weight in weights]
+        for point in setting.points:
+            for weight, old in zip(weights, before, strict=True):
+                weight.detach().copy_(change(old, point, setting.group))
+            yield point, model
+
+    return run
 
 
-def rounded(weight: Tensor, bits: int, group: int) -> Tensor:
+def rounded(weight: Tensor, bits: float, group: int) -> Tensor:
     """A matrix whose values lie, in groups of so many of a row, on 2^bits steps from the least to the greatest."""
-    parts = weight.split(group, dim=1)
     result = []
-    for part in parts:
+    for part in weight.split(group, dim=1):
         low, high = part.amin(1, keepdim=True), part.amax(1, keepdim=True)
-        step = ((high - low) / (2**bits - 1)).clamp(min=torch.finfo(part.dtype).tiny)
+        step = ((high - low) / (2 ** int(bits) - 1)).clamp(min=torch.finfo(part.dtype).tiny)
         result.append(low + ((part - low) / step).round() * step)
     return torch.cat(result, 1)
 
 
-def quantise_nf4(model: Any, strength: Strength, material: Material) -> Points:
-    """Round every matrix to the sixteen values of NF4 times the greatest of each group; a point is 4 bits."""
-    weights = matrices(model)
-    _set(weights, [rounded_to(weight, NF4, strength.group) for weight in weights])
-    yield strength.points[0], model
-
-
-def rounded_to(weight: Tensor, code: Sequence[float], group: int) -> Tensor:
-    """A matrix whose values are, in groups of so many of a row, the nearest of a code, times the group's greatest."""
-    values = torch.tensor(code, dtype=weight.dtype, device=weight.device)
+def rounded_to_nf4(weight: Tensor, bits: float, group: int) -> Tensor:
+    """A matrix whose values are, in groups of so many of a row, the nearest of NF4, times the group's greatest."""
+    values = torch.tensor(NF4, dtype=weight.dtype, device=weight.device)
     between = (values[1:] + values[:-1]) / 2
     result = []
     for part in weight.split(group, dim=1):
         scale = part.abs().amax(1, keepdim=True).clamp(min=torch.finfo(part.dtype).tiny)
         result.append(values[torch.bucketize((part / scale).contiguous(), between)] * scale)
     return torch.cat(result, 1)
+
+
+def pruned(weight: Tensor, share: float, group: int = 0) -> Tensor:
+    """A matrix whose smallest values are 0, so many of all."""
+    return weight * (weight.abs() > weight.abs().flatten().kthvalue(max(1, round(share * weight.numel()))).values)
 
 
 def _normal_float() -> tuple[float, ...]:
@@ -274,58 +239,41 @@ def _normal_float() -> tuple[float, ...]:
 NF4 = _normal_float()
 
 
-def prune(model: Any, strength: Strength, material: Material) -> Points:
-    """Set the smallest weights of every matrix to 0; a point is their share."""
-    weights = matrices(model)
-    for share in strength.points:
-        kept = (w.abs() > w.abs().flatten().kthvalue(max(1, round(share * w.numel()))).values for w in weights)
-        _set(weights, [weight * keep for weight, keep in zip(weights, kept, strict=True)])
-        yield share, model
-
-
-def interpolate(model: Any, strength: Strength, material: Material) -> Points:
+def interpolate(model: Any, setting: Setting, material: Material) -> Points:
     """Move all weights towards those from before unlearning (1 would be these), or away from them (below 0)."""
-    weights = dict(model.named_parameters())
-    before = {name: weight.detach().clone() for name, weight in weights.items()}
-    initial = dict(material.initial().to(model.device).named_parameters())
-    for share in strength.points:
-        _set(weights.values(), (old + share * (initial[name] - old) for name, old in before.items()))
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    initial = {name: weight.detach() for name, weight in material.initial().to(model.device).named_parameters()}
+    for share in setting.points:
+        for name, weight in model.named_parameters():
+            weight.detach().copy_(before[name] + share * (initial[name] - before[name]))
         yield share, model
 
 
-def logit_lens(model: Any, strength: Strength, material: Material) -> Points:
+def logit_lens(model: Any, setting: Setting, material: Material) -> Points:
     """Leave out the last layers, so that the vocabulary reads an inner one; a point is the share of the layers kept."""
     decoder = model.get_decoder()
     layers = list(decoder.layers)
-    for share in strength.points:
+    for share in setting.points:
         decoder.layers = torch.nn.ModuleList(layers[: max(1, round(share * len(layers)))])
         yield share, model
 
 
-@torch.no_grad()
-def _set(weights: Any, values: Any) -> None:
-    for weight, value in zip(weights, values, strict=True):
-        weight.copy_(value)
-
-
 # ---- the suites
-_SCHEDULES: tuple[Literal["constant", "cosine"], ...] = ("constant", "cosine")
 RATES = {0: (0.025, 0.1, 0.4), 8: (0.25, 1.0, 4.0), 128: (0.25, 1.0, 4.0)}  # times the width, by rank
 _STEPS = (1, 2, 5, 10, 20, 40, 80)
-_EVERY = tuple(
-    Training(rate, s, rank, _STEPS) for rank, rates in RATES.items() for rate, s in product(rates, _SCHEDULES)
-)
-_BITS = tuple(Strength((8, 4, 3), group) for group in (32, 64))
-_HALF = "Fine-tunes on one half of the facts about the target; the other half is asked."
+_SCHEDULES: tuple[Literal["constant", "cosine"], ...] = ("constant", "cosine")
+_EVERY = tuple(Training(rate, s, rank, _STEPS) for rank, rates in RATES.items() for rate in rates for s in _SCHEDULES)
+_QUICK = tuple(Training(r, "constant", rank, (2, 5, 10, 20)) for r, rank in (*((r, 0) for r in RATES[0]), (1.0, 8)))
+_BITS = tuple(Setting(f"groups-of-{group}", (8, 4, 3), group) for group in (32, 64))
+_NF4 = (Setting("groups-of-64", (4,), 64),)
+_RESTARTS = tuple(Setting(f"restart-{number}", _STEPS) for number in range(5))
 
 WEIGHT_ATTACKS: dict[str, WeightAttack] = {
     row.name: row
     for row in (
         WeightAttack(
-            "relearn_half", _HALF, relearn,
-            (*(Training(rate, "constant", 0, (2, 5, 10, 20)) for rate in RATES[0]),
-             Training(1.0, "constant", 8, (2, 5, 10, 20))),
-            _EVERY, facts, halves=True, glance=(Training(0.1, "constant", 0, (5,)),),
+            "relearn_half", "Fine-tunes on one half of the facts about the target; the other half is asked.",
+            relearn, _QUICK, _EVERY, facts, halves=True, glance=(Training(0.1, "constant", 0, (5,)),),
         ),
         WeightAttack(
             "relearn_forms",
@@ -342,29 +290,29 @@ WEIGHT_ATTACKS: dict[str, WeightAttack] = {
         ),
         WeightAttack(
             "quantise", "Rounds the weights to 8, 4 or 3 bits, as who runs a model on a small machine does.",
-            quantise, _BITS[:1], _BITS,
+            each_matrix(rounded), _BITS[:1], _BITS,
         ),
         WeightAttack(
             "quantise_nf4", "Rounds the weights to the sixteen values of NF4, as who fine-tunes with QLoRA does.",
-            quantise_nf4, (Strength((4,), 64),), (Strength((4,), 64),),
+            each_matrix(rounded_to_nf4), _NF4, _NF4,
         ),
         WeightAttack(
             "prune", "Sets the smallest weights of every matrix to 0.",
-            prune, (Strength((0.1, 0.3)),), (Strength((0.05, 0.1, 0.2, 0.3, 0.4, 0.5)),),
+            each_matrix(pruned), (Setting("all", (0.1, 0.3)),), (Setting("all", (0.05, 0.1, 0.2, 0.3, 0.4, 0.5)),),
         ),
         WeightAttack(
             "interpolate", "Moves the weights back towards those from before unlearning, or further away from them.",
-            interpolate, (Strength((-0.25, 0.25, 0.5)),), (Strength((-0.5, -0.25, 0.1, 0.25, 0.5, 0.75)),),
+            interpolate, (Setting("all", (-0.25, 0.25, 0.5)),), (Setting("all", (-0.5, -0.25, 0.1, 0.25, 0.5, 0.75)),),
             original=True,
         ),
         WeightAttack(
             "soft_prompt",
             "Puts vectors before every question, fitted to one half of the facts; the other half is asked.",
-            soft_prompt, (), tuple(Restart(number, _STEPS) for number in range(5)), facts, halves=True, inside=True,
+            soft_prompt, (), _RESTARTS, facts, halves=True, inside=True,
         ),
         WeightAttack(
             "logit_lens", "Reads the answers out of the inner layers, through the last norm and the vocabulary.",
-            logit_lens, (Strength((0.2, 0.4, 0.6, 0.8)),), (Strength((0.2, 0.4, 0.6, 0.8, 0.9)),),
+            logit_lens, (Setting("all", (0.2, 0.4, 0.6, 0.8)),), (Setting("all", (0.2, 0.4, 0.6, 0.8, 0.9)),),
             inside=True,
         ),
     )

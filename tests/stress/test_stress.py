@@ -14,14 +14,13 @@ from lm_eval_elude import cli
 from lm_eval_elude.data import bundled
 from lm_eval_elude.data.dataset import load_records
 from lm_eval_elude.errors import UserError
-from lm_eval_elude.model.scorer import load_model, matrices, packing_fault
+from lm_eval_elude.model.scorer import load_model, packing_fault
 from lm_eval_elude.report.comparison import named_runs
 from lm_eval_elude.report.frame import markdown
 from lm_eval_elude.report.verdict import report_text, warnings
 from lm_eval_elude.report.weights import table
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS
 from lm_eval_elude.scoring.estimates import Observation, mean_over_targets
-from lm_eval_elude.scoring.runs import Run
 from lm_eval_elude.scoring.settings import resolve_settings
 from lm_eval_elude.stress import depth, outcome
 from lm_eval_elude.stress.outcome import CHECKPOINT, ORIGINAL, RECOVERED, REFERENCE, START, SUMMARY, TASK, Outcome
@@ -30,13 +29,13 @@ from lm_eval_elude.stress.weights import (
     NF4,
     WEIGHT_ATTACKS,
     Material,
-    Strength,
+    Setting,
     Training,
     interpolate,
-    prune,
+    pruned,
     put_before,
     rounded,
-    rounded_to,
+    rounded_to_nf4,
 )
 from lm_eval_elude.text.chat import Renderer, load_tokenizer
 from lm_eval_elude.text.words import fact_in
@@ -54,8 +53,8 @@ from tests.support import (
 RONALDO = "Cristiano Ronaldo"
 SMALL = [
     WEIGHT_ATTACKS["relearn_half"]._replace(quick=(Training(0.1, "constant", 0, (1, 6)),)),
-    WEIGHT_ATTACKS["quantise"]._replace(quick=(Strength((16,), 32),)),
-    WEIGHT_ATTACKS["interpolate"]._replace(quick=(Strength((0.0, 0.5)),)),
+    WEIGHT_ATTACKS["quantise"]._replace(quick=(Setting("groups-of-32", (16,), 32),)),
+    WEIGHT_ATTACKS["interpolate"]._replace(quick=(Setting("all", (0.0, 0.5)),)),
 ]
 
 
@@ -102,25 +101,23 @@ def test_what_only_hides_is_brought_back_and_what_never_was_is_not(finished):
         assert abs(of_reference) < 0.2
 
 
-def test_attacks_of_no_strength_change_nothing(finished):
+def test_attacks_of_no_strength_change_nothing_and_half_way_to_the_original_lies_between(finished):
     rows = json.loads((finished / outcome.CURVES).read_text())
-    start = Outcome(finished).known
+    start = {
+        role: {metric: estimate.value for metric, estimate in numbers.items()}
+        for role, numbers in Outcome(finished).known.items()
+    }
     for row in rows:
         if row["attack"] == "quantise" or row["at"] == 0:
             for role in (CHECKPOINT, REFERENCE):
                 assert row["kept"][role] == pytest.approx(1, abs=1e-3)
-                assert row["truth_first"][role] == start[role]["truth_first"].value
-                assert row["probability"][role] == pytest.approx(start[role]["probability"].value, abs=1e-3)
-
-
-def test_half_way_to_the_original_lies_between(finished):
-    rows = {(row["attack"], row["at"]): row for row in json.loads((finished / outcome.CURVES).read_text())}
-    start, half = Outcome(finished).known, rows["interpolate", 0.5]
+                assert row["truth_first"][role] == start[role]["truth_first"]
+                assert row["probability"][role] == pytest.approx(start[role]["probability"], abs=1e-3)
+    (half,) = [row for row in rows if row["attack"] == "interpolate" and row["at"] == 0.5]
     for role in (CHECKPOINT, REFERENCE):  # the retrained model lies far away, and half way there little is left at all
-        low, high = (start[r]["probability"].value for r in (role, ORIGINAL))
-        assert low - 0.05 <= half["probability"][role] <= high
-    assert half["probability"][CHECKPOINT] > start[CHECKPOINT]["probability"].value + 0.1
-    assert half["truth_first"][REFERENCE] <= start[ORIGINAL]["truth_first"].value
+        assert start[role]["probability"] - 0.05 <= half["probability"][role] <= start[ORIGINAL]["probability"]
+    assert half["probability"][CHECKPOINT] > start[CHECKPOINT]["probability"] + 0.1
+    assert half["truth_first"][REFERENCE] <= start[ORIGINAL]["truth_first"]
 
 
 def test_an_adapter_is_attacked_as_the_model_that_it_makes(settings, models, tmp_path):
@@ -133,17 +130,6 @@ def test_an_adapter_is_attacked_as_the_model_that_it_makes(settings, models, tmp
     tokens = torch.arange(20)[None]
     with torch.no_grad():
         assert torch.allclose(merged(tokens).logits, adapted(tokens).logits, atol=1e-4)
-
-
-def test_numbers_are_those_of_the_tasks_results_and_samples(finished):
-    folder = Outcome(finished)
-    for name in (START, *folder.worst):
-        for role in (CHECKPOINT, REFERENCE):
-            scored = Run(finished / f"results_{name}-{role}.json")
-            assert len(scored.samples(TASK)) == 20 and "forget_quality" not in scored.reported(TASK)
-            values = folder.known[role] if name == START else folder.worst[name].values[role]
-            for metric in RECOVERED:
-                assert scored.reported(TASK)[metric] == pytest.approx(values[metric].value)
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -166,16 +152,15 @@ def test_a_killed_command_goes_on_and_ends_in_the_same_bytes(finished, models, s
     assert files(out) == whole
 
 
-@pytest.mark.parametrize("broken", ["{", '{"models": {"checkpoint": {"checkpoint": ["x"]}}, "worst": {}}'])
-def test_a_report_shows_the_attacks_that_lie_near_the_run_of_the_checkpoint(
-    finished, hiding, settings, tmp_path, broken
-):
+def test_a_report_shows_the_attacks_that_lie_near_the_run_of_the_checkpoint(finished, hiding, settings, tmp_path):
     metadata = {"pretrained": str(hiding), "target": RONALDO, "dataset": settings.dataset}
     (tmp_path / "run").mkdir()
     write_run(run([TASK], "elude", metadata=metadata, log_samples=True, limit=2), tmp_path / "run")
     shutil.copytree(finished, tmp_path / "stress")
-    (tmp_path / "another").mkdir()
-    (tmp_path / "another" / SUMMARY).write_text(broken)
+    broken = {"another": "{", "other": '{"models": {"checkpoint": {"checkpoint": ["x"]}}, "worst": {}}'}
+    for name, text in broken.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / SUMMARY).write_text(text)
     title = "After attacks on the weights"
     (beside,) = named_runs([str(tmp_path / "run")])
     (above,) = named_runs([str(tmp_path)])  # the attacked models are no runs
@@ -186,8 +171,9 @@ def test_a_report_shows_the_attacks_that_lie_near_the_run_of_the_checkpoint(
     shutil.move(tmp_path / "stress", tmp_path / "away" / "far" / "stress")
     (alone,) = named_runs([str(tmp_path / "run")])
     assert alone.outcome is None and title not in report_text([alone])
-    (line,) = [line for line in warnings([alone]) if "left out" in line]
-    assert line.startswith(str(tmp_path / "another" / SUMMARY))
+    lines = [line for line in warnings([alone]) if "left out" in line]
+    for line, name in zip(lines, broken, strict=True):
+        assert line.startswith(str(tmp_path / name / SUMMARY))
     (given,) = named_runs([str(tmp_path / "run"), str(tmp_path / "away" / "far" / "stress")])
     assert given.outcome and title in report_text([given])
     with pytest.raises(UserError, match="no run here is of the checkpoint"):
@@ -222,19 +208,29 @@ def test_every_attack_gives_the_points_of_its_settings_and_repeats_itself(name, 
         assert [at for at, _ in runs[0]] == list(setting.points)
         for (_, first), (_, again) in zip(*runs, strict=True):
             assert all(map(torch.equal, first, again))
+        if name in ("quantise", "quantise_nf4", "prune"):  # the vocabulary stays
+            assert torch.equal(model.get_input_embeddings().weight, make_model(tokenizer, layers=5).lm_head.weight)
         (_, first), *others = runs[0]
         for _, second in others:
             assert len(first) != len(second) or not all(map(torch.equal, first, second))
 
 
-def test_rounding_has_as_many_values_as_the_bits_say_and_is_nearest():
+def test_matrices_are_rounded_to_the_nearest_value_of_each_group_and_pruned_of_the_smallest():
     weight = torch.randn(6, 40, generator=torch.Generator().manual_seed(0))
+    groups = weight.reshape(-1, 8)
     for bits in (2, 3, 4):
-        changed = rounded(weight, bits, 8)
-        for row, old in zip(changed.reshape(-1, 8), weight.reshape(-1, 8), strict=True):
+        for row, old in zip(rounded(weight, bits, 8).reshape(-1, 8), groups, strict=True):
             assert len(row.unique()) <= 2**bits
             assert (row - old).abs().max() <= (old.max() - old.min()) / (2**bits - 1) / 2 + 1e-6
-    assert torch.equal(rounded(torch.ones(2, 8), 4, 8), torch.ones(2, 8))
+    for row, old in zip(rounded_to_nf4(weight, 4, 8).reshape(-1, 8), groups, strict=True):
+        code = torch.tensor(NF4) * old.abs().max()
+        torch.testing.assert_close(row, code[(old[:, None] - code).abs().argmin(1)])
+    for same in (torch.ones(2, 8), torch.zeros(2, 8)):
+        assert torch.equal(rounded(same, 4, 8), same) and torch.equal(rounded_to_nf4(same, 4, 8), same)
+    for share in (0.1, 0.5):
+        gone = pruned(weight, share) == 0
+        assert gone.sum() == share * weight.numel() and weight[gone].abs().max() < weight[~gone].abs().min()
+        assert torch.equal(pruned(weight, share)[~gone], weight[~gone])
 
 
 def test_nf4_has_the_values_of_bitsandbytes_and_takes_the_nearest():
@@ -245,12 +241,6 @@ def test_nf4_has_the_values_of_bitsandbytes_and_takes_the_nearest():
         1.0,
     ]  # fmt: skip
     assert pytest.approx(published, abs=2e-7) == NF4
-    weight = torch.randn(6, 40, generator=torch.Generator().manual_seed(0))
-    changed = rounded_to(weight, NF4, 8).reshape(-1, 8)
-    for row, old in zip(changed, weight.reshape(-1, 8), strict=True):
-        code = torch.tensor(NF4) * old.abs().max()
-        torch.testing.assert_close(row, code[(old[:, None] - code).abs().argmin(1)])
-    assert torch.equal(rounded_to(torch.zeros(2, 8), NF4, 8), torch.zeros(2, 8))
 
 
 def test_vectors_of_a_soft_prompt_are_read_as_the_tokens_before_the_text_in_plain_and_in_packed_rows():
@@ -264,25 +254,12 @@ def test_vectors_of_a_soft_prompt_are_read_as_the_tokens_before_the_text_in_plai
     assert not packing_fault(model)
 
 
-def test_pruning_takes_the_smallest_and_the_vocabulary_stays():
-    model = make_model(make_tokenizer("chatml"))
-    before = [weight.detach().clone() for weight in matrices(model)]
-    vocabulary = model.get_input_embeddings().weight.detach().clone()
-    material = Material([], None, lambda: None, "")  # type: ignore[arg-type]
-    for share, changed in prune(model, Strength((0.1, 0.5)), material):
-        assert torch.equal(changed.get_input_embeddings().weight, vocabulary)
-        for weight, old in zip(matrices(changed), before, strict=True):
-            gone = weight == 0
-            assert gone.float().mean() == pytest.approx(share, abs=0.01)
-            assert old[gone].abs().max() < old[~gone].abs().min()
-
-
 def test_interpolation_ends_at_the_initial_weights():
     tokenizer = make_tokenizer("chatml")
     first, last = make_model(tokenizer), make_model(tokenizer, seed=1)
     middle = [(a + b) / 2 for a, b in zip(first.parameters(), last.parameters(), strict=True)]
     material = Material([], Renderer(tokenizer), lambda: make_model(tokenizer, seed=1), "")
-    for share, model in interpolate(first, Strength((0.5, 1.0)), material):
+    for share, model in interpolate(first, Setting("all", (0.5, 1.0)), material):
         for weight, a, b in zip(model.parameters(), middle, last.parameters(), strict=True):
             assert torch.allclose(weight, a if share == 0.5 else b, atol=1e-6)
 
