@@ -4,9 +4,6 @@ A folder (and the Hub repository) holds ``forget_qa-train``, ``retain_qa-{train,
 ``world-{train,validation,test}`` with the ending ``.parquet``, ``.jsonl`` or ``.json``; the world set may also carry
 its published name ``alpaca_gpt4_data_{split}.json``. A single file is taken as the forget set. ``hub@REVISION`` is the
 Hub's data at a branch, tag or commit.
-
-The first pass over a file remembers which rows belong to which entity; only the rows of wanted targets are read again
-and kept.
 """
 
 from __future__ import annotations
@@ -96,7 +93,7 @@ def targets_of(source: str) -> list[Target]:
     if HUB.revision(source) is not None:
         return list(TARGETS)
     path, name = _file(source, "forget", "train")
-    targets = list(_index(path, name, stamp(path)).targets)
+    targets = list(_targets(path, name, stamp(path)))
     if not targets:
         raise UserError(f"{path.name}: column 'entity' is missing")
     return targets
@@ -109,40 +106,29 @@ def describe(source: str) -> dict[str, str]:
     return HUB.describe(source) | ({} if HUB.revision(source) is None else {"world": _world_address()})
 
 
-class _Index(NamedTuple):
-    """What one pass over a file finds: places of the rows by entity (None for a row whose entity is no text)."""
-
-    places: dict[str | None, list[int]]
-    targets: tuple[Target, ...]
-
-
 @lru_cache(maxsize=16)
-def _index(path: Path, name: str, stamp: Stamp) -> _Index:
+def _targets(path: Path, name: str, stamp: Stamp) -> tuple[Target, ...]:
     published = {target.name: target for target in TARGETS}
-    places: dict[str | None, list[int]] = {}
     targets: dict[str, Target] = {}
-    for place, (_, row) in enumerate(read_rows(path, columns=["entity", *_ABOUT_TARGET], name=name)):
-        entity = entity_name(row["entity"]) if isinstance(row.get("entity"), str) else None
-        places.setdefault(entity, []).append(place)
+    for _, row in read_rows(path, columns=["entity", *_ABOUT_TARGET], name=name):
+        entity = _entity(row)
         if entity and row.keys() >= _ABOUT_TARGET:
             aliases, others = _names(row["aliases"]), _names(row["others"])
             targets.setdefault(entity, Target(entity, aliases, row["thing"] is True, others))
         elif entity:
             targets.setdefault(entity, published.get(entity, Target(entity)))
-    return _Index(places, tuple(targets.values()))
+    return tuple(targets.values())
 
 
 @lru_cache(maxsize=64)
 def _select(path: Path, name: str, stamp: Stamp, targets: tuple[str, ...], scored: bool, strict: bool) -> Selection:
-    only = None
-    if targets:
-        places = _index(path, name, stamp).places
-        only = {place for entity in (*targets, None) for place in places.get(entity, ())}
     records, odd = [], []
-    for where, row in read_rows(path, columns=_COLUMNS, name=name, only=only):
-        nameless = bool(targets) and not isinstance(row.get("entity"), str)
+    for where, row in read_rows(path, columns=_COLUMNS, name=name):
+        entity = _entity(row)
+        if targets and entity not in (*targets, None):
+            continue
         try:
-            if nameless:
+            if targets and entity is None:
                 raise UserError(f"{where}: field 'entity' must be text, got {given(row.get('entity'))}")
             records.append(parse_record(row, where, scored=scored))
         except UserError as error:
@@ -150,9 +136,15 @@ def _select(path: Path, name: str, stamp: Stamp, targets: tuple[str, ...], score
                 raise
             odd.append(str(error))
             with suppress(UserError):
-                if not nameless:
+                if not targets or entity is not None:
                     records.append(parse_record({column: row.get(column) for column in _TRAINED}, where))
     return Selection(tuple(records), fingerprint(records), tuple(odd))
+
+
+def _entity(row: dict[str, Any]) -> str | None:
+    """The name that a row's column says, None where it holds no text."""
+    entity = row.get("entity")
+    return entity_name(entity) if isinstance(entity, str) else None
 
 
 def _names(value: Any) -> tuple[str, ...]:

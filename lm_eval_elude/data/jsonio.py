@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -43,11 +43,11 @@ def loads(text: str, where: str, *, nan: bool = False) -> Any:
         _bound_depth(text)
         value = json.loads(text, object_pairs_hook=_object, parse_float=number, parse_constant=number)
         (json.dumps(value, ensure_ascii=False) if _SURROGATE.search(text) else text).encode()
+        return value
     except UnicodeEncodeError:
         raise UserError(f"{where}: a text has half a character (a lone surrogate)") from None
     except ValueError as error:
         raise UserError(f"{where}: not valid JSON ({reason(error)})") from None
-    return value
 
 
 def check(value: Any, kind: Any, where: str) -> Any:
@@ -91,15 +91,12 @@ def load(path: Path, *, nan: bool = False, max_bytes: int = MAX_BYTES) -> Any:
     return loads(read_text(path, max_bytes=max_bytes), str(path), nan=nan)
 
 
-def lines(
-    path: Path, *, nan: bool = False, name: str = "", only: Container[int] | None = None
-) -> Iterator[tuple[str, Any]]:
+def lines(path: Path, *, nan: bool = False, name: str = "") -> Iterator[tuple[str, Any]]:
     """The rows of a JSONL file as they are read, each with how an error calls it (with ``name`` for the file's).
 
-    Blank lines are passed over. Only the rows whose places among the others are in ``only`` (0 first) are parsed; all
-    without it. Errors as of :func:`loads` and :func:`read_text`.
+    Blank lines are passed over. Errors as of :func:`loads` and :func:`read_text`.
     """
-    size, place = 0, -1
+    size = 0
     with _reading(path), path.open("rb") as file:
         # Lines end at "\n" alone: a text may hold other line separators (U+2028).
         for number, content in enumerate(iter(lambda: file.readline(MAX_BYTES), b""), 1):
@@ -107,10 +104,7 @@ def lines(
             if size > MAX_BYTES:
                 raise UserError(f"{path}: longer than {MAX_BYTES:,} bytes")
             line = content.decode("utf-8-sig" if number == 1 else "utf-8")
-            if not line.strip():
-                continue
-            place += 1
-            if only is None or place in only:
+            if line.strip():
                 where = f"{name or path.name}, row {number}"
                 yield where, loads(line, where, nan=nan)
 
@@ -121,9 +115,8 @@ def read_text(path: Path, *, max_bytes: int = MAX_BYTES) -> str:
     Raises:
         UserError: it cannot be read, is longer than ``max_bytes`` or is not UTF-8.
     """
-    with _reading(path):
-        with path.open("rb") as file:
-            content = file.read(max_bytes + 1)
+    with _reading(path), path.open("rb") as file:
+        content = file.read(max_bytes + 1)
         if len(content) > max_bytes:
             raise UserError(f"{path}: longer than {max_bytes:,} bytes")
         return content.decode("utf-8-sig")

@@ -13,12 +13,12 @@ ENDINGS = (".parquet", ".jsonl", ".json")
 
 
 def read_rows(
-    path: Path, *, columns: Collection[str] | None = None, name: str = "", only: Collection[int] | None = None
+    path: Path, *, columns: Collection[str] | None = None, name: str = ""
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows of a ``.parquet``, ``.jsonl`` or ``.json`` file, each with how an error calls it.
+    """The rows of a ``.parquet``, ``.jsonl`` or ``.json`` file as they are read, each with how an error calls it.
 
     A ``.json`` file holds a list, or a row a line. ``columns`` are those to read of a parquet file, where it has them;
-    ``only`` are the places of the rows to read, 0 first; ``name`` stands for the file's own in errors.
+    ``name`` stands for the file's own in errors.
 
     Raises:
         UserError: the file cannot be read, or a row is no object.
@@ -29,40 +29,33 @@ def read_rows(
     if ending not in ENDINGS:
         raise UserError(f"{path}: unknown ending {ending!r}, expected one of {', '.join(ENDINGS)}")
     if ending == ".parquet":
-        rows = _parquet_rows(path, columns, name, only)
+        rows = ((f"{name}, row {number}", row) for number, row in enumerate(_parquet_rows(path, columns), 1))
     elif ending == ".json" and (text := jsonio.read_text(path)).lstrip().startswith("["):
-        table = enumerate(jsonio.loads(text, str(path), nan=True))
-        rows = ((f"{name}, row {place + 1}", row) for place, row in table if only is None or place in only)
+        table = jsonio.loads(text, str(path), nan=True)
+        rows = ((f"{name}, row {number}", row) for number, row in enumerate(table, 1))
     else:
-        rows = jsonio.lines(path, nan=True, name=name, only=only)
+        rows = jsonio.lines(path, nan=True, name=name)
     for where, row in rows:
         if not isinstance(row, dict):
             raise UserError(f"{where}: an object is expected, got {given(row)}")
         yield where, row
 
 
-def _parquet_rows(
-    path: Path, columns: Collection[str] | None, name: str, only: Collection[int] | None
-) -> Iterator[tuple[str, dict[str, Any]]]:
+def _parquet_rows(path: Path, columns: Collection[str] | None) -> Iterator[dict[str, Any]]:
     """Only the columns that are asked for are decoded: others may hold what pyarrow cannot turn into Python values."""
     import pyarrow.parquet as pq
 
-    first = size = 0
+    size = 0
     try:
         with pq.ParquetFile(path) as file:
             names = [column for column in file.schema_arrow.names if columns is None or column in columns]
             if len(set(names)) < len(names):
                 raise UserError(f"{path}: a column stands twice")
-            for batch in file.iter_batches(batch_size=1024, columns=names):
+            for batch in file.iter_batches(batch_size=256, columns=names):
                 size += batch.nbytes
                 if size > jsonio.MAX_BYTES:
                     raise UserError(f"{path}: longer than {jsonio.MAX_BYTES:,} bytes")
-                taken = [place for place in range(batch.num_rows) if only is None or first + place in only]
-                if taken:
-                    kept = batch if len(taken) == batch.num_rows else batch.take(taken)
-                    for place, row in zip(taken, kept.to_pylist(), strict=True):
-                        yield f"{name}, row {first + place + 1}", row
-                first += batch.num_rows
+                yield from batch.to_pylist()
     except UserError:
         raise
     except Exception as error:  # what a file holds can fail in any of pyarrow's conversions

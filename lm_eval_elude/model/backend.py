@@ -6,10 +6,8 @@ batch; a token's position is its depth and it sees its ancestors only, so each b
 vocabulary is computed where an answer token is predicted and nowhere else (``scorer.py``).
 
 Generation. Plain greedy decoding fills its cache from trees too and drops a row as soon as it has ended
-(``decoding.py``). What the log-likelihoods showed of a prompt's greedy continuation is its draft: fed with the prompt,
-and kept as far as the model confirms it. A text is the one that stock ``hf`` gives with batch size 1. (In larger
-batches stock lets a row run on after its stop text until all rows have theirs, which shows where that text is a special
-token.)
+(``decoding.py``). A text is the one that stock ``hf`` gives with batch size 1. (In larger batches stock lets a row run
+on after its stop text until all rows have theirs, which shows where that text is a special token.)
 
 At load both are compared with the plain way on this very model; what differs goes the stock way, with a line that says
 so. So do requests beyond a sliding window, sampling, and checkpoints whose generation settings act on greedy decoding.
@@ -30,7 +28,7 @@ from accelerate.utils.memory import should_reduce_batch_size
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import model_registry
 from lm_eval.models.huggingface import HFLM
-from lm_eval.models.utils import handle_stop_sequences, has_bos_prefix, normalize_gen_kwargs, postprocess_generated_text
+from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
 from lm_eval.models.utils_hf import clear_torch_cache
 from tqdm import tqdm
 
@@ -92,16 +90,6 @@ class EludeLM(HFLM):
             self._rank = Rank(self._rank)
 
     # ---- log-likelihoods
-    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        if getattr(self, "enable_thinking", False) or not self._packs:  # no attribute of lm-eval 0.5
-            return super().loglikelihood(requests, disable_tqdm=disable_tqdm)
-        pairs = [request.args[:2] for request in requests]
-        encoded = [
-            (pair, sample.ids[: sample.answer_start], sample.ids[sample.answer_start :])
-            for pair, sample in zip(pairs, self._encode(pairs), strict=True)
-        ]
-        return self._loglikelihood_tokens(encoded, disable_tqdm=disable_tqdm)
-
     def _loglikelihood_tokens(
         self, requests: list[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, override_bs: Any = None
     ) -> list[tuple[float, bool]]:
@@ -135,7 +123,7 @@ class EludeLM(HFLM):
             groups.setdefault(name[0] if name else None, []).append(i)
         for name, chosen in groups.items():
             model = self if name is None else self._other(name)
-            samples = model._encode([requests[i].args[:2] for i in chosen])
+            samples = [model._encode(*requests[i].args[:2]) for i in chosen]
             for i, (ids, start) in zip(chosen, samples, strict=True):
                 if not 0 < len(ids) - start <= model.max_length:
                     raise ValueError(
@@ -150,29 +138,13 @@ class EludeLM(HFLM):
         log.info("ELUDe: loading the reference model %s", name)
         return type(self)(name, **{key: value for key, value in self._arguments.items() if key not in naming})
 
-    def _encode(self, pairs: Sequence[tuple[str, str]]) -> list[Encoded]:
-        """Contexts and continuations as token ids, split as ``TemplateLM.loglikelihood`` splits them."""
-        spaced = [(c.rstrip(), c[len(c.rstrip()) :] + a) for c, a in pairs]
-        contexts = list(dict.fromkeys(c for c, _ in spaced if c))
-        context_ids = dict(zip(contexts, self._tokenize(contexts), strict=True))
-        wholes = iter(self._tokenize([c + a for c, a in spaced if c]))
-        samples = []
-        for context, answer in spaced:
-            if context:
-                ids = context_ids[context]
-                samples.append(Encoded(ids + next(wholes)[len(ids) :], len(ids)))
-            else:
-                ids, prefix = self.tok_encode(answer, add_special_tokens=False), self.prefix_token_id
-                samples.append(Encoded(ids if ids[:1] == [prefix] else [prefix, *ids], 1))
-        return samples
-
-    def _tokenize(self, texts: list[str]) -> list[list[int]]:
-        """``tok_encode`` for many texts; at once where they are all encoded by the same rule."""
-        start = self.tokenizer.decode(self.prefix_token_id)
-        rules = {has_bos_prefix(text, start) for text in texts}
-        if self.add_bos_token is None and len(rules) == 1:
-            return self.tokenizer(texts, add_special_tokens=rules == {False})["input_ids"]
-        return [self.tok_encode(text) for text in texts]
+    def _encode(self, context: str, continuation: str) -> Encoded:
+        """The tokens of a request, split as ``TemplateLM.loglikelihood`` splits them."""
+        if context.strip():
+            before, after = self._encode_pair(context, continuation)
+            return Encoded([*before, *after], len(before))
+        ids, prefix = self.tok_encode(context + continuation, add_special_tokens=False), self.prefix_token_id
+        return Encoded(ids if ids[:1] == [prefix] else [prefix, *ids], 1)
 
     def _score(self, samples: Sequence[Encoded], moments: bool = False, disable_tqdm: bool = True) -> list[TokenScores]:
         """Token scores of answers; what exceeds the model's length is cut on the left, with a line."""
@@ -186,10 +158,7 @@ class EludeLM(HFLM):
 
         def run(chosen: list[Tree]) -> list[TokenScores]:
             batch = lay_out(chosen, samples, self.device, masked=packs)
-            scores, likeliest = token_scores(answer_logits(self.model, batch), batch, moments)
-            if packs and not moments:
-                self._decoder.learn(samples, batch, likeliest.tolist())
-            return scores
+            return token_scores(answer_logits(self.model, batch), batch, moments)
 
         with self._bar(len(samples), "token_logprobs" if moments else "loglikelihood", disable_tqdm) as bar:
             for chosen, scores in self._batched(trees, lambda tree: len(tree.tokens), run):
@@ -224,8 +193,6 @@ class EludeLM(HFLM):
                         if not temperature:
                             self.cache_hook.add_partial("generate_until", requests[i].args, text)
                     bar.update(len(numbers))
-        if self._packs:
-            self._decoder.drafts.clear()
         rest = [i for i, result in enumerate(results) if result is None]
         return _filled(results, rest, super().generate_until([requests[i] for i in rest], disable_tqdm) if rest else [])
 
@@ -317,14 +284,9 @@ class EludeLM(HFLM):
                     ids, len(prompt) + 4, [], attention_mask=torch.ones_like(ids), do_sample=False
                 )
                 expected.append(whole[0, len(prompt) :].tolist())
-            # One prompt has a draft, of which two tokens are right and the third is not; the other has none.
-            wrong = int(expected[0][2:3] == [0])
-            self._decoder.drafts = {tuple(prompts[0]): [*expected[0][:2], wrong, 0]}
             same = self._decoder.write(prompts, (), 4, self.batch_tokens) == expected
         except Exception as error:  # whatever an architecture makes of the probe, the stock way is still open
             return f"{type(error).__name__}: {reason(error)}"
-        finally:
-            self._decoder.drafts = {}
         return "" if same else "the probe's tokens differ from those of generate()"
 
 

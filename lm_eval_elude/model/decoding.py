@@ -1,7 +1,6 @@
 """Decoding of many prompts at once, greedily or by draws from the whole vocabulary.
 
-Openings that prompts share are computed once. A prompt may have a draft, a guess of what follows: it is fed with the
-prompt and kept as far as the model confirms it. A row leaves the batch as soon as its text has ended.
+Openings that prompts share are computed once. A row leaves the batch as soon as its text has ended.
 """
 
 from __future__ import annotations
@@ -12,36 +11,16 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from lm_eval_elude.model.packing import Batch, flat_paths, lay_out, plant
+from lm_eval_elude.model.packing import flat_paths, lay_out, plant
 from lm_eval_elude.model.scorer import answer_logits
 from lm_eval_elude.text.chat import Encoded
 
 
 class Decoder:
-    """Decoding with one model; ``drafts`` are guesses of greedy continuations, by the prompts' token ids."""
+    """Decoding with one model."""
 
     def __init__(self, model: Any, tokenizer: Any, device: torch.device) -> None:
         self._model, self._tokenizer, self._device = model, tokenizer, device
-        self.drafts: dict[tuple[int, ...], list[int]] = {}
-
-    def learn(self, samples: Sequence[Encoded], batch: Batch, likeliest: Sequence[int]) -> None:
-        """Keep what a scored batch, with the likeliest token of each row of logits, shows of greedy continuations."""
-        answers: dict[int, list[int]] = {}  # the rows of logits of each sample's answer
-        for member, row in zip(batch.owners.tolist(), batch.rows.tolist(), strict=True):
-            answers.setdefault(member, []).append(row)
-        following: dict[tuple[int, int], int] = {}  # the next row of an answer, by a row and the token after it
-        prompts: dict[tuple[int, ...], int] = {}  # the row that predicts what follows
-        for member, rows in answers.items():
-            ids, start = samples[member]
-            following |= dict(zip(zip(rows, ids[start:], strict=True), rows[1:], strict=False))
-            # A prompt may go on for a token or two of white space that is scored as part of the continuation.
-            prompts |= {tuple(ids[: start + i]): row for i, row in enumerate(rows[:3])}
-        for prompt, first in prompts.items():
-            place: int | None = first
-            draft = self.drafts[prompt] = []
-            while place is not None:
-                draft.append(likeliest[place])
-                place = following.get((place, draft[-1]))
 
     def write(
         self, prompts: Sequence[list[int]], stops: Sequence[str], most: int, batch_tokens: int,
@@ -54,17 +33,12 @@ class Decoder:
         ``show`` is told before each further token how long the longest text is and how many texts go on.
         """
         ending = _Ending(self._tokenizer, stops, self._model.generation_config.eos_token_id)
-        drafts = [[] if temperature else self.drafts.get(tuple(prompt), [])[: most - 1] for prompt in prompts]
-        predicted, cache = self._prefill(prompts, drafts, batch_tokens, temperature)
-        length, masks, outputs = cache.get_seq_length(), [], []
-        for prompt, draft, best in zip(prompts, drafts, predicted, strict=True):
-            right = next((i for i, token in enumerate(draft) if best[i] != token), len(draft))
-            fed = [1] * (len(prompt) + right) + [0] * (len(draft) - right)  # less what the model does not confirm
-            masks.append([0] * (length - len(fed)) + fed)
-            new = best[: right + 1]
-            outputs.append(new[: next((i for i in range(1, len(new)) if ending.reached([new[:i]])[0]), len(new))])
-        mask = torch.tensor(masks, device=self._device)
-        position, rows = mask.sum(1), list(range(len(prompts)))
+        first, cache = self._prefill(prompts, batch_tokens, temperature)
+        outputs = [[token] for token in first]
+        position = torch.tensor([len(prompt) for prompt in prompts], device=self._device)
+        length = cache.get_seq_length()
+        mask = (torch.arange(length, device=self._device) >= length - position[:, None]).long()
+        rows = list(range(len(prompts)))
         while True:
             ended = ending.reached([outputs[row] for row in rows])
             stay = [k for k, row in enumerate(rows) if not ended[k] and len(outputs[row]) < most]
@@ -74,7 +48,7 @@ class Decoder:
                 kept = torch.tensor(stay)
                 cache.batch_select_indices(kept)
                 mask, position, rows = mask[kept], position[kept], [rows[k] for k in stay]
-            show(max(len(outputs[row]) for row in rows), len(rows))
+            show(len(outputs[rows[0]]), len(rows))
             mask = torch.nn.functional.pad(mask, (0, 1), value=1)
             logits = self._model(
                 input_ids=torch.tensor([[outputs[row][-1]] for row in rows], device=self._device),
@@ -85,30 +59,28 @@ class Decoder:
                 outputs[row].append(token)
 
     def _prefill(
-        self, prompts: Sequence[list[int]], drafts: Sequence[list[int]], batch_tokens: int, temperature: float
-    ) -> tuple[list[list[int]], DynamicCache]:
-        """Run prompts, each followed by its draft, with common openings run once.
+        self, prompts: Sequence[list[int]], batch_tokens: int, temperature: float
+    ) -> tuple[list[int], DynamicCache]:
+        """Run prompts, common openings once: the token chosen after each, and a cache with one row for each.
 
-        Given back are, by prompt, the tokens chosen after it and after each token of its draft, and a cache with one
-        row for each prompt, which ends at the right: whatever is before it is padding.
+        A row of the cache ends at the right: whatever is before it is padding.
         """
         # The last token of a sample is only predicted; what it is does not matter here.
-        samples = [Encoded([*p, *draft, 0], len(p)) for p, draft in zip(prompts, drafts, strict=True)]
-        length = max(len(sample.ids) - 1 for sample in samples)
-        predicted: list[list[int]] = [[] for _ in prompts]
+        samples = [Encoded([*prompt, 0], len(prompt)) for prompt in prompts]
+        length = max(map(len, prompts))
+        predicted = [0] * len(prompts)
         cache: Any = DynamicCache()
         width = self._model.config.get_text_config().hidden_size
-        trees = plant([sample.ids[:-1] for sample in samples], width, batch_tokens)
+        trees = plant(prompts, width, batch_tokens)
         while trees:
             size = max(1, batch_tokens // len(trees[0].tokens))
             chosen, trees = trees[:size], trees[size:]
             part: Any = DynamicCache()
             batch = lay_out(chosen, samples, self._device)
-            logits = answer_logits(self._model, batch, part)
             # Each prompt of several that are the same draws by itself.
-            best = _next(logits[batch.rows], temperature) if temperature else logits.argmax(-1)[batch.rows].tolist()
-            for member, token in zip(batch.owners.tolist(), best, strict=True):
-                predicted[member].append(token)
+            tokens = _next(answer_logits(self._model, batch, part)[batch.rows], temperature)
+            for member, token in zip(batch.owners.tolist(), tokens, strict=True):
+                predicted[member] = token
             members = [member for tree in chosen for member in tree.members]
             paths = torch.tensor([[0] * (length - len(path)) + path for path in flat_paths(chosen)])
             for number, layer in enumerate(part.layers):

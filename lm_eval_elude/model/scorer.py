@@ -199,10 +199,10 @@ class TokenScores(NamedTuple):
     stds: Sequence[float] = ()
 
 
-def token_scores(logits: Tensor, batch: Batch, moments: bool = False) -> tuple[list[TokenScores], Tensor]:
-    """Scores of a batch's answers in float32 or better, and the likeliest token of each row of logits, shape (m,).
+def token_scores(logits: Tensor, batch: Batch, moments: bool = False) -> list[TokenScores]:
+    """Scores of a batch's answers in float32 or better, one for each run of ``batch.owners``.
 
-    ``logits`` are those of :func:`answer_logits`; there is one entry for each run of ``batch.owners``.
+    ``logits`` are those of :func:`answer_logits`; ``moments`` asks for mean and standard deviation, too.
     """
     totals, likeliest, spread = [], [], []
     for part in logits.split(_LOGIT_ROWS):
@@ -223,7 +223,7 @@ def token_scores(logits: Tensor, batch: Batch, moments: bool = False) -> tuple[l
     ]
     ends = batch.owners.unique_consecutive(return_counts=True)[1].cumsum(0).tolist()
     spans = zip([0, *ends], ends, strict=False)
-    return [TokenScores(*(column[start:end] for column in columns)) for start, end in spans], best
+    return [TokenScores(*(column[start:end] for column in columns)) for start, end in spans]
 
 
 # ---- the check of a model

@@ -233,21 +233,6 @@ def test_a_stop_that_is_a_special_token_ends_a_row_alone(tokenizer: Any) -> None
     assert len({len(tokenizer.encode(text)) for text in written}) > 3
 
 
-def test_what_the_answers_showed_is_not_decoded_again(tokenizer: Any, monkeypatch: Any) -> None:
-    fast, stock = both(make(len(tokenizer)), tokenizer)
-    written = texts(stock)
-    greedy = fast._decoder.write([stock.tok_encode(context) for context in CONTEXTS], (), 9, 1000)
-    answers = [(context, stock.tok_decode(ids, False)) for context, ids in zip(CONTEXTS, greedy, strict=True)]
-    values(fast, [*answers, *QUESTIONS])
-    steps = []
-    forward = fast.model.forward
-    monkeypatch.setattr(fast.model, "forward", lambda *a, **k: steps.append(1) or forward(*a, **k))
-    assert texts(fast) == written
-    drafted = len(steps)
-    assert texts(fast) == written and not fast._decoder.drafts
-    assert drafted < len(steps) - drafted
-
-
 def spelling(tokenizer: Any, prompt: str, text: str) -> Any:
     """A GPT-2 that says this text after a prompt of that length: its positions name the next token."""
     model = make(len(tokenizer), "gpt2", hidden_size=len(tokenizer), num_hidden_layers=1)
