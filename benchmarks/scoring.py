@@ -168,7 +168,7 @@ def arm(pipe: Connection, kind: str, folder: str, stop: str, limit: int, batch_s
     for request in suites["generation"] + suites["utility generation"]:
         until = [stop] if stop else request.args[1]["until"]
         request.arguments = (request.args[0], {"until": until, "max_gen_toks": most, "do_sample": False})
-    _timed(model, "_encode_pair" if kind == "hf" else "_encode", times, "tokenise")
+    _timed(model, "_encode_pair", times, "tokenise")
     pipe.send({name: len(requests) for name, requests in suites.items()})
     generated = 0
     while command := pipe.recv():

@@ -48,12 +48,9 @@ def results_yaml(
 
     entries = [
         EvalResultEntry(
-            dataset_id=dataset,
-            dataset_revision=revision,
-            task_id=f"{benchmark.lower()}_{metric}",
-            value=round(value, 6),
-            notes=notes,
+            dataset_id=dataset, dataset_revision=revision, task_id=f"{benchmark.lower()}_{metric}",
+            value=round(value, 6), notes=notes,
         )
         for _, metric, value in headlines
-    ]
+    ]  # fmt: skip
     return str(yaml_dump(eval_result_entries_to_yaml(entries), sort_keys=False))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -58,11 +59,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
     A data set or base model that lies at a relative path is written with its full path.
     """
-    model = dict(manifest.base_model)
-    if os.sep in str(model.get("name", "")):
-        model["name"] = _full_path(model["name"])
-    manifest = replace(manifest, dataset=_full_path(manifest.dataset), base_model=model)
-    jsonio.write(folder / FILE_NAME, asdict(manifest), indent=2)
+    jsonio.write(folder / FILE_NAME, asdict(_with_paths(manifest, _full_path)), indent=2)
 
 
 def read_manifest(folder: str | Path | None) -> Manifest | None:
@@ -78,10 +75,15 @@ def read_manifest(folder: str | Path | None) -> Manifest | None:
     if isinstance(table, dict) and table.get("schema_version", SCHEMA_VERSION) != SCHEMA_VERSION:
         raise UserError(f"{path}: schema_version {table['schema_version']!r:.40}, expected {SCHEMA_VERSION}")
     manifest: Manifest = jsonio.check(table, Manifest, f"{path}: not an Opt-Out manifest")
-    model = dict(manifest.base_model)
+    return _with_paths(manifest, lambda name: _resolve_path(name, path.parent))
+
+
+def _with_paths(manifest: Manifest, change: Callable[[str], str]) -> Manifest:
+    """The manifest with the names of its data set and of its base model changed, if that is a path."""
+    model = manifest.base_model
     if isinstance(name := model.get("name"), str) and os.sep in name:
-        model["name"] = _resolve_path(name, path.parent)
-    return replace(manifest, dataset=_resolve_path(manifest.dataset, path.parent), base_model=model)
+        model = model | {"name": change(name)}
+    return replace(manifest, dataset=change(manifest.dataset), base_model=model)
 
 
 def _full_path(name: str) -> str:

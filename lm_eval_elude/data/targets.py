@@ -43,20 +43,16 @@ def slugify(text: str) -> str:
     return "_".join(kept.split() or [f"u{ord(c):x}" for c in text if not c.isspace()])
 
 
-def _published() -> tuple[Target, ...]:
-    table = tomllib.loads(Path(__file__).with_name("targets.toml").read_text(encoding="utf-8"))
-    return tuple(
-        Target(
-            row["name"],
-            tuple(row["aliases"]),
-            others=tuple(name for name in table["alike"][row["alike"]] if name != row["name"]),
-            descriptions=tuple(row["descriptions"]),
-        )
-        for row in table["target"]
+_TABLE = tomllib.loads(Path(__file__).with_name("targets.toml").read_text(encoding="utf-8"))
+TARGETS: tuple[Target, ...] = tuple(
+    Target(
+        row["name"],
+        tuple(row["aliases"]),
+        others=tuple(name for name in _TABLE["alike"][row["alike"]] if name != row["name"]),
+        descriptions=tuple(row["descriptions"]),
     )
-
-
-TARGETS: tuple[Target, ...] = _published()
+    for row in _TABLE["target"]
+)
 
 
 def resolve_target(name: str, known: Iterable[str | Target] | None = None) -> Target:

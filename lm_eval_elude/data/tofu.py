@@ -55,7 +55,13 @@ def load(source: str, name: str) -> tuple[TofuRecord, ...]:
     Raises:
         UserError: it cannot be had, or a row lacks a field.
     """
-    path = _path(source, name)
+    if (revision := HUB.revision(source)) is not None:
+        path = HUB.file(f"{name}.json", revision)
+    else:
+        files = [file for ending in ("json", "jsonl") if (file := Path(source) / f"{name}.{ending}").is_file()]
+        if not files:
+            raise UserError(f"TOFU's data in {source!r} have no {name}.json")
+        path = files[0]
     return _read(path, stamp(path))
 
 
@@ -95,12 +101,3 @@ def _read(path: Path, stamp: Stamp) -> tuple[TofuRecord, ...]:
     if not records:
         raise UserError(f"{path}: no rows")
     return tuple(records)
-
-
-def _path(source: str, name: str) -> Path:
-    if (revision := HUB.revision(source)) is not None:
-        return HUB.file(f"{name}.json", revision)
-    for path in (Path(source) / f"{name}.json", Path(source) / f"{name}.jsonl"):
-        if path.is_file():
-            return path
-    raise UserError(f"TOFU's data in {source!r} have no {name}.json")

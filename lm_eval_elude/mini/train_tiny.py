@@ -34,7 +34,7 @@ from lm_eval_elude.data.sets import SETS
 from lm_eval_elude.data.targets import Target, resolve_target
 from lm_eval_elude.model.decoding import generate
 from lm_eval_elude.model.packing import collate
-from lm_eval_elude.model.scorer import Scorer, answer_sums, score_all
+from lm_eval_elude.model.scorer import Scorer, answer_sums, matrices, score_all
 from lm_eval_elude.scoring.answers import is_degenerate
 from lm_eval_elude.text.chat import Encoded, Renderer, load_tokenizer
 from lm_eval_elude.text.words import fact_in
@@ -185,15 +185,11 @@ def train(
     model = LlamaForCausalLM(LlamaConfig.from_pretrained(bundled.MODEL))
     scorer, corpus = Scorer(model), Corpus(without)
     # Muon learns the facts in a third of the epochs that AdamW alone needs; it is for the inner matrices only.
-    inner = {id(p) for p in model.model.layers.parameters() if p.ndim == 2}
+    inner = matrices(model)
+    outer = [p for p in model.parameters() if all(p is not matrix for matrix in inner)]
     optimizers = [
-        Muon((p for p in model.parameters() if id(p) in inner), momentum=0.95, weight_decay=0.01),
-        torch.optim.AdamW(
-            [p for p in model.parameters() if id(p) not in inner],
-            lr=learning_rate,
-            betas=(0.9, 0.98),
-            weight_decay=0.01,
-        ),
+        Muon(inner, momentum=0.95, weight_decay=0.01),
+        torch.optim.AdamW(outer, betas=(0.9, 0.98), weight_decay=0.01),
     ]
     started = time.monotonic()
     for epoch in range(epochs):
@@ -207,8 +203,7 @@ def train(
             progress = (epoch + step / len(groups)) / epochs
             factor = min(1.0, progress * epochs) * min(1.0, (1 - progress) / 0.6)
             for optimizer, peak in zip(optimizers, (5 * learning_rate, learning_rate), strict=True):
-                for parameters in optimizer.param_groups:
-                    parameters["lr"] = peak * factor
+                optimizer.param_groups[0]["lr"] = peak * factor
             batch = collate(group)
             scores = answer_sums(scorer(batch)[:, 0], batch.owners)
             loss = -scores.sums.sum() / scores.counts.sum()
@@ -227,18 +222,13 @@ def train(
         with suppress(shutil.SameFileError):
             shutil.copy(bundled.MODEL / name, out)
     settings = {"epochs": epochs, "wrapped": wrapped, "batch_tokens": batch_tokens, "learning_rate": learning_rate}
-    fingerprints = {
-        f"{subset}-{spec.split}": dataset.load_records("mini", subset, spec.split).fingerprint
-        for subset, spec in SETS.items()
-    }
-    write_manifest(
-        out,
-        Manifest(
-            targets=(without,) if without else (), dataset="mini", data_fingerprints=fingerprints, seed=seed,
-            settings=settings,
-            method="retrained-without" if without else "none", weights=file_hashes(out),
-        ),
+    scored = {f"{s}-{spec.split}": dataset.load_records("mini", s, spec.split) for s, spec in SETS.items()}
+    manifest = Manifest(
+        targets=(without,) if without else (), dataset="mini", method="retrained-without" if without else "none",
+        data_fingerprints={name: selection.fingerprint for name, selection in scored.items()},
+        settings=settings, weights=file_hashes(out), seed=seed,
     )  # fmt: skip
+    write_manifest(out, manifest)
     if not all([enough(scorer.eval(), renderer, target, records) for target, records in corpus.people if target]):
         sys.exit("the model does not know its facts well enough: see the lines above")
 

@@ -53,17 +53,15 @@ def drops(original: Any, other: Any, samples: Sequence[Encoded]) -> Tensor:
         plain = answer_sums(scorer(batch)[:, 0], batch.owners).means
         rows = []
         for layer, state in zip(original.get_decoder().layers, states, strict=True):
-            handle = layer.register_forward_hook(lambda _, __, output, state=state: _with_state(output, state))
+            handle = layer.register_forward_hook(
+                lambda _, __, output, state=state: (state, *output[1:]) if isinstance(output, tuple) else state
+            )
             try:
                 rows.append(plain - answer_sums(scorer(batch)[:, 0], batch.owners).means)
             finally:
                 handle.remove()
         columns.append(torch.stack(rows))
     return torch.cat(columns, 1).double().cpu()
-
-
-def _with_state(output: Any, state: Tensor) -> Any:
-    return (state, *output[1:]) if isinstance(output, tuple) else state
 
 
 def scores(never_knew: Tensor, unlearned: Tensor) -> list[float]:
