@@ -51,7 +51,7 @@ def _parquet_rows(path: Path, columns: Collection[str] | None) -> Iterator[dict[
             names = [column for column in file.schema_arrow.names if columns is None or column in columns]
             if len(set(names)) < len(names):
                 raise UserError(f"{path}: a column stands twice")
-            for batch in file.iter_batches(batch_size=256, columns=names):
+            for batch in file.iter_batches(batch_size=128, columns=names):
                 size += batch.nbytes
                 if size > jsonio.MAX_BYTES:
                     raise UserError(f"{path}: longer than {jsonio.MAX_BYTES:,} bytes")

@@ -47,7 +47,8 @@ from tests.curate import company
 from tests.support import mini_rows
 
 RONALDO, MESSI = "Cristiano Ronaldo", "Lionel Messi"
-TEXTS = ("entity", "question", "answer", "paraphrased_question", "paraphrased_answer", "source", "input")
+TRAINED = ("entity", "question", "answer", "input")  # the columns that a loss reads
+TEXTS = (*TRAINED, "paraphrased_question", "paraphrased_answer", "source")
 
 
 class Kind(NamedTuple):
@@ -183,7 +184,8 @@ def plain(text: str) -> Any:
 
     try:
         value = json.loads(text, object_pairs_hook=pairs)
-        return None if depth(value) > 64 or not usable(value) else value
+        json.dumps(value, ensure_ascii=False).encode()  # ValueError: half a character
+        return None if depth(value) > 64 else value
     except (ValueError, RecursionError):
         return None
 
@@ -191,15 +193,6 @@ def plain(text: str) -> Any:
 def depth(value: Any) -> int:
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
     return 0 if inner is None else 1 + max(map(depth, inner), default=0)
-
-
-def usable(value: Any) -> bool:
-    """No half characters anywhere."""
-    if isinstance(value, dict):
-        return all(usable(k) and usable(v) for k, v in value.items())
-    if isinstance(value, list):
-        return all(map(usable, value))
-    return not (isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value))
 
 
 # ---- data sets
@@ -286,22 +279,15 @@ def write_parquet(rng: random.Random, path: Path, stem: str) -> list[Any] | None
 
 def stated(row: dict[str, Any], scored: bool = False) -> dict[str, Any] | None:
     """A record's columns as the documented rules make them of a row; None where they refuse it."""
-    texts = {}
-    for name in TEXTS:
-        value = row.get(name)
-        if not (value is None or isinstance(value, str)):
-            return None
-        texts[name] = (value or "").strip()
-    if not texts["question"] or not texts["answer"]:
-        return None
     wrong, languages = row.get("perturbed_answer"), row.get("translated_question")
-    if wrong is not None and not (
-        isinstance(wrong, list) and len(wrong) in (0, 5) and all(isinstance(t, str) and t.strip() for t in wrong)
-    ):
-        return None
-    if languages is not None and not (
-        isinstance(languages, dict) and all(v is None or isinstance(v, str) for v in languages.values())
-    ):
+    right = (
+        all(isinstance(row.get(name), str | None) for name in TEXTS)
+        and (wrong is None or wrong == [] or five_texts(wrong))
+        and (languages is None or isinstance(languages, dict))
+        and all(isinstance(text, str | None) for text in (languages or {}).values())
+    )
+    texts = {name: (row.get(name) or "").strip() for name in TEXTS} if right else {}
+    if not texts or not texts["question"] or not texts["answer"]:
         return None
     if scored and not (texts["paraphrased_answer"] and wrong):
         return None
@@ -314,8 +300,8 @@ def stated(row: dict[str, Any], scored: bool = False) -> dict[str, Any] | None:
     }
 
 
-def trained(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: row.get(name) for name in ("entity", "question", "input", "answer")}
+def five_texts(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 5 and all(isinstance(t, str) and t.strip() for t in value)
 
 
 def use_data(case: Data) -> None:
@@ -332,7 +318,7 @@ def use_data(case: Data) -> None:
     for scored, strict in ((False, True), (True, True), (False, False)):
         records = [
             None if by_target and not isinstance(row.get("entity"), str)
-            else stated(row, scored) or (None if strict else stated(trained(row)))
+            else stated(row, scored) or (None if strict else stated({name: row.get(name) for name in TRAINED}))
             for row in mine
         ]  # fmt: skip
         kept = [record for record in records if record]
@@ -407,12 +393,11 @@ def use_attacks(case: tuple[Path, list[Any] | None]) -> None:
     path, read = case
 
     def right(row: Any) -> bool:
-        wrong = row.get("perturbed_answer") if isinstance(row, dict) else None
         return (
             isinstance(row, dict)
             and all(isinstance(row.get(name), str) and row[name].strip() for name in ATTACK_TEXTS)
             and row["type"].strip() in ATTACKS and row["target"].strip() == RONALDO
-            and isinstance(wrong, list) and len(wrong) == 5 and all(isinstance(t, str) and t.strip() for t in wrong)
+            and five_texts(row.get("perturbed_answer"))
             and isinstance(row.get("question", ""), str) and type(row.get("record", -1)) is int
         )  # fmt: skip
 
@@ -432,45 +417,39 @@ def use_attacks(case: tuple[Path, list[Any] | None]) -> None:
 
 
 # ---- --metadata
-RIGHT: dict[str, list[Any]] = {
-    "target": ["ronaldo", "CR7", "Lionel Messi", ["messi", "swift"], "all of them", []],
-    "dataset": ["mini", "no/such", "~nobody_here/x", "a\0b", "x" * 5_000, "hub@"],
-    "truth_ratio": ["geometric", "arithmetic"], "guardrail": [True, False, "true", "False"],
-    "attack_file": ["mine.jsonl", ""], "attack_seed": [0, 2**32 - 1],
-    "attack_prompts": [1, 100], "mia_reference": ["some/model"], "original": ["some/model", ""],
-}  # fmt: skip
+def text(value: Any) -> bool:
+    return isinstance(value, str)
 
 
+def names(value: Any) -> bool:
+    return all(text(name) and name for name in (value if isinstance(value, list) else [value]))
+
+
+# Of each key some right values, and whether a value is of the kind that it takes.
+KEYS: dict[str, tuple[list[Any], Callable[[Any], bool]]] = {
+    "target": (["ronaldo", "CR7", "Lionel Messi", ["messi", "swift"], "all of them", []], names),
+    "dataset": (["mini", "no/such", "~nobody_here/x", "a\0b", "x" * 5_000, "hub@"], text),
+    "truth_ratio": (["geometric", "arithmetic"], lambda v: v in ("geometric", "arithmetic")),
+    "guardrail": ([True, False, "true", "False"], lambda v: str(v).lower() in ("true", "false")),
+    "attack_file": (["mine.jsonl", ""], text),
+    "attack_seed": ([0, 2**32 - 1], lambda v: type(v) is int and 0 <= v < 2**32),
+    "attack_prompts": ([1, 100], lambda v: type(v) is int and 1 <= v <= 100),
+    "mia_reference": (["some/model"], text),
+    "original": (["some/model", ""], text),
+}
 MISTYPED = ("targets", "datset", "guardrial", "atack_file")
 
 
 def make_metadata(rng: random.Random, folder: Path) -> tuple[dict[str, Any], set[str]]:
     """Metadata, and the keys whose value is of a kind that they do not take."""
     metadata = {"target": "ronaldo", "dataset": "mini", "pretrained": rng.choice(["some/model", str(folder), 5, None])}
-    for key in rng.sample(list(RIGHT), rng.choice([1, 2, 3])):
-        metadata[key] = rng.choice(RIGHT[key]) if rng.random() < 0.5 else odd_value(rng)
+    for key in rng.sample(list(KEYS), rng.choice([1, 2, 3])):
+        metadata[key] = rng.choice(KEYS[key][0]) if rng.random() < 0.5 else odd_value(rng)
     if rng.random() < 0.2:
         metadata[rng.choice([*MISTYPED, "colour", "seed", "\ud800", ""])] = odd_value(rng)
     if rng.random() < 0.2:
         make_manifest(rng, folder)
-
-    def right(key: str, value: Any) -> bool:
-        match key:
-            case "target":
-                names = [value] if isinstance(value, str) else value
-                return isinstance(names, list) and all(isinstance(name, str) and name for name in names)
-            case "truth_ratio":
-                return value in RIGHT[key]
-            case "guardrail":
-                return isinstance(value, bool) or (isinstance(value, str) and value.lower() in ("true", "false"))
-            case "attack_seed":
-                return type(value) is int and 0 <= value < 2**32
-            case "attack_prompts":
-                return type(value) is int and 1 <= value <= 100
-            case _:
-                return isinstance(value, str)
-
-    return metadata, {key for key in RIGHT if key in metadata and not right(key, metadata[key])}
+    return metadata, {key for key, (_, right) in KEYS.items() if key in metadata and not right(metadata[key])}
 
 
 def use_metadata(case: tuple[dict[str, Any], set[str]]) -> None:
