@@ -19,11 +19,7 @@ def original_of(manifest: Manifest | None) -> str:
 
 
 def reference_of(manifest: Manifest | None) -> str:
-    """The bundled model that never knew a checkpoint's targets; "" where there is none, or for a model of another base.
-
-    Raises:
-        UserError: a bundled manifest cannot be read.
-    """
+    """The bundled model that never knew a checkpoint's targets; "" where there is none, or for another base."""
     if manifest is None or manifest.base_model.get("name") != MODEL_NAME:
         return ""
     known = read_manifest(REFERENCE)

@@ -85,11 +85,7 @@ def resolve_targets(source: str, names: Iterable[str]) -> list[Target]:
 
 
 def targets_of(source: str) -> list[Target]:
-    """The targets of a source, with what its rows say of them beside the name.
-
-    Raises:
-        UserError: the source cannot be read, or its rows name no entity.
-    """
+    """The targets of a source, with what its rows say of them; UserError where it cannot be read or names none."""
     if HUB.revision(source) is not None:
         return list(TARGETS)
     path, name = _file(source, "forget", "train")

@@ -17,11 +17,7 @@ Stamp = tuple[int, int]  # of a file: when it changed, and its size
 
 
 def stamp(path: Path) -> Stamp:
-    """What a remembered reading of a file depends on.
-
-    Raises:
-        UserError: there is no such file.
-    """
+    """What a remembered reading of a file depends on; UserError where there is no such file."""
     try:
         status = path.stat()
     except OSError as error:
@@ -30,16 +26,15 @@ def stamp(path: Path) -> Stamp:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file as UTF-8.
-
-    A regular file is replaced by a whole new one with the old one's mode, a new file gets the mode that the umask
-    allows, and a link stays a link. What is no regular file (a device, a FIFO) is written into.
-    """
+    """As :func:`write_bytes`, of text as UTF-8."""
     write_bytes(path, text.encode())
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """As :func:`write_text`, of bytes."""
+    """Write a file: a regular one is replaced by a whole new one with its mode, a new one gets what the umask allows.
+
+    A link stays a link. What is no regular file (a device, a FIFO) is written into.
+    """
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
@@ -66,8 +61,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 def new_folder(out: Path, flag: str = "--out") -> Iterator[Path]:
     """A folder to fill that stands at ``out``, on disk, once the block ends without an error, and nowhere otherwise.
 
-    Raises:
-        UserError: there is something at ``out`` already.
+    UserError where there is something at ``out`` already; it names the flag.
     """
     if os.path.lexists(out):
         raise UserError(f"{flag} {out}: exists already; name a folder that does not")

@@ -32,10 +32,8 @@ class HubData(NamedTuple):
     def describe(self, source: str) -> dict[str, str]:
         """Where the rows of a source come from: ``dataset``; of the Hub's data also ``repository`` and ``revision``.
 
-        The revision is the commit that is read; a folder that stands in for the repository has none.
-
-        Raises:
-            UserError: the Hub cannot be reached, and nothing of it is in the cache.
+        The revision is the commit that is read; a folder that stands in for the repository has none. UserError where
+        the Hub cannot be reached and nothing of it is in the cache.
         """
         if (revision := self.revision(source)) is None:
             return {"dataset": source}
@@ -48,11 +46,7 @@ class HubData(NamedTuple):
 
 
 def download(address: str, data: HubData) -> Path:
-    """The file of a data set at a pinned address; once downloaded it is not asked for again.
-
-    Raises:
-        UserError: it cannot be had.
-    """
+    """The file of a data set at a pinned address, which is downloaded once; UserError where it cannot be had."""
     import datasets
 
     config = datasets.DownloadConfig(use_etag=False, disable_tqdm=not sys.stderr.isatty())

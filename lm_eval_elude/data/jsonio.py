@@ -33,10 +33,8 @@ Link = Annotated[str, msgspec.Meta(pattern=r"^(https://\S+)?$")]  # an address t
 def loads(text: str, where: str, *, nan: bool = False) -> Any:
     """The value of a JSON text; an error calls it ``where``, e.g. ``mine.jsonl, row 3``.
 
-    With ``nan`` also ``NaN`` and ``Infinity`` are taken, which are no JSON but which Python writes.
-
-    Raises:
-        UserError: it is not JSON, or beyond the bounds of this module.
+    With ``nan`` also ``NaN`` and ``Infinity`` are taken, which are no JSON but which Python writes. UserError where it
+    is not JSON, or beyond the bounds of this module.
     """
     number = float if nan else _finite
     try:
@@ -54,9 +52,7 @@ def check(value: Any, kind: Any, where: str) -> Any:
     """A value that was read as one of the type ``kind``: ``dict[str, int]``, a dataclass or a ``msgspec.Struct``.
 
     A list becomes a tuple where one is meant. Nothing else is converted: a number is no text, true is no number.
-
-    Raises:
-        UserError: the value is of another type, or has a field that the dataclass lacks; the field is named.
+    UserError where the value is of another type, or has a field that the dataclass lacks; it names the field.
     """
     if is_dataclass(kind) and isinstance(value, dict):
         for name in value.keys() - {field.name for field in fields(kind)}:
@@ -110,11 +106,7 @@ def lines(path: Path, *, nan: bool = False, name: str = "") -> Iterator[tuple[st
 
 
 def read_text(path: Path, *, max_bytes: int = MAX_BYTES) -> str:
-    """A file's text.
-
-    Raises:
-        UserError: it cannot be read, is longer than ``max_bytes`` or is not UTF-8.
-    """
+    """A file's text; UserError where it cannot be read, is longer than ``max_bytes`` or is not UTF-8."""
     with _reading(path), path.open("rb") as file:
         content = file.read(max_bytes + 1)
         if len(content) > max_bytes:

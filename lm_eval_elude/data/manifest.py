@@ -65,8 +65,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 def read_manifest(folder: str | Path | None) -> Manifest | None:
     """The manifest of a local checkpoint folder, or None where there is none (also for a Hub id).
 
-    Raises:
-        UserError: the file is there but is not a manifest of a known version.
+    UserError where the file is there but is not a manifest of a known version.
     """
     path = Path(folder or "") / FILE_NAME
     if not folder or not os.path.isfile(path):

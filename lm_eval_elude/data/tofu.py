@@ -52,8 +52,7 @@ class TofuRecord:
 def load(source: str, name: str) -> tuple[TofuRecord, ...]:
     """The records of the file ``name`` (without ending) of ``tofu``, ``tofu@REVISION`` or a folder laid out alike.
 
-    Raises:
-        UserError: it cannot be had, or a row lacks a field.
+    UserError where it cannot be had, or a row lacks a field.
     """
     if (revision := HUB.revision(source)) is not None:
         path = HUB.file(f"{name}.json", revision)
@@ -66,11 +65,7 @@ def load(source: str, name: str) -> tuple[TofuRecord, ...]:
 
 
 def scored_records(source: str, spec: SetSpec, split: str) -> tuple[TofuRecord, ...]:
-    """The records of a scored set, each with its wrong answers.
-
-    Raises:
-        UserError: as :func:`load`, or a row cannot be scored.
-    """
+    """The records of a scored set, each with its wrong answers; UserError as of :func:`load`, or where they lack."""
     name = spec.stems[0].format(split=split)
     records = load(source, name)
     for number, record in enumerate(records, 1):

@@ -34,7 +34,7 @@ from tqdm import tqdm
 
 from lm_eval_elude.errors import reason
 from lm_eval_elude.model import limits
-from lm_eval_elude.model.decoding import Decoder
+from lm_eval_elude.model.decoding import decode
 from lm_eval_elude.model.packing import Tree, lay_out, plant
 from lm_eval_elude.model.scorer import TokenScores, answer_logits, packing_fault, probe, token_scores
 from lm_eval_elude.text.chat import Encoded
@@ -85,7 +85,6 @@ class EludeLM(HFLM):
             fitting, self._cache_weight = limits.batch_tokens(config, self.model.dtype, self.device)
             self.batch_tokens = int(batch_tokens) if batch_tokens else fitting
             log.info("ELUDe: up to %d tokens a batch", self.batch_tokens)
-            self._decoder = Decoder(self.model, self.tokenizer, self.device)
             self._packs, self._decodes = self._check()
             self._rank = Rank(self._rank)
 
@@ -211,8 +210,8 @@ class EludeLM(HFLM):
         for batch, outputs in self._batched(
             short,
             lambda prompt: int((len(prompt[1]) + most) * self._cache_weight) + 1,
-            lambda batch: self._decoder.write(
-                [ids for _, ids in batch], stops, most, self.batch_tokens, temperature, show
+            lambda batch: decode(
+                self.model, self.tokenizer, [ids for _, ids in batch], stops, most, self.batch_tokens, temperature, show
             ),
         ):
             for (context, _), ids in zip(batch, outputs, strict=True):
@@ -272,7 +271,7 @@ class EludeLM(HFLM):
         return packs, not fault
 
     def _generation_fault(self) -> str:
-        """What is wrong with :class:`Decoder` for this model, "" where it writes what ``generate`` writes."""
+        """What is wrong with :func:`decode` for this model, "" where it writes what ``generate`` writes."""
         if acting := limits.acting_settings(self.model.generation_config):
             return f"its generation_config sets {', '.join(acting)}"
         prompts = [sample.ids for sample in probe(self.model, self._span)[1:4:2]]
@@ -284,7 +283,7 @@ class EludeLM(HFLM):
                     ids, len(prompt) + 4, [], attention_mask=torch.ones_like(ids), do_sample=False
                 )
                 expected.append(whole[0, len(prompt) :].tolist())
-            same = self._decoder.write(prompts, (), 4, self.batch_tokens) == expected
+            same = decode(self.model, self.tokenizer, prompts, (), 4, self.batch_tokens) == expected
         except Exception as error:  # whatever an architecture makes of the probe, the stock way is still open
             return f"{type(error).__name__}: {reason(error)}"
         return "" if same else "the probe's tokens differ from those of generate()"

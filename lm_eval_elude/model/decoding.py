@@ -16,80 +16,77 @@ from lm_eval_elude.model.scorer import answer_logits
 from lm_eval_elude.text.chat import Encoded
 
 
-class Decoder:
-    """Decoding with one model."""
+def decode(
+    model: Any, tokenizer: Any, prompts: Sequence[list[int]], stops: Sequence[str], most: int, batch_tokens: int,
+    temperature: float = 0.0, show: Callable[[int, int], None] = lambda tokens, rows: None,
+) -> list[list[int]]:  # fmt: skip
+    """Continuations of prompts (none empty) of at most ``most`` tokens, each up to the token that ends it.
 
-    def __init__(self, model: Any, tokenizer: Any, device: torch.device) -> None:
-        self._model, self._tokenizer, self._device = model, tokenizer, device
+    ``stops`` are texts that end a continuation; one pass over the prompts takes ``batch_tokens``. They are greedy, or
+    with a ``temperature`` above 0 drawn from the whole vocabulary with torch's generator, each by itself. ``show`` is
+    told before each further token how long the longest text is and how many texts go on.
+    """
+    device, eos = model.get_input_embeddings().weight.device, model.generation_config.eos_token_id
+    endings = {eos} if isinstance(eos, int) else set(eos or ())
+    windows = {stop: len(tokenizer.encode(stop, add_special_tokens=False)) + 2 for stop in stops}
 
-    def write(
-        self, prompts: Sequence[list[int]], stops: Sequence[str], most: int, batch_tokens: int,
-        temperature: float = 0.0, show: Callable[[int, int], None] = lambda tokens, rows: None,
-    ) -> list[list[int]]:  # fmt: skip
-        """Continuations of prompts (none empty) of at most ``most`` tokens, each up to the token that ends it.
+    def ended(row: list[int]) -> bool:
+        """Whether it ends with its last token, as lm-eval's stopping criteria see it for a row on its own."""
+        return row[-1] in endings or any(stop in tokenizer.decode(row[-size:]) for stop, size in windows.items())
 
-        ``stops`` are texts that end a continuation; one pass over the prompts takes ``batch_tokens``. They are greedy,
-        or with a ``temperature`` above 0 drawn from the whole vocabulary with torch's generator, each by itself.
-        ``show`` is told before each further token how long the longest text is and how many texts go on.
-        """
-        ending = _Ending(self._tokenizer, stops, self._model.generation_config.eos_token_id)
-        first, cache = self._prefill(prompts, batch_tokens, temperature)
-        outputs = [[token] for token in first]
-        position = torch.tensor([len(prompt) for prompt in prompts], device=self._device)
-        length = cache.get_seq_length()
-        mask = (torch.arange(length, device=self._device) >= length - position[:, None]).long()
-        rows = list(range(len(prompts)))
-        while True:
-            ended = ending.reached([outputs[row] for row in rows])
-            stay = [k for k, row in enumerate(rows) if not ended[k] and len(outputs[row]) < most]
-            if not stay:
-                return outputs
-            if len(stay) < len(rows):
-                kept = torch.tensor(stay)
-                cache.batch_select_indices(kept)
-                mask, position, rows = mask[kept], position[kept], [rows[k] for k in stay]
-            show(len(outputs[rows[0]]), len(rows))
-            mask = torch.nn.functional.pad(mask, (0, 1), value=1)
-            logits = self._model(
-                input_ids=torch.tensor([[outputs[row][-1]] for row in rows], device=self._device),
-                position_ids=position[:, None], attention_mask=mask, past_key_values=cache, use_cache=True,
-            ).logits  # fmt: skip
-            position = position + 1
-            for row, token in zip(rows, _next(logits[:, -1], temperature), strict=True):
-                outputs[row].append(token)
+    first, cache = _prefill(model, prompts, batch_tokens, temperature)
+    outputs = [[token] for token in first]
+    position = torch.tensor([len(prompt) for prompt in prompts], device=device)
+    length = cache.get_seq_length()
+    mask = (torch.arange(length, device=device) >= length - position[:, None]).long()
+    rows = list(range(len(prompts)))
+    while stay := [k for k, row in enumerate(rows) if len(outputs[row]) < most and not ended(outputs[row])]:
+        if len(stay) < len(rows):
+            kept = torch.tensor(stay)
+            cache.batch_select_indices(kept)
+            mask, position, rows = mask[kept], position[kept], [rows[k] for k in stay]
+        show(len(outputs[rows[0]]), len(rows))
+        mask = torch.nn.functional.pad(mask, (0, 1), value=1)
+        logits = model(
+            input_ids=torch.tensor([[outputs[row][-1]] for row in rows], device=device),
+            position_ids=position[:, None], attention_mask=mask, past_key_values=cache, use_cache=True,
+        ).logits  # fmt: skip
+        position = position + 1
+        for row, token in zip(rows, _next(logits[:, -1], temperature), strict=True):
+            outputs[row].append(token)
+    return outputs
 
-    def _prefill(
-        self, prompts: Sequence[list[int]], batch_tokens: int, temperature: float
-    ) -> tuple[list[int], DynamicCache]:
-        """Run prompts, common openings once: the token chosen after each, and a cache with one row for each.
 
-        A row of the cache ends at the right: whatever is before it is padding.
-        """
-        # The last token of a sample is only predicted; what it is does not matter here.
-        samples = [Encoded([*prompt, 0], len(prompt)) for prompt in prompts]
-        length = max(map(len, prompts))
-        predicted = [0] * len(prompts)
-        cache: Any = DynamicCache()
-        width = self._model.config.get_text_config().hidden_size
-        trees = plant(prompts, width, batch_tokens)
-        while trees:
-            size = max(1, batch_tokens // len(trees[0].tokens))
-            chosen, trees = trees[:size], trees[size:]
-            part: Any = DynamicCache()
-            batch = lay_out(chosen, samples, self._device)
-            # Each prompt of several that are the same draws by itself.
-            tokens = _next(answer_logits(self._model, batch, part)[batch.rows], temperature)
-            for member, token in zip(batch.owners.tolist(), tokens, strict=True):
-                predicted[member] = token
-            members = [member for tree in chosen for member in tree.members]
-            paths = torch.tensor([[0] * (length - len(path)) + path for path in flat_paths(chosen)])
-            for number, layer in enumerate(part.layers):
-                new = (layer.keys, layer.values)
-                if number == len(cache.layers):
-                    cache.update(*(x.new_empty(len(prompts), x.shape[1], length, x.shape[3]) for x in new), number)
-                for states, x in zip((cache.layers[number].keys, cache.layers[number].values), new, strict=True):
-                    states[members] = x.transpose(1, 2).flatten(0, 1)[paths].transpose(1, 2)
-        return predicted, cache
+def _prefill(
+    model: Any, prompts: Sequence[list[int]], batch_tokens: int, temperature: float
+) -> tuple[list[int], DynamicCache]:
+    """Run prompts, common openings once: the token chosen after each, and a cache with one row for each.
+
+    A row of the cache ends at the right: whatever is before it is padding.
+    """
+    # The last token of a sample is only predicted; what it is does not matter here.
+    samples = [Encoded([*prompt, 0], len(prompt)) for prompt in prompts]
+    length, predicted = max(map(len, prompts)), [0] * len(prompts)
+    cache: Any = DynamicCache()
+    trees = plant(prompts, model.config.get_text_config().hidden_size, batch_tokens)
+    while trees:
+        size = max(1, batch_tokens // len(trees[0].tokens))
+        chosen, trees = trees[:size], trees[size:]
+        part: Any = DynamicCache()
+        batch = lay_out(chosen, samples, model.get_input_embeddings().weight.device)
+        # Each prompt of several that are the same draws by itself.
+        tokens = _next(answer_logits(model, batch, part)[batch.rows], temperature)
+        for member, token in zip(batch.owners.tolist(), tokens, strict=True):
+            predicted[member] = token
+        members = [member for tree in chosen for member in tree.members]
+        paths = torch.tensor([[0] * (length - len(path)) + path for path in flat_paths(chosen)])
+        for number, layer in enumerate(part.layers):
+            new = (layer.keys, layer.values)
+            if number == len(cache.layers):
+                cache.update(*(x.new_empty(len(prompts), x.shape[1], length, x.shape[3]) for x in new), number)
+            for states, x in zip((cache.layers[number].keys, cache.layers[number].values), new, strict=True):
+                states[members] = x.transpose(1, 2).flatten(0, 1)[paths].transpose(1, 2)
+    return predicted, cache
 
 
 def _next(logits: torch.Tensor, temperature: float) -> list[int]:
@@ -121,22 +118,3 @@ def generate(
         settings["eos_token_id"] = eos
     texts = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=most, pad_token_id=0, **settings)
     return texts[:, width:].tolist()  # type: ignore[no-any-return]
-
-
-class _Ending:
-    """When a continuation ends, as ``generate`` with lm-eval's stopping criteria sees it for a row on its own."""
-
-    def __init__(self, tokenizer: Any, stops: Sequence[str], eos: int | list[int] | None) -> None:
-        self._tokenizer = tokenizer
-        self._eos = {eos} if isinstance(eos, int) else set(eos or ())
-        self._windows: dict[int, list[str]] = {}  # stop texts by the number of last tokens that are searched for them
-        for stop in stops:
-            self._windows.setdefault(len(tokenizer.encode(stop, add_special_tokens=False)) + 2, []).append(stop)
-
-    def reached(self, rows: Sequence[list[int]]) -> list[bool]:
-        """Whether each row, which had not ended a token earlier, ends with its last token."""
-        ended = [row[-1] in self._eos for row in rows]
-        for length, stops in self._windows.items():
-            tails = self._tokenizer.batch_decode([row[-length:] for row in rows])
-            ended = [e or any(stop in tail for stop in stops) for e, tail in zip(ended, tails, strict=True)]
-        return ended

@@ -35,8 +35,7 @@ class AnswerLogProbs(NamedTuple):
 def load_model(name: str, revision: str | None = None, dtype: Any = "auto", flag: str = "--model") -> Any:
     """A causal language model of a folder or Hub id, on the CPU; safetensors only, and never a checkpoint's own code.
 
-    Raises:
-        UserError: it cannot be loaded (no such folder or Hub id, no weights, damaged weights).
+    UserError where it cannot be loaded (no such folder or Hub id, no weights, damaged weights); it names the flag.
     """
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM

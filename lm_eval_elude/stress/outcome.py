@@ -90,11 +90,7 @@ def interval(estimate: Estimate) -> tuple[float, float]:
 
 
 def knowledge(start: Mapping[str, Docs], settings: Mapping[str, Any]) -> dict[str, dict[str, Estimate]]:
-    """What the three models know before any attack, by role and metric.
-
-    Raises:
-        UserError: the original knows no more than the reference.
-    """
+    """What the three models know before any attack; UserError where the original knows no more than the reference."""
     known = {role: recovered(samples(docs, settings)) for role, docs in start.items()}
     for metric in RECOVERED:
         if known[ORIGINAL][metric].value <= known[REFERENCE][metric].value:
@@ -113,12 +109,8 @@ def finish(
 ) -> None:  # fmt: skip
     """Write the curves, the results and samples of the models at start and at each worst point, and last the summary.
 
-    Args:
-        out: the folder.
-        settings: of the run, which every results file repeats.
-        attacks: what is said of each, by name.
-        start: the documents of the three models before any attack.
-        points: of all curves.
+    Every results file repeats the ``settings``, and the summary what ``attacks`` says of each by name; ``start`` are
+    the documents of the three models before any attack, ``points`` those of all curves.
     """
     known, curves = knowledge(start, settings), []
     chosen: dict[str, tuple[Point, Worst]] = {}
@@ -177,8 +169,7 @@ def _write_run(
 class Outcome:
     """A finished folder of ``elude stress``, with every number formed again from the samples in it.
 
-    Raises:
-        UserError: it is none, or a file of it is missing or not what it should be.
+    UserError where it is none, or a file of it is missing or not what it should be.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -236,10 +227,9 @@ class Outcome:
         return bool(mine) and mine == others
 
     def must_be_of(self, role: str, run: Run, where: str) -> None:
-        """Refuse attacks that were not on the model of a run, or that say other things of it before any attack.
+        """UserError, which begins with ``where``, for attacks on another model than that of a run.
 
-        Raises:
-            UserError: they were not, or do; the message begins with ``where``.
+        They also must say of it before any attack what the run says.
         """
         if not self.is_of(role, run.settings(TASK)["checkpoint"] or ()):
             raise UserError(f"{where}: its {role} is not the model of {run.path}, and so not the one that was scored")

@@ -170,11 +170,7 @@ class Stress:
         return model.to(self.device).eval()
 
     def run(self, out: Path, say: Callable[[str], None]) -> None:
-        """Do what is not done yet, and write the outcome.
-
-        Raises:
-            UserError: the folder holds something else, or a run with other settings.
-        """
+        """Do what is not done yet, and write the outcome; errors as of :func:`open_folder`."""
         described = jsonio.finite(self.describe())
         open_folder(out, described)
         waiting = [cell for cell in self.cells if not (out / WORK / cell.file).is_file()]
@@ -269,11 +265,7 @@ class Stress:
 
 
 def open_folder(out: Path, described: Mapping[str, Any]) -> None:
-    """Make the folder of a run, or check that the one that is there is of the same run.
-
-    Raises:
-        UserError: it is not.
-    """
+    """Make the folder of a run; UserError where one is there that is of another run, or of something else."""
     if (out / SETTINGS).is_file():
         before = jsonio.load(out / SETTINGS)
         before, absent = before if isinstance(before, dict) else {}, object()

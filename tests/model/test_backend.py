@@ -183,7 +183,7 @@ def test_generation_settings_that_act_go_the_stock_way(tokenizer: Any, lines: An
 
 
 def test_sampling_goes_the_stock_way(pair: tuple[EludeLM, HFLM], monkeypatch: Any) -> None:
-    monkeypatch.setattr(pair[0]._decoder, "write", lambda *_: pytest.fail("decoded greedily"))
+    monkeypatch.setattr(backend, "decode", lambda *_: pytest.fail("decoded greedily"))
     sampled = []
     for lm in pair:
         torch.manual_seed(1)
@@ -197,7 +197,7 @@ def test_draws_from_the_whole_vocabulary_are_those_of_the_models_distribution(pa
     fast, _ = pair
     prompt = fast.tok_encode(CONTEXTS[0])
     torch.manual_seed(0)
-    drawn = [tuple(ids) for ids in fast._decoder.write([prompt] * 4000, (), 2, 1000, 1.5)]
+    drawn = [tuple(ids) for ids in backend.decode(fast.model, fast.tokenizer, [prompt] * 4000, (), 2, 1000, 1.5)]
     with torch.no_grad():
         first = torch.softmax(fast.model(torch.tensor([prompt])).logits[0, -1] / 1.5, -1)
         (likeliest,) = torch.topk(first, 1).indices.tolist()
