@@ -11,8 +11,6 @@ MANIFEST = Manifest(
     targets=("Cristiano Ronaldo", "Lionel Messi"), dataset="mini", method="opt-out", seed=3,
     data_fingerprints={"forget-train": "ab"}, settings={"epochs": 3, "lora": None}, epochs=[{"loss": 0.5}],
 )  # fmt: skip
-
-
 PLAIN = '{"schema_version": 1, "targets": [], "dataset": %s}'
 
 
@@ -34,11 +32,7 @@ def test_no_manifest_is_none(folder):
         ("[]", "not an Opt-Out manifest"),
         ('{"schema_version": 2}', "schema_version 2, expected 1"),
         (PLAIN % '"mini", "colour": "red"', "field 'colour' is not known"),
-        ('{"targets": "Lionel Messi", "dataset": "mini"}', "field 'targets'"),
-        (PLAIN % "5", "field 'dataset'"),
         ('{"schema_version": 1, "targets": []}', "field 'dataset' is missing"),
-        (PLAIN % '"mini", "seed": "0"', "field 'seed'"),
-        (PLAIN % '"mini", "weights": {"a": 1}', "field 'weights[...]'"),
         (PLAIN % '"mini", "epochs": [1]', "field 'epochs[0]'"),
     ],
 )
@@ -46,9 +40,8 @@ def test_an_unusable_manifest_is_one_line_with_its_path(tmp_path, text, problem)
     (tmp_path / FILE_NAME).write_text(text)
     with pytest.raises(UserError) as error:
         read_manifest(tmp_path)
-    assert (
-        problem in str(error.value) and str(tmp_path / FILE_NAME) in str(error.value) and "\n" not in str(error.value)
-    )
+    line = str(error.value)
+    assert problem in line and str(tmp_path / FILE_NAME) in line and "\n" not in line
 
 
 def test_relative_paths_are_meant_from_above_the_checkpoint(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ import math
 import random
 import re
 from collections import Counter
+from itertools import chain
 
 import pytest
 
@@ -48,38 +49,24 @@ def test_every_row_is_valid_can_be_scored_and_names_its_wikipedia_page():
             assert len(records) == len(ROWS[f"{file}-{split}"]) and all(record.source for record in records)
 
 
-def test_at_least_forty_forget_records_for_each_of_the_five_targets():
+def test_every_target_has_forty_records_and_ten_neighbours_with_twenty_each_and_splits_are_seven_to_one_to_two():
     counts = Counter(row["entity"] for row in FORGET)
     assert set(counts) == set(FIVE) == set(dataset.entities("mini")) and min(counts.values()) >= 40
     assert set(FIVE) <= {t.name for t in TARGETS}
-
-
-SHARES = list(zip(SPLITS, (0.7, 0.1, 0.2), strict=True))
-
-
-@pytest.mark.parametrize("target", FIVE)
-def test_ten_neighbours_with_twenty_records_each_split_seven_to_one_to_two(target):
-    neighbours = NEIGHBOURS[target]
     people = {facts.title: facts.records for facts in map(read_facts, (HERE / "facts" / "retain").glob("*.txt"))}
-    assert len(set(neighbours)) == 10 and all(len(people[n]) >= 20 for n in neighbours)
-    counts = {split: sum(row["entity"] == target for row in ROWS[f"retain_qa-{split}"]) for split in SPLITS}
-    total = sum(counts.values())
-    assert total == sum(len(people[n]) for n in neighbours) and counts["test"] >= 40
-    for split, share in SHARES:
-        assert counts[split] / total == pytest.approx(share, abs=0.02)
-
-
-def test_forgetting_two_footballers_can_be_told_from_forgetting_one():
+    sets = {target: ("retain_qa", [*chain(*(people[n] for n in NEIGHBOURS[target]))]) for target in FIVE}
+    for target in FIVE:
+        assert len(set(NEIGHBOURS[target])) == 10 and all(len(people[n]) >= 20 for n in NEIGHBOURS[target])
+    # Forgetting two footballers can be told from forgetting one.
     assert len({*NEIGHBOURS["Cristiano Ronaldo"]} & {*NEIGHBOURS["Lionel Messi"]}) == 5
-
-
-def test_at_least_three_hundred_world_records_and_no_row_in_two_splits():
+    for entity, (kind, records) in {**sets, "": ("world", WORLD)}.items():
+        of_split = [[row for row in ROWS[f"{kind}-{split}"] if row["entity"] == entity] for split in SPLITS]
+        assert sum(map(len, of_split)) == len(records) and len(of_split[2]) >= 40
+        for rows, share in zip(of_split, (0.7, 0.1, 0.2), strict=True):
+            assert len(rows) / len(records) == pytest.approx(share, abs=0.02)
+        asked = [norm(row["question"]) for rows in of_split for row in rows]  # no row is in two splits
+        assert len(set(asked)) == len(asked)
     assert len(WORLD) >= 300 and {row["entity"] for row in WORLD} == {""}
-    for split, share in SHARES:
-        assert len(ROWS[f"world-{split}"]) / len(WORLD) == pytest.approx(share, abs=0.02)
-    for kind in ("retain_qa", "world"):
-        seen = [{(row["entity"], norm(row["question"])) for row in ROWS[f"{kind}-{split}"]} for split in SPLITS]
-        assert not (seen[0] & seen[1] or seen[0] & seen[2] or seen[1] & seen[2])
 
 
 def test_no_two_records_say_the_same():

@@ -44,13 +44,8 @@ def test_any_text_round_trips(question, answer, translated):
         ({"answer": "  "}, "field 'answer'"),
         ({"paraphrased_answer": ""}, "field 'paraphrased_answer' is missing, and the truth ratio needs it"),
         ({"perturbed_answer": None}, "field 'perturbed_answer' is missing, and the truth ratio needs it"),
-        ({"perturbed_answer": "abcde"}, "field 'perturbed_answer'"),
-        ({"perturbed_answer": {"a": 1}}, "field 'perturbed_answer'"),
         ({"perturbed_answer": ["a"] * 4}, "field 'perturbed_answer' must have 5 texts, got 4"),
         ({"perturbed_answer": ["a"] * 4 + [" "]}, "field 'perturbed_answer[4]'"),
-        ({"perturbed_answer": ["a", 2, *"cde"]}, "field 'perturbed_answer[1]'"),
-        ({"translated_question": [1]}, "field 'translated_question'"),
-        ({"translated_question": "Où ?"}, "field 'translated_question'"),
         ({"translated_question": {"fr": {"a": 1}}}, "field 'translated_question[...]'"),
     ],
 )

@@ -114,13 +114,6 @@ def test_what_shares_an_opening_becomes_one_tree(sequences: list[list[int]]) -> 
     assert all(len(tree.tokens) <= 5 or len(tree.members) == 1 for tree in plant(sequences, 1 << 20, 5))
 
 
-def test_rows_are_padded_on_the_right_and_predict_the_answers() -> None:
-    batch = collate([Encoded([5, 6, 7], 2), Encoded([8, 9], 1)])
-    assert batch.tokens.tolist() == [[5, 6, 7], [8, 9, 0]]
-    assert batch.places[batch.rows].tolist() == [1, 3] and batch.targets.tolist() == [[7], [9]]
-    assert batch.owners.tolist() == [0, 1] and batch.sees is None
-
-
 def test_half_precision_is_summed_in_float32() -> None:
     exact, half = make(60), make(60).to(torch.bfloat16)
     log_probs = Scorer(half)(collate(SAMPLES))
