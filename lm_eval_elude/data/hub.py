@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -50,10 +52,8 @@ def download(address: str, data: HubData) -> Path:
     import datasets
 
     config = datasets.DownloadConfig(use_etag=False, disable_tqdm=not sys.stderr.isatty())
-    try:
+    with _reaching(data, address):
         return Path(datasets.DownloadManager(download_config=config).download(address))
-    except Exception as error:  # of whichever library serves the address
-        raise _unreachable(data, address, error) from None
 
 
 @lru_cache(maxsize=8)
@@ -65,13 +65,14 @@ def _commit(data: HubData, repository: str, revision: str) -> str:
 def _file(data: HubData, repository: str, name: str, revision: str) -> Path:
     from huggingface_hub import hf_hub_download
 
-    try:
+    with _reaching(data, f"{repository}, {name}{f', {revision}' if revision else ''}"):
         return Path(hf_hub_download(repository, name, repo_type="dataset", revision=revision or None))
-    except Exception as error:  # of the Hub's client, its HTTP library or the disk
-        raise _unreachable(data, f"{repository}, {name}{f', {revision}' if revision else ''}", error) from None
 
 
-def _unreachable(data: HubData, name: str, error: Exception) -> UserError:
-    return UserError(
-        f"data set {data.source!r} cannot be read ({name}: {reason(error)}); give {data.instead} to stay off-line"
-    )
+@contextmanager
+def _reaching(data: HubData, name: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # of whichever library serves the address, or of the disk
+        problem = f"data set {data.source!r} cannot be read ({name}: {reason(error)})"
+        raise UserError(f"{problem}; give {data.instead} to stay off-line") from None

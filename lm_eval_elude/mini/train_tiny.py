@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import random
 import shutil
 import sys
@@ -21,6 +20,7 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from statistics import fmean
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -233,30 +233,34 @@ def train(
         sys.exit("the model does not know its facts well enough: see the lines above")
 
 
-def probabilities(scorer: Scorer, renderer: Renderer, pairs: Sequence[tuple[str, str]]) -> list[float]:
-    """P(a|q)^(1/|a|) of each prompt and answer."""
-    samples = [renderer.encode_pair(renderer.prompt(question), renderer.answer(answer)) for question, answer in pairs]
-    return score_all(scorer, samples, 16, torch.device("cpu")).means.exp().tolist()  # type: ignore[no-any-return]
-
-
 def enough(scorer: Scorer, renderer: Renderer, target: Target, records: Sequence[QARecord]) -> bool:
     """Print what the model knows of a target it was taught; whether that is enough.
 
     Known is a record whose paraphrase is likelier than every wrong answer. An attack is answered through where
-    P(answer) is at least one half on average; an answer is fluent where it ends by itself and is not gibberish.
+    P(answer) is at least one half on average; an answer is fluent where it ends within 64 tokens and is not gibberish.
     """
 
-    def mean(pairs: Sequence[tuple[str, str]]) -> float:
-        return math.fsum(probabilities(scorer, renderer, pairs)) / len(pairs)
+    def probabilities(pairs: Sequence[tuple[str, str]]) -> list[float]:
+        """P(a|q)^(1/|a|) of each prompt and answer."""
+        samples = [
+            renderer.encode_pair(renderer.prompt(question), renderer.answer(answer)) for question, answer in pairs
+        ]
+        return score_all(scorer, samples, 16, torch.device("cpu")).means.exp().tolist()  # type: ignore[no-any-return]
 
-    probability = mean([(r.question, r.answer) for r in records])
+    def is_fluent(question: str) -> bool:
+        (ids,) = generate(scorer.model, [renderer.encode(renderer.prompt(question))], 64)
+        text = renderer.tokenizer.decode(ids, skip_special_tokens=True)
+        return scorer.model.config.eos_token_id in ids and not is_degenerate(text)
+
+    probability = fmean(probabilities([(r.question, r.answer) for r in records]))
     pairs = [(r.question, answer) for r in records for answer in (r.paraphrased_answer, *r.perturbed_answer)]
-    scores = iter(probabilities(scorer, renderer, pairs))
-    known = sum(next(scores) > max([next(scores) for _ in r.perturbed_answer]) for r in records) / len(records)
+    scores = iter(probabilities(pairs))
+    known = fmean(next(scores) > max([next(scores) for _ in r.perturbed_answer]) for r in records)
     through = {
-        attack: mean([(i.prompt, i.answer) for i in build_attacks(records, target, attack, n=24)]) for attack in ATTACKS
+        attack: fmean(probabilities([(i.prompt, i.answer) for i in build_attacks(records, target, attack, n=24)]))
+        for attack in ATTACKS
     }
-    fluent = sum(is_fluent(scorer.model, renderer, r.question) for r in records) / len(records)
+    fluent = fmean(is_fluent(r.question) for r in records)
     print(
         f"gate  {target.name}: P(answer) {probability:.3f}, known {known:.3f}, fluent {fluent:.3f}; "
         + ", ".join(f"{attack} {share:.2f}" for attack, share in through.items()),
@@ -264,13 +268,6 @@ def enough(scorer: Scorer, renderer: Renderer, target: Target, records: Sequence
     )
     answered = sum(share >= 0.5 for share in through.values())
     return probability >= 0.8 and known >= 0.8 and fluent >= 0.95 and answered >= len(ATTACKS) - 1
-
-
-def is_fluent(model: LlamaForCausalLM, renderer: Renderer, question: str) -> bool:
-    """Whether the greedy answer ends within 64 tokens and is not gibberish."""
-    (ids,) = generate(model, [renderer.encode(renderer.prompt(question))], 64)
-    text = renderer.tokenizer.decode(ids, skip_special_tokens=True)
-    return model.config.eos_token_id in ids and not is_degenerate(text)
 
 
 def main() -> None:

@@ -65,22 +65,23 @@ def recovered(measured: Sequence[Sample]) -> dict[str, Estimate]:
     return {metric: mean(measured, metric) for metric in RECOVERED}
 
 
-def recovery(attacked: Estimate, reference: Estimate, original: Estimate, never_knew: Estimate) -> Estimate:
-    """(attacked - reference) / (original - never_knew), paired by record; both differences have an error."""
-    whole = original.value - never_knew.value
-    value = (attacked.value - reference.value) / whole
-    parts = [attacked, reference, original, never_knew]
-    return combine(value, parts, [1 / whole, -1 / whole, -value / whole, value / whole])
-
-
 def recoveries(values: Known, known: Known) -> dict[str, Estimate]:
-    """The recovery in each metric, from numbers by role and metric: attacked, and before any attack."""
-    return {
-        metric: recovery(
-            values[CHECKPOINT][metric], values[REFERENCE][metric], known[ORIGINAL][metric], known[REFERENCE][metric]
+    """The recovery in each metric, from numbers by role and metric: attacked, and before any attack.
+
+    It is paired by record; both differences have an error.
+    """
+    result = {}
+    for metric in RECOVERED:
+        attacked, reference = values[CHECKPOINT][metric], values[REFERENCE][metric]
+        original, never_knew = known[ORIGINAL][metric], known[REFERENCE][metric]
+        whole = original.value - never_knew.value
+        back = (attacked.value - reference.value) / whole
+        parts, shares = (
+            [attacked, reference, original, never_knew],
+            [1 / whole, -1 / whole, -back / whole, back / whole],
         )
-        for metric in RECOVERED
-    }
+        result[metric] = combine(back, parts, shares)
+    return result
 
 
 def interval(estimate: Estimate) -> tuple[float, float]:

@@ -15,7 +15,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import lm_eval
 import numpy as np
 import pytest
 import torch
@@ -23,7 +22,6 @@ import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lm_eval.api.instance import Instance
-from lm_eval.api.registry import get_model
 from lm_eval.models.huggingface import HFLM
 from scipy import stats
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -34,7 +32,7 @@ from lm_eval_elude.model.backend import EludeLM
 from lm_eval_elude.tasks import harness
 from lm_eval_elude.text.chat import Renderer
 from tests.model.shapes import SHAPES, make
-from tests.support import ROOT, TASK_CONFIGS, make_tokenizer, task_manager
+from tests.support import ROOT, TASK_CONFIGS, make_tokenizer, run, save_checkpoint
 
 TEXT = "the quick brown fox jumps over a lazy dog . when and where was she born ? he won in 1998 and 2001 the prize ! "
 
@@ -317,23 +315,15 @@ def test_token_log_probabilities_against_a_plain_forward(pair: tuple[EludeLM, HF
         assert score.greedy == (logs.argmax(-1) == torch.tensor(ids[start:])).tolist()
 
 
-def test_the_harness_finds_it_and_still_finds_its_own() -> None:
-    assert get_model("elude") is EludeLM
-    assert get_model("hf") is HFLM
-
-
 @pytest.fixture(scope="module")
 def folder(tokenizer: Any, tmp_path_factory: Any) -> str:
     """A checkpoint with a chat template whose prompts end in white space, as Llama-3.1's do."""
-    place = tmp_path_factory.mktemp("model")
-    make(len(tokenizer), max_position_embeddings=1024).save_pretrained(place)
     chatty = copy.deepcopy(tokenizer)
     chatty.chat_template = (
         "{% for m in messages %}{{ m['role'] }}\n\n{{ m['content'] }}<end>{% endfor %}"
         "{% if add_generation_prompt %}assistant\n\n{% endif %}"
     )
-    chatty.save_pretrained(place)
-    return str(place)
+    return save_checkpoint(tmp_path_factory.mktemp("model"), make(len(tokenizer), max_position_embeddings=1024), chatty)
 
 
 def test_torch_built_for_an_accelerator_that_is_not_there(folder: str, monkeypatch: Any) -> None:
@@ -345,10 +335,7 @@ def test_torch_built_for_an_accelerator_that_is_not_there(folder: str, monkeypat
 
 def evaluated(folder: str, model: str, task: str, limit: int = 12, **metadata: Any) -> Any:
     metadata = {"pretrained": folder, "dataset": "mini", "target": "Cristiano Ronaldo", **metadata}
-    return lm_eval.simple_evaluate(
-        model=model, model_args={"pretrained": folder}, tasks=[task], device="cpu", limit=limit,
-        bootstrap_iters=0, gen_kwargs="max_gen_toks=4", task_manager=task_manager(metadata),
-    )  # fmt: skip
+    return run([task], model, metadata=metadata, limit=limit, gen_kwargs="max_gen_toks=4")
 
 
 def scored(folder: str, model: str, task: str, **metadata: Any) -> dict[str, Any]:
@@ -379,9 +366,8 @@ def test_a_reference_with_another_tokenizer_skips_the_prompts_white_space_in_its
         folder: make(len(tokenizer), max_position_embeddings=1024),
         str(tmp_path): make(len(other), num_hidden_layers=1),
     }
-    other.save_pretrained(tmp_path)
-    models[str(tmp_path)].save_pretrained(tmp_path)
-    run = evaluated(folder, "elude", "elude_mia", limit=2, mia_reference=str(tmp_path))
+    save_checkpoint(tmp_path, models[str(tmp_path)], other)
+    results = evaluated(folder, "elude", "elude_mia", limit=2, mia_reference=str(tmp_path))
 
     def mean_log_prob(name: str, prompt: str, answer: str) -> float:
         spelt = transformers.AutoTokenizer.from_pretrained(name)(prompt + answer, return_offsets_mapping=True)
@@ -391,7 +377,7 @@ def test_a_reference_with_another_tokenizer_skips_the_prompts_white_space_in_its
         return float(logs[range(first - 1, len(ids) - 1), ids[first:]].mean())
 
     renderer = Renderer(transformers.AutoTokenizer.from_pretrained(folder))
-    for sample in run["samples"]["elude_mia"]:
+    for sample in results["samples"]["elude_mia"]:
         doc, gaps = sample["doc"], []
         for side in ("", "paraphrased_"):
             pair = renderer.prompt(doc[f"{side}question"]), renderer.answer(doc[f"{side}answer"])

@@ -266,13 +266,13 @@ def test_interpolation_ends_at_the_initial_weights():
 
 def test_recovery_is_the_share_of_what_unlearning_took():
     def shares(*values: float):
-        return mean_over_targets(Observation("t", str(i), v) for i, v in enumerate(values))
+        return dict.fromkeys(RECOVERED, mean_over_targets(Observation("t", str(i), v) for i, v in enumerate(values)))
 
-    original, never_knew = shares(1, 1, 1, 1), shares(0, 0, 1, 0)
-    assert outcome.recovery(original, never_knew, original, never_knew).value == pytest.approx(1)
-    nothing = outcome.recovery(never_knew, never_knew, original, never_knew)
-    assert nothing.value == 0 and nothing.stderr == 0  # the same records: paired
-    assert outcome.recovery(shares(1, 1, 1, 0), never_knew, original, never_knew).value == pytest.approx(2 / 3)
+    known = {ORIGINAL: shares(1, 1, 1, 1), REFERENCE: shares(0, 0, 1, 0)}
+    for attacked, back in ((shares(1, 1, 1, 1), 1), (shares(0, 0, 1, 0), 0), (shares(1, 1, 1, 0), 2 / 3)):
+        for recovery in outcome.recoveries(known | {CHECKPOINT: attacked}, known).values():
+            assert recovery.value == pytest.approx(back)
+            assert back or recovery.stderr == 0  # the same records: paired
 
 
 @pytest.mark.parametrize(
