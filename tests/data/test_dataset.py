@@ -242,13 +242,6 @@ def test_many_odd_rows_are_counted_and_some_named(tmp_path):
         forget(write_jsonl(tmp_path / "b.jsonl", [{"answer": 1}] * 2), strict=False)
 
 
-def test_rows_of_other_targets_are_not_even_validated(tmp_path):
-    path = write_jsonl(tmp_path / "mine.jsonl", [*published(2, only=1), {"entity": "Someone Else", "question": None}])
-    assert len(forget(path, RONALDO)) == 2
-    with pytest.raises(UserError, match="row 3"):
-        forget(path)
-
-
 NO_SOURCE = "neither 'hub', 'mini' nor an existing folder or file"
 
 

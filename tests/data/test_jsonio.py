@@ -26,17 +26,6 @@ def test_what_python_writes_is_read(value, plain):
     assert jsonio.loads(json.dumps(value, ensure_ascii=plain), "x") == value
 
 
-@settings(max_examples=50)
-@given(st.text(st.sampled_from('[]{}":,\\u d8ea019.-+ntf"'), max_size=40))
-def test_any_text_is_what_python_reads_or_one_line(text):
-    try:
-        value = jsonio.loads(text, "here")
-    except UserError as error:
-        assert str(error).startswith("here: ") and "\n" not in str(error)
-    else:
-        assert value == json.loads(text)
-
-
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
