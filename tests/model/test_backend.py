@@ -335,7 +335,7 @@ def test_torch_built_for_an_accelerator_that_is_not_there(folder: str, monkeypat
 
 def evaluated(folder: str, model: str, task: str, limit: int = 12, **metadata: Any) -> Any:
     metadata = {"pretrained": folder, "dataset": "mini", "target": "Cristiano Ronaldo", **metadata}
-    return run([task], model, metadata=metadata, limit=limit, gen_kwargs="max_gen_toks=4")
+    return run([task], model, metadata=metadata, limit=limit, bootstrap_iters=0, gen_kwargs="max_gen_toks=4")
 
 
 def scored(folder: str, model: str, task: str, **metadata: Any) -> dict[str, Any]:
