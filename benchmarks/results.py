@@ -152,8 +152,8 @@ def runs(part: str, seed: int) -> Iterator[Run]:
 
 
 # What is kept of a run: every column of its tables.
-COLUMNS = (*paper.QUALITY, *paper.NEVER_KNEW, *paper.ADVERSARY, *paper.MEMBERSHIP, *paper.FULL)
-NUMBERS = {key for _, key, *_ in COLUMNS} | {*COMPARED.values()}
+KEPT_TABLES = ("quality", "never_knew", "adversary", "membership", "full")
+NUMBERS = {column.key for name in KEPT_TABLES for column in paper.COLUMNS[name]} | {*COMPARED.values()}
 NUMBERS |= {(f"elude_attack_{name}", metric) for name in (*ATTACKS, "none") for metric in (FQ[1], "truth_first")}
 
 
@@ -292,7 +292,7 @@ def measure(run: Run, work: Path, attacked: bool = False) -> None:
         values.setdefault(COST["processor"], manifest.processor_seconds)  # where it is only attacked now, it stays
     data = [(run.row, run.target, run.seed, *key, value) for key, value in values.items()]
     kept.write(work / f"{run.name}.json", kept.Kept(base(), {run.row: [*run.arguments]}, list(kept.COLUMNS), data))
-    shown = {name: number(values[key], unit(key[1])) for name, key, *_ in paper.NEVER_KNEW if key in values}
+    shown = {name: number(values[key], unit(key[1])) for name, key, _ in paper.COLUMNS["never_knew"] if key in values}
     print(run.name, shown, flush=True)
 
 

@@ -164,7 +164,7 @@ def cells(table: str, targets: str) -> pd.DataFrame:
     runs = kept.read(results.DATA)
     assert runs
     rows = kept.rows(runs, () if targets == "all" else [targets or results.RONALDO])
-    found = paper.table(table, paper.TABLES[table](rows, "llama-3.1"), "llama-3.1").cells
+    found = paper.table(table, rows, "llama-3.1").cells
     return found.set_axis([label.removesuffix(f", {COLLAPSED}") for label in found.index])
 
 

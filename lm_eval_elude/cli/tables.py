@@ -39,22 +39,21 @@ def tables(
     files = {path: kept.read(Path(path)) for path in results}
     scored = named_runs([path for path, runs in files.items() if runs is None], utility=True)
 
-    def found(of: Sequence[str]) -> list[Row]:
-        from_files = [row for runs in files.values() if runs for row in kept.rows(runs, of)]
-        return [*from_files, *rows([run for run in scored if not of or about(run) <= {*of}])]
+    def rows_of(slugs: Sequence[str]) -> list[Row]:
+        from_files = [row for runs in files.values() if runs for row in kept.rows(runs, slugs)]
+        return [*from_files, *rows([run for run in scored if not slugs or about(run) <= {*slugs}])]
 
     if page:
-        write_text(page, paper.fill(page.read_text(encoding="utf-8"), found, model, str(page)))
+        write_text(page, paper.fill(page.read_text(encoding="utf-8"), rows_of, model, str(page)))
         return
     assert out
-    lines = found([resolve_target(t).slug for t in targets])
-    cells = {name: table(lines, model) for name, table in paper.TABLES.items()}
-    made = {name: paper.table(name, of_table, model) for name, of_table in cells.items()}
-    texts = {"tables.md": "\n\n".join([paper.NOTE, *map(frame.markdown, made.values())]) + "\n"}
-    texts |= {f"{name}.csv": frame.csv_text(paper.csv_ready(of_table)) for name, of_table in cells.items()}
-    texts |= {f"{name}.tex": frame.latex(table) for name, table in made.items()}
+    lines = rows_of([resolve_target(target).slug for target in targets])
+    tables = {name: paper.table(name, lines, model) for name in paper.TABLES}
+    texts = {"tables.md": "\n\n".join([paper.NOTE, *map(frame.markdown, tables.values())]) + "\n"}
+    texts |= {f"{name}.csv": frame.csv_text(paper.csv_ready(paper.cells(name, lines, model))) for name in tables}
+    texts |= {f"{name}.tex": frame.latex(table) for name, table in tables.items()}
     texts |= {f"{name}.svg": figure(lines) for name, figure in paper.FIGURES.items()}
     out.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         write_text(out / name, text)
-    click.echo(f"{out / 'tables.md'}: {len(made)} tables and {len(paper.FIGURES)} figures of {len(lines)} rows")
+    click.echo(f"{out / 'tables.md'}: {len(tables)} tables and {len(paper.FIGURES)} figures of {len(lines)} rows")

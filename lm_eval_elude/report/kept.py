@@ -15,10 +15,10 @@ import pandas as pd
 
 from lm_eval_elude.data import jsonio, sets
 from lm_eval_elude.errors import UserError
-from lm_eval_elude.report.paper import TRIPLE
 from lm_eval_elude.report.rows import FQ, RQ, Row, marked
 from lm_eval_elude.scoring.estimates import exact
 from lm_eval_elude.scoring.likelihood import goodness, harmonic_mean
+from lm_eval_elude.scoring.metrics import THREE
 
 COLUMNS = ("run", "target", "seed", "task", "metric", "value")
 
@@ -61,7 +61,7 @@ def read(path: Path) -> Kept | None:
     for run, rows in numbers.groupby(["run", "target", "seed"]):
         names = set(zip(rows.task, rows.metric, strict=True))
         for name in ("forget", "retain", "world"):
-            if lacking := [metric for _, metric in TRIPLE if (f"elude_{name}", metric) not in names]:
+            if lacking := [metric for metric in THREE if (f"elude_{name}", metric) not in names]:
                 raise UserError(f"{path}: {list(run)} has no {lacking[0]} of elude_{name}")
     return kept
 
@@ -97,4 +97,4 @@ def rows(kept: Kept, targets: Collection[str] = ()) -> list[Row]:
 
 def _triples(numbers: pd.DataFrame, name: str) -> list[list[float]]:
     """The three measures of a set, for each row."""
-    return numbers[[(f"elude_{name}", metric) for _, metric in TRIPLE]].to_numpy().tolist()
+    return numbers[[(f"elude_{name}", metric) for metric in THREE]].to_numpy().tolist()

@@ -572,7 +572,7 @@ def use_results(case: tuple[Path, bool]) -> None:
         run.settings(task), run.reported(task)
     lines = paper_rows(named_runs([str(path)]))
     for name in ("never_knew", "attacks"):
-        frame.markdown(paper.table(name, paper.TABLES[name](lines, "llama-3.1"), "llama-3.1"))
+        frame.markdown(paper.table(name, lines, "llama-3.1"))
 
 
 # ---- what an endpoint replies, what its journal holds, and documents
