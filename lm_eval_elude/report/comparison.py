@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +16,6 @@ from lm_eval_elude.scoring.benchmarks import BENCHMARKS, GROUPS
 from lm_eval_elude.scoring.estimates import Z95, Estimate, difference
 from lm_eval_elude.scoring.logs import open_run
 from lm_eval_elude.scoring.runs import Run, results_files
-from lm_eval_elude.scoring.samples import Sample
 from lm_eval_elude.stress.outcome import CHECKPOINT, SUMMARY, Outcome
 
 ORIGINAL = "original"  # the method of a model that forgot nothing
@@ -93,41 +92,32 @@ class NamedRun:
 
     @cached_property
     def estimates(self) -> dict[tuple[str, str, str], Estimate]:
-        """Every number by task or group, target ("" for all together) and metric, with its influence by record."""
+        """Every number by task or group, target ("" for all together) and metric, with its influence by record.
+
+        The world set, which is no target's, stands under "" alone.
+        """
         run, other = self.run, self.never_knew
         samples = {task: run.samples_beside(task, other) if other else run.samples(task) for task in run.tasks}
-        targets = list(dict.fromkeys(s.target for measured in samples.values() for s in measured if s.target))
-        estimates = self._numbers(samples)
-        if len(targets) > 1:
-            for target in targets:
-                part = {task: [s for s in measured if s.target in (target, "")] for task, measured in samples.items()}
-                estimates |= self._numbers(part, target)
-        else:
-            of_target = {task: any(s.target for s in measured) for task, measured in samples.items()}
+        targets = dict.fromkeys(s.target for measured in samples.values() for s in measured if s.target)
+        estimates = {}
+        for target in ("", *targets):
+            part = {task: [s for s in measured if s.target in (target or s.target, "")]
+                    for task, measured in samples.items()}  # fmt: skip
+            numbers = {
+                task: BENCHMARKS[task].numbers(measured, run.settings(task))
+                for task, measured in part.items()
+                if any(not target or s.target == target for s in measured)
+            }
+            if all(part.values()):  # a --limit may leave a target without samples
+                for group in [group for group in GROUPS if group in run.results["results"]]:
+                    try:
+                        numbers[group] = GROUPS[group].numbers(part)
+                    except (KeyError, ZeroDivisionError):
+                        raise UserError(f"{run.path}: {group} is in it, but not all of its tasks") from None
             estimates |= {
-                (task, target, metric): estimate
-                for (task, _, metric), estimate in list(estimates.items())
-                for target in targets
-                if of_target.get(task, True)
+                (task, target, metric): e for task, of_task in numbers.items() for metric, e in of_task.items()
             }
         return estimates
-
-    def _numbers(
-        self, samples: Mapping[str, Sequence[Sample]], target: str = ""
-    ) -> dict[tuple[str, str, str], Estimate]:
-        """The numbers of some samples; the world set, which is no target's, stands under "" alone."""
-        numbers = {
-            task: BENCHMARKS[task].numbers(measured, self.run.settings(task))
-            for task, measured in samples.items()
-            if any(s.target == target for s in measured) or (measured and not target)
-        }
-        if all(samples.values()):  # a --limit may leave a target without samples
-            for group in [group for group in GROUPS if group in self.run.results["results"]]:
-                try:
-                    numbers[group] = GROUPS[group].numbers(samples)
-                except (KeyError, ZeroDivisionError):
-                    raise UserError(f"{self.run.path}: {group} is in it, but not all of its tasks") from None
-        return {(task, target, metric): e for task, of_task in numbers.items() for metric, e in of_task.items()}
 
     def estimate(self, task: str, metric: str) -> Estimate | None:
         """A number over all targets, None where the run does not have it."""

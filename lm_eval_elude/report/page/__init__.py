@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +20,14 @@ def render(template: Path, filters: Mapping[str, Callable[..., Any]] | None = No
         filters: for values in it.
         values: what it is given.
     """
-    environment = _environment(template.parent)
-    environment.filters.update(filters or {})
+    environment = Environment(
+        loader=FileSystemLoader(template.parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+    environment.filters |= filters or {}
     for name, ending in (("style", ".css"), ("script", ".js")):
         if (file := template.with_name(template.name.split(".")[0] + ending)).is_file():
             values[name] = file.read_text(encoding="utf-8")
     if "script" in values:
         values["script_hash"] = base64.b64encode(hashlib.sha256(values["script"].encode()).digest()).decode()
     return environment.get_template(template.name).render(values)
-
-
-@lru_cache(maxsize=4)
-def _environment(folder: Path) -> Environment:
-    return Environment(
-        loader=FileSystemLoader(folder),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )

@@ -16,6 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+from sklearn.metrics import roc_curve
+
 from lm_eval_elude.data import jsonio
 from lm_eval_elude.data.files import write_text
 from lm_eval_elude.data.manifest import read_manifest
@@ -41,18 +44,14 @@ SETS = {task: name for task, name in SECTIONS.items() if task in BENCHMARKS and 
 FOLDED = ("Distributions", "Training")  # parts of the plots that a reader has to open
 LABELS = {*SECTIONS.values(), *(metric.label for metric in METRICS.values())}  # by which a table's rows are grouped
 DEGENERATE, LEAKS, REFUSES = 1, 2, 4  # flags of an answer
+Points = list[list[float]]  # (x, y)
 
 
 class Plot(NamedTuple):
-    """A plot with its title."""
+    """A plot with its title; the drawing as it stands within the page, without the head of a file."""
 
     title: str
     svg: str
-
-    @property
-    def inline(self) -> str:
-        """The drawing as it stands within the page, without the head of a file."""
-        return self.svg[self.svg.index("<svg") :]
 
 
 def write_report(runs: Sequence[NamedRun], out: Path, title: str = "", standing: str = "") -> None:
@@ -84,7 +83,7 @@ def write_report(runs: Sequence[NamedRun], out: Path, title: str = "", standing:
         tables=tables.tables(runs),
         folded=FOLDED,
         warnings=warnings(runs),
-        plots={name: part for name, part in _plots(runs).items() if part},
+        plots=_plots(runs),
         about=[(run, _about(run)) for run in runs],
         block=base64.b64encode(gzip.compress(block, mtime=0)).decode(),
     )
@@ -105,16 +104,18 @@ def _groups(table: Table) -> list[tuple[str, list[tuple[str, list[str]]]]]:
 def _plots(runs: Sequence[NamedRun]) -> dict[str, list[Plot]]:
     """The plots that the runs have numbers for, by the part of the page."""
     reference = next((place for place, run in enumerate(runs) if run.reference), None)
-    return {
-        "Quality": list(_quality(runs, reference)),
-        "Attacks": list(_attacks(runs)),
-        "Membership inference": list(_membership(runs, reference)),
-        "Distributions": list(_distributions(runs, reference)),
-        "Training": list(_training(runs)),
+    parts = {
+        "Quality": _quality(runs, reference),
+        "Attacks": _attacks(runs),
+        "Membership inference": _membership(runs, reference),
+        "Distributions": _distributions(runs, reference),
+        "Training": _training(runs),
     }
+    drawn = {name: [Plot(title, svg[svg.index("<svg") :]) for title, svg in part] for name, part in parts.items()}
+    return {name: part for name, part in drawn.items() if part}
 
 
-def _quality(runs: Sequence[NamedRun], reference: int | None) -> Iterator[Plot]:
+def _quality(runs: Sequence[NamedRun], reference: int | None) -> Iterator[tuple[str, str]]:
     """What is forgotten against what is kept, of ELUDe and of TOFU."""
     for task, forgotten, kept, *labels in (
         ("elude_forget", ("elude_forget", "forget_quality"), ("elude_quality", "retain_quality"), "FQ, %", "RQ, %"),
@@ -127,20 +128,20 @@ def _quality(runs: Sequence[NamedRun], reference: int | None) -> Iterator[Plot]:
             points.append(plots.Point(run.name, x, y, gibberish(run).get(task, 0.0)) if x and y and known else None)
         if any(points):
             title = "Forgotten against kept, with 95 % intervals; a cross answers gibberish"
-            yield Plot(title, plots.quality(points, reference, *labels))
+            yield title, plots.quality(points, reference, *labels)
 
 
-def _attacks(runs: Sequence[NamedRun]) -> Iterator[Plot]:
+def _attacks(runs: Sequence[NamedRun]) -> Iterator[tuple[str, str]]:
     """A plot for each share that is measured under the attacks, with the plain questions first."""
     tasks = tables.attack_tasks([task for run in runs for task in run.run.tasks])
     for metric in METRICS.values():
         series = {run.name: [run.estimate(task, metric.name) for task in tasks] for run in runs}
         of_all = [values for values in series.values() if sum(value is not None for value in values) > 1]
         if metric.unit == "share" and of_all:
-            yield Plot(f"{metric.label}, in per cent", plots.bars("", list(map(attack_name, tasks)), series))
+            yield f"{metric.label}, in per cent", plots.bars("", list(map(attack_name, tasks)), series)
 
 
-def _membership(runs: Sequence[NamedRun], reference: int | None) -> Iterator[Plot]:
+def _membership(runs: Sequence[NamedRun], reference: int | None) -> Iterator[tuple[str, str]]:
     """The ROC of calling the lower loss a member, and histograms of the two sides' losses (nats per token)."""
     losses = []
     for place, run in enumerate(runs):
@@ -151,28 +152,24 @@ def _membership(runs: Sequence[NamedRun], reference: int | None) -> Iterator[Plo
             losses.append((place, run.name, sides))
     if losses:
         curves: list[plots.Line] = [(place, name, roc(*sides)) for place, name, sides in losses]
-        yield Plot("ROC of the loss", plots.roc(curves, reference))
+        yield "ROC of the loss", plots.roc(curves, reference)
     for place, name, (members, others) in losses:
         top = max(*members, *others) or 1.0
         shares = [(place, name, histogram(members, top)), (place, "paraphrase", histogram(others, top))]
         title = f"{name}: losses of the forget set and its paraphrase (dashed)"
-        yield Plot(title, plots.histograms(shares, top, "loss, nats per token", dashed={1}))
+        yield title, plots.histograms(shares, top, "loss, nats per token", dashed={1})
 
 
-def roc(members: Sequence[float], others: Sequence[float]) -> list[list[float]]:
+def roc(members: Sequence[float], others: Sequence[float]) -> Points:
     """Points (false alarms, members found), thinned to what a plot shows."""
-    counts = [0, 0]
-    points = [[0.0, 0.0]]
-    marked = sorted([(loss, 0) for loss in members] + [(loss, 1) for loss in others])
-    for i, (loss, side) in enumerate(marked):
-        counts[side] += 1
-        if i + 1 == len(marked) or marked[i + 1][0] > loss:  # equal losses are told apart by nobody
-            points.append([counts[1] / len(others), counts[0] / len(members)])
-    keep = max(1, len(points) // POINTS)
-    return [point for i, point in enumerate(points) if i % keep == 0 or i + 1 == len(points)]
+    sides = np.repeat([1, 0], [len(members), len(others)])
+    rates = roc_curve(sides, -np.array([*members, *others]), drop_intermediate=False)[:2]
+    points = np.stack(rates, axis=1)
+    shown = {*range(0, len(points), max(1, len(points) // POINTS)), len(points) - 1}
+    return points[sorted(shown)].tolist()
 
 
-def _distributions(runs: Sequence[NamedRun], reference: int | None) -> Iterator[Plot]:
+def _distributions(runs: Sequence[NamedRun], reference: int | None) -> Iterator[tuple[str, str]]:
     """How probability and truth ratio are spread in each set: shares of the samples by twentieth, for each run."""
     for task, name in SETS.items():
         for metric, label in (("probability", "probability"), ("truth_ratio", "truth ratio")):
@@ -183,18 +180,16 @@ def _distributions(runs: Sequence[NamedRun], reference: int | None) -> Iterator[
                 shares += [(place, run.name, histogram(values, 1.0))] if values else []
             if shares:
                 dashed = {i for i, (place, *_) in enumerate(shares) if place == reference}
-                yield Plot(f"{name}: {label}", plots.histograms(shares, 1.0, label, dashed))
+                yield f"{name}: {label}", plots.histograms(shares, 1.0, label, dashed)
 
 
 def histogram(values: Sequence[float], top: float) -> list[float]:
-    """Share of the values in each of equal bins from 0 to ``top``."""
-    counts = [0] * BINS
-    for value in values:
-        counts[min(BINS - 1, max(0, int(value / top * BINS)))] += 1
-    return [count / len(values) for count in counts]
+    """Share of the values in each of equal bins from 0 to ``top``; those beyond count in the last."""
+    counts, _ = np.histogram(np.clip(values, 0, top), bins=BINS, range=(0, top))
+    return (counts / len(values)).tolist()
 
 
-def _training(runs: Sequence[NamedRun]) -> Iterator[Plot]:
+def _training(runs: Sequence[NamedRun]) -> Iterator[tuple[str, str]]:
     """Curves of the logs of the checkpoints that were scored: losses by step, measures by epoch, drift by layer."""
     names = {"step": "", "epoch": "validation: ", "layer": "weights of a layer, over their norm: "}
     curves = [training(run.run.checkpoint) for run in runs]
@@ -206,12 +201,12 @@ def _training(runs: Sequence[NamedRun]) -> Iterator[Plot]:
                 if len(of_run[axis].get(name, ())) > 1
             ]
             if lines:
-                yield Plot(prefix + name.replace("_", " "), plots.curves(lines, axis))
+                yield prefix + name.replace("_", " "), plots.curves(lines, axis)
 
 
-def training(folder: Path | None) -> dict[str, dict[str, list[list[float]]]]:
+def training(folder: Path | None) -> dict[str, dict[str, Points]]:
     """The curves of one checkpoint's log by step, epoch and layer, none where it is not there."""
-    curves: dict[str, dict[str, list[list[float]]]] = {"step": {}, "epoch": {}, "layer": {}}
+    curves: dict[str, dict[str, Points]] = {"step": {}, "epoch": {}, "layer": {}}
     if folder is None or not (folder / TRAIN_LOG).is_file():
         return curves
     manifest = read_manifest(folder)
@@ -230,33 +225,15 @@ def training(folder: Path | None) -> dict[str, dict[str, list[list[float]]]]:
     return curves
 
 
-def _thinned(points: list[list[float]]) -> list[list[float]]:
+def _thinned(points: Points) -> Points:
     """Means of neighbouring points, as many as a plot can show."""
     size = math.ceil(len(points) / POINTS)
-    groups = [points[i : i + size] for i in range(0, len(points), size)]
-    return [[sum(column) / len(group) for column in zip(*group, strict=True)] for group in groups]
+    return [np.mean(points[i : i + size], axis=0).tolist() for i in range(0, len(points), size)]
 
 
 # ---- answers
-class Answered(NamedTuple):
-    """A run's answer to one of the three questions that a reader sees first; texts, "" for what is not there."""
-
-    text: str
-    probability: str
-    gibberish: bool
-
-
-class Article(NamedTuple):
-    """One of these questions, with the name of its row in the page's address."""
-
-    key: str
-    question: str
-    truth: str
-    answers: list[Answered]
-
-
-def _samples(runs: Sequence[NamedRun], shown: Mapping[str, Any]) -> tuple[str, list[Article]]:
-    """Three questions of a forget set that all runs answered, and by which run they were chosen.
+def _samples(runs: Sequence[NamedRun], shown: Mapping[str, Any]) -> tuple[str, list[dict[str, Any]]]:
+    """By which run three questions of a forget set that all runs answered were chosen, and the questions.
 
     They are those whose true answer this run, the last unlearned one, finds likeliest, in the middle, and least likely.
     """
@@ -270,11 +247,16 @@ def _samples(runs: Sequence[NamedRun], shown: Mapping[str, Any]) -> tuple[str, l
     for place in sorted({0, len(rows) // 2, len(rows) - 1}) if rows else ():
         task, _, number, question, _, candidates, given = rows[place]
         answers = [
-            Answered(texts[text], "" if p is None else f"{p / 10:.1f} %", bool(flags & DEGENERATE))
+            {
+                "text": texts[text],
+                "probability": "" if p is None else f"{p / 10:.1f} %",
+                "gibberish": flags & DEGENERATE,
+            }
             for text, p, _, flags, *_ in given
         ]
         truth = texts[shown["candidates"][candidates][1]]
-        articles.append(Article(f"{tasks[task]}-{number}", texts[question], truth, answers))
+        key = f"{tasks[task]}-{number}"  # of its row in the page's address
+        articles.append({"key": key, "question": texts[question], "truth": truth, "answers": answers})
     return runs[of].title, articles
 
 
@@ -368,8 +350,6 @@ def leaks(doc: Mapping[str, Any], question: str) -> bool:
 
 
 # ---- what was run
-
-
 def _about(run: NamedRun) -> list[tuple[str, str]]:
     """What a reader needs to run it again, as names and texts."""
     settings, config, results = run.run.settings(run.run.tasks[0]), run.run.config, run.run.results
