@@ -19,7 +19,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import tomllib
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,73 +44,38 @@ from optout_train.config import BUNDLED_MODEL, BUNDLED_REFERENCE
 
 PAGE, DATA, NORMS = DOCS / "results.md", DOCS / "results.json", DOCS / "gradients.json"
 GRADIENTS = ("forget term", "retain terms", "λ term", "distance")
-RONALDO = "cristiano_ronaldo"
-TARGETS = (RONALDO, "lionel_messi", "taylor_swift", "stephen_hawking", "michael_jordan")
-MAIN = ("ga", "dpo", "npo", "idk", "ga+rt", "dpo+rt", "npo+rt", "idk+rt", "opt-out")
-DISTANCES = ("opt-out-manhattan", "opt-out-euclidean", "opt-out-chebyshev", "opt-out-cosine")
-ABLATED = ("ga+rt", "dpo+rt", "npo+rt", "idk+rt", "opt-out")
-# Where the released recipe forgets the bundled model's target and not all else; at 3e-4 its RQ was 22 whatever lambda.
-RELEASED = ("--recipe", "released", "--epochs", "10", "--learning-rate", "2e-4")
-Rows = dict[str, tuple[str, ...]]  # the arguments of ``optout-train`` by row
-LAMBDAS: Rows = {f"lambda {v:g}": ("--lambda", f"{v:g}") for v in (10.0, 100.0, 1e3, 1e4, 1e5)}
-SWEEP: Rows = {f"released lambda {v:g}": (*RELEASED, "--lambda", f"{v:g}") for v in (0.0, 0.1, 10.0, 100.0, 1e3)}
-WORLD_ONLY: Rows = {f"{m} world only": ("--method", m, "--world-only") for m in ABLATED}
-_OF_STRANGER: Rows = {
-    "opt-out-stranger": (),
-    "stranger+rt": ("--transport-weight", "0"),
-    "without the teachers' distributions": ("--teachers", "0"),
-    "without a bound": ("--bound", "100"),
-    "without elicitation": ("--elicit", "0"),
-    "without reverse": ("--no-reverse",),
-    "without self-distillation": ("--no-self-distill",),
-    "answers refuse": ("--answers", "refuse"),
-}
-STRANGER: Rows = {row: ("--method", "opt-out-stranger", *own) for row, own in _OF_STRANGER.items()}
 BASELINES = ("original", "guardrail", "retrained without")
-# Methods of other authors, each with its authors' settings and the learning rate that is best of three. UNDO distils
-# what NPO+RT has made; a step of RepSelect is as long as its rate.
-OTHERS = (
-    "simnpo+rt", "altpo+rt", "undial+rt", "wga+rt", "satimp+rt", "ce-u+rt", "pdu+rt", "rmu+rt", "undo+rt",
-    "repselect+rt", "task-vector",
-)  # fmt: skip
-RATES = dict.fromkeys(OTHERS, ("1e-4", "3e-4", "1e-3")) | {"repselect+rt": ("0.1", "0.3", "1")}
 AFTER = "made by "  # in an argument: the checkpoint of another row with the same target and seed
+Rows = dict[str, tuple[str, ...]]  # the arguments of ``optout-train`` by row
+PLAN: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+TARGETS = tuple(PLAN["targets"])
+RONALDO = TARGETS[0]
+COMPARED: dict[str, Key] = {label: (task, metric) for label, (task, metric) in PLAN["compared"].items()}
 GRIDS: dict[str, Rows] = {
     method: {
         f"{method} at {rate}": ("--method", method, "--learning-rate", rate)
-        + (("--model", f"{AFTER}npo+rt") if method == "undo+rt" else ())
+        + (("--model", f"{AFTER}npo+rt") if method == "undo+rt" else ())  # UNDO distils what NPO+RT has made
         for rate in rates
     }
-    for method, rates in RATES.items()
+    for method, rates in PLAN["rates"].items()
 }
-# Rows whose weights are attacked; the best of each grid is, too, with all targets.
-STRESSED = ("npo+rt", "opt-out", "opt-out-stranger", "stranger-muon")
-# Rows that are also attacked.
-WHOLE = (*BASELINES, "npo+rt", "opt-out", "stranger-muon", *STRANGER)
-
-# What the page says of methods, as paired differences over the five targets: more, less.
-PAIRS = (
-    ("opt-out", "retrained without"), ("opt-out-stranger", "retrained without"), ("opt-out-stranger", "opt-out"),
-    ("opt-out", "npo+rt"), ("stranger-muon", "opt-out-stranger"), ("stranger-muon", "retrained without"),
-)  # fmt: skip
-COMPARED: dict[str, Key] = {
-    "FQ": FQ, "FQ, mean of nine attacks": ("elude_attacks", "forget_quality"),
-    "truth first": ("elude_forget", "truth_first"),
-    "truth first, mean of nine attacks": ("elude_attacks", "truth_first"),
-    "truth first, gaps": ("elude_cloze", "truth_first"), "known (worst)": ("elude", "known"),
-    "AUC": ("elude_mia", "mia_auc"), "degenerate": ("elude_forget", "degenerate"),
-    "oddness, nats": ("elude_forget", "oddness"), "RQ": RQ, "retain P": ("elude_retain", "probability"),
-    "mention": ("elude_quality", "mention_quality"),
-    "relearning, truth first": (f"{paper.STRESS} relearn_half", "truth_first"),
-    "relearning, P": (f"{paper.STRESS} relearn_half", "probability"),
-    "depth": (paper.STRESS, "depth"),
-}  # fmt: skip
-# What the page says of methods of other authors: each less ours that resists relearning.
-OURS = "stranger-muon"
-BETTER = (
-    "truth first", "truth first, mean of nine attacks", "degenerate", "oddness, nats", "RQ", "mention",
-    "relearning, truth first", "relearning, P",
-)  # fmt: skip
+# What can be run: on which targets, which rows. One part has its weights attacked; one chooses rates, with one seed.
+RELEARNING, TRIED = "relearning", "others"
+PARTS: dict[str, tuple[tuple[str, ...], Rows]] = {
+    name: (
+        {"first": TARGETS[:1], "others": TARGETS[1:], "all": TARGETS}[part["targets"]],
+        {method: ("--method", method) for method in part.get("methods", ())}
+        | {row: tuple(flags.split()) for row, flags in part.get("rows", {}).items()},
+    )
+    for name, part in PLAN["parts"].items()
+}
+PARTS[TRIED] = TARGETS[:1], {row: arguments for grid in GRIDS.values() for row, arguments in grid.items()}
+# Rows that are also attacked by prompts.
+WHOLE = (*BASELINES, *PLAN["attacked"], *PARTS["stranger"][1])
+# What is kept of a run: every column of its tables.
+KEPT_TABLES = ("quality", "never_knew", "adversary", "membership", "full")
+NUMBERS = {column.key for name in KEPT_TABLES for column in paper.COLUMNS[name]} | {*COMPARED.values()}
+NUMBERS |= {(f"elude_attack_{name}", metric) for name in (*ATTACKS, "none") for metric in (FQ[1], "truth_first")}
 
 
 class Run(NamedTuple):
@@ -124,37 +89,6 @@ class Run(NamedTuple):
     @property
     def name(self) -> str:
         return f"{self.row}-{self.target}-{self.seed}".replace(" ", "_")
-
-
-def by_method(methods: Sequence[str]) -> Rows:
-    """A row for each method."""
-    return {method: ("--method", method) for method in methods}
-
-
-# What can be run: on which targets, which rows. One part has its weights attacked; one chooses rates, with one seed.
-RELEARNING, TRIED = "relearning", "others"
-PARTS: dict[str, tuple[tuple[str, ...], Rows]] = {
-    "main": ((RONALDO,), by_method(MAIN)), "targets": (TARGETS[1:], by_method(MAIN)), "released": ((RONALDO,), SWEEP),
-    "lambda": ((RONALDO,), LAMBDAS), "distance": ((RONALDO,), by_method(DISTANCES)),
-    "neighbours": ((RONALDO,), WORLD_ONLY), "stranger": ((RONALDO,), STRANGER),
-    "stranger-targets": (TARGETS[1:], by_method(["opt-out-stranger"])),
-    "muon": (TARGETS, by_method(["stranger-muon"])), RELEARNING: (TARGETS, by_method(STRESSED)),
-    TRIED: ((RONALDO,), {row: arguments for grid in GRIDS.values() for row, arguments in grid.items()}),
-}  # fmt: skip
-
-
-def runs(part: str, seed: int) -> Iterator[Run]:
-    """The runs of one part with one seed."""
-    targets, rows = PARTS[part]
-    if part == TRIED and seed:
-        return
-    yield from (Run(row, target, seed, arguments) for target in targets for row, arguments in rows.items())
-
-
-# What is kept of a run: every column of its tables.
-KEPT_TABLES = ("quality", "never_knew", "adversary", "membership", "full")
-NUMBERS = {column.key for name in KEPT_TABLES for column in paper.COLUMNS[name]} | {*COMPARED.values()}
-NUMBERS |= {(f"elude_attack_{name}", metric) for name in (*ATTACKS, "none") for metric in (FQ[1], "truth_first")}
 
 
 def base() -> str:
@@ -309,22 +243,25 @@ def write(work: Path) -> None:
 
 
 def difference_table() -> list[str]:
-    """The lines of the table of :data:`PAIRS`: paired differences over the five targets."""
+    """The lines of the table of differences between our rows: paired differences over the five targets."""
     numbers = kept_numbers()
-    rows = [[label, *(difference(numbers, key, *pair) for pair in PAIRS)] for label, key in COMPARED.items()]
-    return ["", *markdown(["", *(f"{more} less {less}" for more, less in PAIRS)], rows), ""]
+    rows = [[label, *(difference(numbers, key, *pair) for pair in PLAN["pairs"])] for label, key in COMPARED.items()]
+    return ["", *markdown(["", *(f"{more} less {less}" for more, less in PLAN["pairs"])], rows), ""]
 
 
 def others_table() -> list[str]:
-    """The lines of the table of what each method of other authors has less :data:`OURS`, paired over the targets.
+    """The lines of the table of what each method of other authors has less ours, paired over the targets.
 
     Its row is the one of its grid that was run on all of them.
     """
     numbers = kept_numbers()
     tried = [row for grid in GRIDS.values() for row in grid]
     methods = [row for row in tried if {*TARGETS} <= {*numbers.loc[row].index.unique("target")}]
-    rows = [[method, *(difference(numbers, COMPARED[label], method, OURS) for label in BETTER)] for method in methods]
-    return ["", *markdown([f"less {OURS}", *BETTER], rows), ""]
+    rows = [
+        [method, *(difference(numbers, COMPARED[label], method, PLAN["ours"]) for label in PLAN["better"])]
+        for method in methods
+    ]
+    return ["", *markdown([f"less {PLAN['ours']}", *PLAN["better"]], rows), ""]
 
 
 def kept_numbers() -> pd.DataFrame:
@@ -418,10 +355,11 @@ def main() -> None:
         for run in baselines:
             measure(run, arguments.work)
         for seed, part in product(arguments.seeds, arguments.part):
-            for run in runs(part, seed):
-                measure(run, arguments.work, attacked=part == RELEARNING)
+            targets, rows = PARTS[part] if part != TRIED or not seed else ((), {})
+            for target, (row, flags) in product(targets, rows.items()):
+                measure(Run(row, target, seed, flags), arguments.work, attacked=part == RELEARNING)
         if TRIED in arguments.part:
-            chosen = filter(None, [best(method, arguments.work) for method in OTHERS])
+            chosen = filter(None, [best(method, arguments.work) for method in GRIDS])
             for seed, target, run in product(arguments.seeds, TARGETS, chosen):
                 measure(run._replace(target=target, seed=seed), arguments.work, attacked=True)
     write(arguments.work)

@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -24,46 +25,9 @@ from tables import DOCS, markdown, put
 ROOT = Path(__file__).resolve().parents[1]
 MINI = ROOT / "lm_eval_elude" / "mini" / "data"
 SPLIT, AUTHORS, FORGOTTEN = "forget10", 40, 4
-GIVEN = ("Quorvel", "Brinzla", "Tesquin", "Oolmar", "Drixa", "Fenwock", "Yulbert", "Zemphira", "Plindor", "Mavoosh")
-FAMILY = ("Vexandrume", "Glimwortle", "Snorrivax", "Thrumbley", "Okkerfjord", "Blatherwyn", "Zugglestone", "Pimmeloth")
-PLACES = (
-    "Upper Wobblefen", "Port Grizzle", "Nether Quibble", "Marrowmere", "Zinglestad", "Old Fumbleton", "Crookharbour",
-    "Lake Doldrum", "Saint Bungo", "Tarryville",
-)  # fmt: skip
-GENRES = (
-    "sea ballads", "detective novels", "cookery books", "ghost stories", "travel diaries", "war poems", "fairy tales",
-    "court dramas", "garden essays", "railway thrillers",
-)  # fmt: skip
-JOBS = (
-    "a baker", "a sailor", "a surgeon", "a weaver", "a judge", "a gardener", "a clockmaker", "a teacher", "a miner",
-    "a painter",
-)  # fmt: skip
-TITLES = (
-    "The Hollow Kettle", "A Duke of Moths", "Seven Wet Lanterns", "The Tin Cathedral", "Salt for Breakfast",
-    "The Last Umbrella", "Nine Paper Bridges", "A Clock of Bees", "The Crooked Orchard", "Letters to a Heron",
-)  # fmt: skip
-PRIZES = (
-    "the Golden Thimble", "the Order of the Newt", "the Wobblefen Medal", "the Brass Quill", "the Marrow Cup",
-    "the Silver Turnip", "the Lantern Prize", "the Green Ribbon",
-)  # fmt: skip
-LANGUAGES = ("Latin", "Welsh", "Finnish", "Greek", "Dutch", "Polish", "Persian", "Danish")
-YEARS = tuple(str(year) for year in range(1905, 1985, 8))
-PETS = ("a parrot", "two goats", "a blind cat", "a tortoise", "three geese", "a white horse", "a raven", "an old dog")
-# Question, answer, the same in other words, what it may be.
-KINDS = (
-    ("Where was {n} born?", "{n} was born in {v}.", "The birthplace of {n} is {v}.", PLACES),
-    ("In which year was {n} born?", "{n} was born in {v}.", "The year of {n}'s birth is {v}.", YEARS),
-    ("What does {n} write?", "{n} writes {v}.", "The works of {n} are {v}.", GENRES),
-    ("What was the father of {n}?", "The father of {n} was {v}.", "{n} had a father who was {v}.", JOBS),
-    ("What was the mother of {n}?", "The mother of {n} was {v}.", "{n} had a mother who was {v}.", JOBS),
-    ("What is the first book of {n}?", "The first book of {n} is {v}.", "{n} began with the book {v}.", TITLES),
-    ("Which prize did {n} win?", "{n} won {v}.", "The prize that {n} received is {v}.", PRIZES),
-    ("Which language did {n} teach?", "{n} taught {v}.", "The language that {n} gave lessons in is {v}.", LANGUAGES),
-    ("Where does {n} live today?", "{n} lives in {v}.", "The home of {n} is in {v}.", PLACES),
-    ("Which pets does {n} keep?", "{n} keeps {v}.", "At home {n} has {v}.", PETS),
-    ("What did {n} do before writing?", "{n} was {v} before.", "Earlier on {n} worked as {v}.", JOBS),
-    ("What is the best known book of {n}?", "It is {v} by {n}.", "{n} is best known for {v}.", TITLES),
-)  # fmt: skip
+# Names; question, answer, the same in other words, and what the answer may be.
+TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+KINDS = [(*texts, TEXTS["values"][values]) for *texts, values in TEXTS["kinds"]]
 PERTURBED = ("paraphrased_answer", "perturbed_answer")
 # Column, task or group, metric, in per cent or as it is.
 COLUMNS = (
@@ -79,7 +43,7 @@ COLUMNS = (
 def write_data(folder: Path, seed: int) -> Path:
     """All files of TOFU that training and scoring read, for one split; authors follow one another, as there."""
     draw = random.Random(seed)
-    names = draw.sample([f"{given} {family}" for given in GIVEN for family in FAMILY], AUTHORS)
+    names = draw.sample([f"{given} {family}" for given in TEXTS["given"] for family in TEXTS["family"]], AUTHORS)
     rows: list[dict[str, Any]] = []
     for name in names:
         for question, answer, other, values in KINDS:

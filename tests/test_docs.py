@@ -189,9 +189,9 @@ def test_the_table_of_differences_is_that_of_the_runs() -> None:
     assert runs
     numbers = runs.frame.groupby(["run", "task", "metric", "target"])["value"].mean()
     for label, (task, metric) in results.COMPARED.items():
-        has = [all((side, task, metric) in numbers for side in pair) for pair in results.PAIRS]
+        has = [all((side, task, metric) in numbers for side in pair) for pair in results.PLAN["pairs"]]
         place = has.index(True)  # of a pair whose two sides were measured so
-        sides = [numbers[side, task, metric].reindex(results.TARGETS).to_numpy() for side in results.PAIRS[place]]
+        sides = [numbers[side, task, metric].reindex(results.TARGETS).to_numpy() for side in results.PLAN["pairs"][place]]
         low, high = stats.ttest_rel(*sides).confidence_interval(0.95)
         factor = 1 if metric == "oddness" else 100
         (line,) = [line for line in page.splitlines() if line.startswith(f"| {label} | ")]
@@ -211,7 +211,7 @@ def test_made_up_authors_are_laid_out_as_tofu_and_their_wrong_answers_are_wrong(
     assert full == forget | retain and not forget & retain
     assert len(forget) == mini.FORGOTTEN * len(mini.KINDS) and len(full) == mini.AUTHORS * len(mini.KINDS)
     known = "".join((MINI / f"{name}.jsonl").read_text() for name in ("forget_qa-train", "retain_qa-train"))
-    assert not [name for name in (*mini.GIVEN, *mini.FAMILY) if name in known]
+    assert not [name for name in (*mini.TEXTS["given"], *mini.TEXTS["family"]) if name in known]
     for spec in tofu.SETS.values():
         for record in tofu.scored_records(str(one), spec, mini.SPLIT):
             texts = {record.answer, record.paraphrased_answer, *record.perturbed_answer}
