@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+from commands import call, score
 
 MINI = Path(__file__).resolve().parents[1] / "lm_eval_elude" / "mini"
 # The bundled model's recipe but for what is named: short runs, so that some forget too little and some too much.
@@ -23,18 +24,9 @@ METHODS = {
 }  # fmt: skip
 
 
-def call(*command: str | Path) -> None:
-    """Run one of our commands; its failure is ours."""
-    tool, *arguments = map(str, command)
-    done = subprocess.run([Path(sys.executable).with_name(tool), *arguments], env=os.environ)
-    if done.returncode:
-        sys.exit(done.returncode)
-
-
 def output(*arguments: str | Path) -> bytes:
     """What `elude` prints, whether it finds something wrong or not."""
-    command = [str(Path(sys.executable).with_name("elude")), *map(str, arguments)]
-    return subprocess.run(command, env=os.environ, stdout=subprocess.PIPE).stdout
+    return subprocess.run([Path(sys.executable).with_name("elude"), *arguments], stdout=subprocess.PIPE).stdout
 
 
 def forge(folder: Path, original: Path) -> None:
@@ -65,15 +57,7 @@ def main() -> None:
     for name, folder in models.items():
         if (submission := out / "submissions" / name).exists():
             continue
-        if not list((out / "runs" / name).rglob("results_*.json")):
-            arguments = (
-                "--model_args",
-                f"pretrained={folder}",
-                "--metadata",
-                '{"target": "ronaldo", "dataset": "mini"}',
-            )
-            call("lm_eval", "run", "--model", "elude", *arguments, "--tasks", "elude", "--log_samples",
-                 "--output_path", out / "runs" / name)  # fmt: skip
+        score(folder, out / "runs" / name, "elude", {"target": "ronaldo", "dataset": "mini"})
         role = name if name in ("original", "retrained") else "submission"
         attacks: tuple[str | Path, ...] = ()
         if asked.stress and role == "submission":  # what is finished there is not done again

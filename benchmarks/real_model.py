@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import smollm2
 import tables
+from commands import OFFLINE
 from scipy.stats import ks_2samp
 
 from lm_eval_elude.data import dataset
@@ -218,7 +219,7 @@ def main() -> int:
         parser.error("--stress needs a model that never knew the target: --teach makes one")
     if not (options.model / "config.json").is_file():
         parser.error(f"{options.model} is no model folder: it has no config.json")
-    os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "LMEVAL_LOG_LEVEL": "WARNING"}
+    os.environ |= OFFLINE
     asked = {k: str(v) for k, v in vars(options).items() if k not in ("work", "docs", "methods", "stress")}
     work = Work(options.work.absolute(), asked | {"model": str(options.model.resolve())})
     (target,) = dataset.resolve_targets(options.dataset, [options.target])

@@ -8,13 +8,12 @@ made again. An hour of two cores.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from leaderboard import call
+from commands import OFFLINE, call, score
 from results import TARGETS
 from tables import DOCS, markdown, put
 
@@ -49,16 +48,6 @@ def requests(work: Path) -> Iterator[tuple[str, str | Path, int]]:
     yield "5 at once", forget(work / "at-once", BUNDLED, TARGETS), len(TARGETS)
 
 
-def scored(model: str | Path, folder: Path) -> Run:
-    """The run of a model on all five targets."""
-    if not list(folder.rglob("results_*.json")):
-        metadata = json.dumps({"target": [*TARGETS], "dataset": "mini"})
-        arguments = f"pretrained={model},dtype=float32"
-        command = ["--model", "elude", "--model_args", arguments, "--tasks", "elude_quality", "--metadata", metadata]
-        call("lm_eval", "run", *command, "--batch_size", "32", "--log_samples", "--output_path", folder)
-    return Run(folder)
-
-
 def distance(model: str | Path) -> float:
     """How far the weights are from the original's: norm of the difference over the norm before."""
     before, after = (dict(load_model(str(m), None).named_parameters()) for m in (BUNDLED_MODEL, model))
@@ -89,10 +78,12 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("runs/requests"))
     parser.add_argument("--docs", action="store_true", help="also write the table into docs/results.md")
     arguments = parser.parse_args()
-    os.environ |= {"HF_HUB_OFFLINE": "1", "LMEVAL_LOG_LEVEL": "WARNING"}
+    os.environ |= OFFLINE
     rows = []
     for name, model, forgotten in requests(arguments.work):
-        rows.append(line(name, model, forgotten, scored(model, arguments.work / f"scores-{name.replace(' ', '-')}")))
+        folder = arguments.work / f"scores-{name.replace(' ', '-')}"
+        run = score(model, folder, "elude_quality", {"target": TARGETS, "dataset": "mini"}, "--batch_size", "32")
+        rows.append(line(name, model, forgotten, run))
         print(*rows[-1], sep="  ", flush=True)
     names = [target.name.split()[-1] for target in resolve_targets("mini", TARGETS)]
     head = ["after", "FQ", *(f"first, {name}" for name in names), "RQ", "mention", "drift"]

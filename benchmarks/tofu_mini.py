@@ -12,14 +12,12 @@ import argparse
 import json
 import os
 import random
-import shutil
-import subprocess
-import sys
 import time
 import tomllib
 from pathlib import Path
 from typing import Any
 
+from commands import OFFLINE, call, score
 from tables import DOCS, markdown, put
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -74,32 +72,12 @@ def write_data(folder: Path, seed: int) -> Path:
 def train(work: Path, name: str, *flags: str) -> float:
     """A checkpoint ``work/NAME`` unless it is finished; returns the seconds it took, also if it was made before."""
     took, started = work / f"{name}.seconds", time.monotonic()
-    command = [
-        sys.executable, "-m", "optout_train.cli", "--dataset", str(work / "data"), "--forget-split", SPLIT,
-        "--tofu-evaluator", "open-unlearning", "--batch-size", "16", "--no-validate", "--no-score", "--resume",
-        "--output-dir", str(work / name), *flags,
-    ]  # fmt: skip
-    subprocess.run(command, check=True)
+    data = ("--dataset", work / "data", "--forget-split", SPLIT, "--tofu-evaluator", "open-unlearning")
+    how = ("--batch-size", "16", "--no-validate", "--no-score", "--resume", "--output-dir", work / name)
+    call("optout-train", *data, *how, *flags)
     if not took.exists():
         took.write_text(f"{time.monotonic() - started:.0f}")
     return float(took.read_text())
-
-
-def score(work: Path, name: str, reference: str = "") -> dict[str, Any]:
-    """lm-eval's results of the group ``tofu`` for a checkpoint, beside another's run where one is named."""
-    out = work / "scores" / name
-    if not list(out.rglob("results_*.json")):
-        shutil.rmtree(out, ignore_errors=True)
-        metadata = json.dumps({"reference": str(work / "scores" / reference)} if reference else {})
-        command = [
-            sys.executable, "-m", "lm_eval", "run", "--model", "elude", "--tasks", "tofu", "--log_samples",
-            "--model_args", f"pretrained={work / name},dtype=float32", "--metadata", metadata,
-            "--output_path", str(out),
-        ]  # fmt: skip
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    (file,) = out.rglob("results_*.json")
-    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))["results"]
-    return found
 
 
 def main() -> None:
@@ -113,7 +91,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--docs", action="store_true", help="write the table into docs/results.md")
     given = parser.parse_args()
-    os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    os.environ |= OFFLINE
     work = given.work.absolute()
     write_data(work / "data", given.seed)
     taught = ("--method", "finetune", "--epochs", given.epochs, "--learning-rate", given.learning_rate)
@@ -126,11 +104,12 @@ def main() -> None:
         flags = ("--model", str(work / "start"), "--method", method, "--epochs", given.unlearn_epochs)
         rows[f"`{method}`"] = (method, (*flags, "--learning-rate", rate))
     seconds = {name: train(work, name, "--seed", str(given.seed), *flags) for name, flags in rows.values()}
-    score(work, "retained")
+    scores = work / "scores"
+    score(work / "retained", scores / "retained", "tofu", {})
     cells = []
     for label, (name, _) in rows.items():
-        found = score(work, name, "" if name == "retained" else "retained")
-        values = [(found[task].get(f"{metric},none"), form) for _, task, metric, form in COLUMNS]
+        run = score(work / name, scores / name, "tofu", {"reference": str(scores / "retained")})
+        values = [(run.reported(task).get(metric), form) for _, task, metric, form in COLUMNS]
         texts = ["–" if v is None else f"{100 * v:.1f}" if form == "%" else form.format(v) for v, form in values]
         cells.append([label, *texts, f"{seconds[name]:.0f}"])
     lines = markdown(["", *(name for name, *_ in COLUMNS), "s"], cells)

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,24 @@ WIDTH, INNER, LAYERS, VOCABULARY = 512, 1376, 8, 32000
 SETS = ("forget", "retain", "world")
 SHORT, LONG = (50, 110), (60, 420)  # tokens of a sample, drawn evenly
 EPOCHS = 3  # the paper's: over so many the one pass of the reference is spread
-PARTS = ("speed", "memory", "growth")
+# The columns of each part's table, formed of a row of its numbers.
+TABLES = {
+    "speed": {
+        "tokens": "{samples}", "released, s": "{released:.1f}", "NPO+RT, s": "{npo+rt:.1f}",
+        "Opt-Out, s": "{opt-out:.1f}", "transport, s": "{transport:.2f}", "reference, s": "{reference:.2f}",
+        "released, QA/s": "{pairs_per_second[released]:.3f}", "Opt-Out, QA/s": "{pairs_per_second[opt-out]:.3f}",
+        "ratio": "{speed_up:.2f}", "1 + transport / NPO+RT": "{overhead:.3f}",
+    },
+    "memory": {
+        "batch": "{batch}", "GA+RT, MiB": "{ga+rt:.0f}", "Opt-Out, MiB": "{opt-out:.0f}", "ratio": "{ratio:.3f}",
+    },
+    "growth": {
+        "records": "{records}", "parameters": "{millions:.1f} M", "epoch, s": "{epoch:.1f}",
+        "a record, ms": "{record_ms:.0f}", "step, s": "{step:.2f}", "transport, s": "{transport:.3f}",
+        "step, ns a parameter": "{parameter_ns:.0f}",
+    },
+}  # fmt: skip
+PARTS = tuple(TABLES)
 PADDED, SLICE = 512, 8  # the released code's length, and its batch as it runs
 TEMPLATE = (
     "{% for m in messages %}{{ '<|user|>' if m['role'] == 'user' else '<|assistant|>' }} {{ m['content'] }}"
@@ -245,14 +262,15 @@ def peak_anonymous(command: list[str]) -> float:
     return peak
 
 
-def memory(work: Path, batch: int) -> Iterator[dict[str, Any]]:
-    """Peak anonymous memory in MiB of two steps."""
+def memory(work: Path, batches: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Peak anonymous memory in MiB of two steps, for each batch size."""
     if not (work / "base").exists():
         make_base(work / "base")
-    make_data(work / "memory", batch, SHORT)
-    command = [sys.executable, __file__, "--memory", str(work / "base"), str(work / "memory")]
-    peaks = {method: peak_anonymous([*command, method, str(batch)]) for method in ("ga+rt", "opt-out")}
-    yield {"batch": batch, **peaks, "ratio": peaks["opt-out"] / peaks["ga+rt"]}
+    for batch in batches:
+        make_data(work / "memory", batch, SHORT)
+        command = [sys.executable, __file__, "--memory", str(work / "base"), str(work / "memory")]
+        peaks = {method: peak_anonymous([*command, method, str(batch)]) for method in ("ga+rt", "opt-out")}
+        yield {"batch": batch, **peaks, "ratio": peaks["opt-out"] / peaks["ga+rt"]}
 
 
 def growth(work: Path) -> Iterator[dict[str, Any]]:
@@ -266,13 +284,13 @@ def growth(work: Path) -> Iterator[dict[str, Any]]:
             ours.step(1, ours.plan[0])
             took = [timed(ours.step, number, indices)[1] for number, indices in enumerate(ours.run.plan[1], 2)]
             transport = min(timed(ours.run.transport.add_gradient, 0.0, i)[1] for i in range(3))
+            parameters = sum(p.numel() for p in ours.run.model.parameters())
+            epoch, step = sum(took) + records * ours.reference_seconds, sum(took) / len(took)
             yield {
-                "records": records,
-                "parameters": sum(p.numel() for p in ours.run.model.parameters()),
-                "epoch": sum(took) + records * ours.reference_seconds,
-                "step": sum(took) / len(took),
+                "records": records, "parameters": parameters, "millions": parameters / 1e6, "epoch": epoch,
+                "record_ms": 1000 * epoch / records, "step": step, "parameter_ns": 1e9 * step / parameters,
                 "transport": transport,
-            }
+            }  # fmt: skip
 
 
 def main() -> int:
@@ -295,44 +313,22 @@ def main() -> int:
         for number in (1, 2):  # the second backward pass runs beside the optimizer's state
             ours.step(number, ours.plan[0])
         return 0
-    report: dict[str, list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)
-        if "speed" in options.part:
-            report["speed"] = list(speed(work, options.batch_size, options.rounds, options.slices))
-            heads = "tokens|released, s|NPO+RT, s|Opt-Out, s|transport, s|reference, s|released, QA/s|Opt-Out, QA/s"
-            heads += "|ratio|1 + transport / NPO+RT"
-            rows = [
-                [
-                    r["samples"], f"{r['released']:.1f}", f"{r['npo+rt']:.1f}", f"{r['opt-out']:.1f}",
-                    f"{r['transport']:.2f}", f"{r['reference']:.2f}", f"{r['pairs_per_second']['released']:.3f}",
-                    f"{r['pairs_per_second']['opt-out']:.3f}", f"{r['speed_up']:.2f}", f"{r['overhead']:.3f}",
-                ]
-                for r in report["speed"]
-            ]  # fmt: skip
-            off = max(r["largest_relative_difference"] for r in report["speed"])
-            note = f"Losses, distance and gradient norm of the two shapes differ by {off:.1g} of their value."
-            tables.show("speed", [*tables.markdown(heads.split("|"), rows), "", note], options.docs)
-        if "memory" in options.part:
-            report["memory"] = [row for batch in (options.batch_size, 4) for row in memory(work, batch)]
-            rows = [
-                [str(r["batch"]), f"{r['ga+rt']:.0f}", f"{r['opt-out']:.0f}", f"{r['ratio']:.3f}"]
-                for r in report["memory"]
-            ]
-            heads = "batch|GA+RT, MiB|Opt-Out, MiB|ratio"
-            tables.show("memory", tables.markdown(heads.split("|"), rows), options.docs)
-        if "growth" in options.part:
-            report["growth"] = list(growth(work))
-            rows = [
-                [
-                    str(r["records"]), f"{r['parameters'] / 1e6:.1f} M", f"{r['epoch']:.1f}",
-                    f"{1000 * r['epoch'] / r['records']:.0f}", f"{r['step']:.2f}", f"{r['transport']:.3f}",
-                    f"{1e9 * r['step'] / r['parameters']:.0f}",
-                ]
-                for r in report["growth"]
-            ]  # fmt: skip
-            heads = "records|parameters|epoch, s|a record, ms|step, s|transport, s|step, ns a parameter"
-            tables.show("growth", tables.markdown(heads.split("|"), rows), options.docs)
+        measured: dict[str, Iterator[dict[str, Any]]] = {
+            "speed": speed(work, options.batch_size, options.rounds, options.slices),
+            "memory": memory(work, (options.batch_size, 4)),
+            "growth": growth(work),
+        }
+        report = {part: list(measured[part]) for part in PARTS if part in options.part}
+    for part, rows in report.items():
+        lines = tables.markdown(
+            [*TABLES[part]], [[form.format_map(row) for form in TABLES[part].values()] for row in rows]
+        )
+        if part == "speed":
+            off = max(row["largest_relative_difference"] for row in rows)
+            lines += ["", f"Losses, distance and gradient norm of the two shapes differ by {off:.1g} of their value."]
+        tables.show(part, lines, options.docs)
     if options.json:
         options.json.write_text(json.dumps(report, indent=1))
     return int(any(row["largest_relative_difference"] > 1e-2 for row in report.get("speed", [])))

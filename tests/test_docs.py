@@ -18,7 +18,7 @@ from scipy import stats
 from lm_eval_elude.data import tofu
 from lm_eval_elude.data.files import file_hashes
 from lm_eval_elude.report import kept, paper
-from lm_eval_elude.report.rows import COLLAPSED
+from lm_eval_elude.report.rows import COLLAPSED, Row
 from optout_train.config import METHODS, flag
 from tests.support import MINI
 
@@ -87,85 +87,25 @@ def test_the_table_of_gradients_is_that_of_the_kept_norms_on_the_model_of_today(
     )
 
 
-# Sentences of the results with the numbers that they quote: ROW (of Cristiano Ronaldo), ROW of TARGET or of all, TABLE,
-# COLUMN.
-QUOTED = (
-    "**Opt-Out leaves the truth first.** Under it {opt-out of all|quality|first} % of the facts still have "
-    "their true answer first, where the models that never knew have {retrained without of "
-    "all|quality|first} %; as a gap in a sentence {opt-out of all|quality|cloze} beside {retrained "
-    "without of all|quality|cloze} %.",
-    "An FQ of {opt-out of all|quality|FQ} does not show that.",
-    "**Asked plainly, the stranger method does not.** It leaves {opt-out-stranger of all|quality|first} % "
-    "of the truths first, and no interval tells that from the models that never knew.",
-    "As gaps {opt-out-stranger of all|quality|cloze} % are first,",
-    "RQ ({opt-out-stranger of all|quality|RQ} beside {opt-out of all|quality|RQ}) and, most of all, questions "
-    "that name the target in passing ({opt-out-stranger of all|quality|mention} beside {opt-out of "
-    "all|quality|mention}; the original has {original of all|quality|mention}).",
-    "For Taylor Swift few of Opt-Out's answers are repetitions (degenerate {opt-out of "
-    "taylor_swift|quality|degen.}), and its words are {opt-out of taylor_swift|quality|oddness} nats a "
-    "token less likely than the original's.",
-    "What is known under the worst attack goes from the original's 100 to {opt-out-stranger of "
-    "lionel_messi|never_knew|known} (Messi), {opt-out-stranger of stephen_hawking|never_knew|known} "
-    "(Hawking), {opt-out-stranger of michael_jordan|never_knew|known} (Jordan), {opt-out-stranger of "
-    "taylor_swift|never_knew|known} (Swift) and {opt-out-stranger|never_knew|known} (Ronaldo).",
-    "For Michael Jordan the model that never knew has {retrained without of "
-    "michael_jordan|never_knew|known}: asked who is described, it finds his name, which it read in "
-    "passing, likelier than its five neighbours'.",
-    "**Training on one half of the facts brings back the other.** Of the lost truth first it is {opt-out of "
-    "all|adversary|relearn_half: first} % under Opt-Out, {opt-out-stranger of all|adversary|relearn_half: first} % "
-    "under `opt-out-stranger` and {stranger-muon of all|adversary|relearn_half: first} % under `stranger-muon`; of the "
-    "probability {opt-out of all|adversary|relearn_half: P}, {opt-out-stranger of all|adversary|relearn_half: P} and "
-    "{stranger-muon of all|adversary|relearn_half: P} %.",
-    "`stranger-muon` leaves the truth first in {stranger-muon of all|quality|first} % of the facts ({retrained without "
-    "of all|quality|first} where it was never known) and keeps an RQ of {stranger-muon of all|quality|RQ} of the "
-    "original's {original of all|quality|RQ}, where `opt-out-stranger` keeps {opt-out-stranger of all|quality|RQ}.",
-    "After training on one half of the facts, {stranger-muon of all|adversary|relearn_half: first} % of the truth "
-    "first that was lost in the other half is back, and {stranger-muon of all|adversary|relearn_half: P} % of the "
-    "probability. After `opt-out-stranger` it is {opt-out-stranger of all|adversary|relearn_half: first} and "
-    "{opt-out-stranger of all|adversary|relearn_half: P} %. RQ is {stranger-muon of all|quality|RQ} for "
-    "{opt-out-stranger of all|quality|RQ}, and that of questions which name the target in passing {stranger-muon of "
-    "all|quality|mention} for {opt-out-stranger of all|quality|mention}.",
-    "after `stranger-muon` it is {stranger-muon of all|adversary|relearn_half: first} %, and every interval",
-    "It leaves the truth first in {rmu+rt at 1e-3 of all|quality|first} % of the facts, keeps an RQ of {rmu+rt "
-    "at 1e-3 of all|quality|RQ} of {original of all|quality|RQ} and has a depth of {rmu+rt at 1e-3 of "
-    "all|adversary|depth}. Its answers are strings of words nobody says (oddness {rmu+rt at 1e-3 of "
-    "all|quality|oddness} nats for the original's {original of all|quality|oddness}), questions that name the "
-    "target in passing keep {rmu+rt at 1e-3 of all|quality|mention} of {original of all|quality|mention}, and "
-    "{rmu+rt at 1e-3 of all|adversary|relearn_half: first} % of the truth first comes back.",
-    "(WGA {wga+rt at 3e-4 of all|quality|degen.} % of the answers, PDU {pdu+rt at 3e-4 of all|quality|degen.} %) or "
-    "lose RQ (PDU {pdu+rt at 3e-4 of all|quality|RQ}).",
-    "GA, NPO and DPO without a retain loss collapse on Cristiano Ronaldo (RQ {ga|quality|RQ}, "
-    "{npo|quality|RQ}, {dpo|quality|RQ} of {original|quality|RQ}), as in the paper.",
-    "With it GA keeps {ga+rt|quality|RQ}, DPO {dpo+rt|quality|RQ}, NPO {npo+rt|quality|RQ}.",
-    "The recipe was chosen on Cristiano Ronaldo (FQ {opt-out|quality|FQ}); over all five targets FQ is "
-    "{opt-out of all|quality|FQ}, beside {retrained without of all|quality|FQ} of the models that never "
-    "knew.",
-    "**FQ rewards gibberish**: of Opt-Out's answers about the targets {opt-out of all|quality|degen.} % "
-    "are empty or one n-gram repeated.",
-    "P {idk+rt|quality|P}, truth first {idk+rt|quality|first} %).",
-    "The original answers through all nine attacks (FQ {original of all|attacks|nine} on average).",
-    "They recover something of an Opt-Out checkpoint ({opt-out of all|attacks|nine} beside {retrained "
-    "without of all|attacks|nine} of the models that never knew) and of a stranger checkpoint "
-    "({opt-out-stranger of all|attacks|nine}).",
-    "Membership inference sees the wording that Opt-Out forgot as *less* likely than its paraphrase (AUC "
-    "{opt-out of all|membership|AUC}): over-unlearning.",
-    "The stranger's AUC is {opt-out-stranger of all|membership|AUC}, that of the models that never knew "
-    "{retrained without of all|membership|AUC}.",
-)  # fmt: skip
-
-
+# Sentences of the results, with places for the numbers that they quote.
+QUOTED = (ROOT / "tests" / "quoted.md").read_text(encoding="utf-8").split("\n\n")[1:]
 QUOTING = [ROOT / "docs" / name for name in ("results.md", "stranger.md")]
+
+
+@cache
+def rows(targets: str) -> list[Row]:
+    """The kept runs of all targets, or of one."""
+    results = importlib.import_module("results")
+    runs = kept.read(results.DATA)
+    assert runs
+    return kept.rows(runs, () if targets == "all" else [targets or results.RONALDO])
 
 
 @cache
 def cells(table: str, targets: str) -> pd.DataFrame:
     """A table of all targets, or of one, as text."""
-    results = importlib.import_module("results")
-    runs = kept.read(results.DATA)
-    assert runs
-    rows = kept.rows(runs, () if targets == "all" else [targets or results.RONALDO])
-    found = paper.table(table, rows, "llama-3.1").cells
-    return found.set_axis([label.removesuffix(f", {COLLAPSED}") for label in found.index])
+    texts = paper.table(table, rows(targets), "llama-3.1").cells
+    return texts.set_axis([label.removesuffix(f", {COLLAPSED}") for label in texts.index])
 
 
 @pytest.mark.parametrize("sentence", QUOTED)
@@ -177,7 +117,7 @@ def test_a_sentence_of_the_results_quotes_the_numbers_of_the_runs(sentence: str)
         return text.removesuffix(" < .05") if "<" in text else text.split(" ")[0].split("\n")[0]
 
     text = " ".join(word for page in QUOTING for word in page.read_text(encoding="utf-8").split())
-    assert re.sub(r"{(.+?)}", number, sentence) in text
+    assert re.sub(r"{(.+?)}", number, " ".join(sentence.split())) in text
 
 
 def test_the_table_of_differences_is_that_of_the_runs() -> None:

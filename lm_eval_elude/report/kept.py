@@ -78,20 +78,19 @@ def rows(kept: Kept, targets: Collection[str] = ()) -> list[Row]:
     numbers = kept.frame
     wanted = set(targets) or set(numbers.target)
     numbers = numbers[numbers.target.isin(wanted)]
+    seed = ["run", "seed"]
+    wide = numbers.pivot(index=[*seed, "target"], columns=["task", "metric"], values="value")
+    wide = wide[wide.groupby(seed).transform("size") == len(wanted)]
+    by_seed = wide.groupby(seed).sum(min_count=len(wanted)) / len(wanted)  # of what every target has
+    by_seed[FQ] = [harmonic_mean(goodness(sets.FORGET, *of_set)) for of_set in _triples(by_seed, "forget")]
+    six = zip(_triples(by_seed, "retain"), _triples(by_seed, "world"), strict=True)
+    by_seed[RQ] = [harmonic_mean([*retain, *world]) for retain, world in six]
     made = []
-    for name in numbers.run.unique():
-        wide = numbers[numbers.run == name].pivot(index=["seed", "target"], columns=["task", "metric"], values="value")
-        wide = wide.groupby("seed").filter(lambda of_seed: len(of_seed) == len(wanted))
-        if wide.empty:
-            continue
-        by_seed = wide.groupby("seed").agg(lambda column: column.mean(skipna=False))  # a number of every target
-        by_seed[FQ] = [harmonic_mean(goodness(sets.FORGET, *of_set)) for of_set in _triples(by_seed, "forget")]
-        six = zip(_triples(by_seed, "retain"), _triples(by_seed, "world"), strict=True)
-        by_seed[RQ] = [harmonic_mean([*retain, *world]) for retain, world in six]
-        values = {key: column.dropna().tolist() for key, column in by_seed.items()}
+    for name in [name for name in numbers.run.unique() if name in by_seed.index]:
+        values = {key: column.dropna().tolist() for key, column in by_seed.loc[name].items()}
         of_seeds = {key: of_key for key, of_key in values.items() if of_key}
         estimates = {key: exact(sum(of_key) / len(of_key)) for key, of_key in of_seeds.items()}
-        made.append(Row(name, kept.base, {}, estimates, len(wide), of_seeds=of_seeds))
+        made.append(Row(name, kept.base, {}, estimates, len(wide.loc[name]), of_seeds=of_seeds))
     return marked(made)
 
 
