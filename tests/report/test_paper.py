@@ -21,7 +21,8 @@ from lm_eval_elude.report import frame, kept, paper, plots
 from lm_eval_elude.report.comparison import named_runs
 from lm_eval_elude.report.rows import COST, FQ
 from lm_eval_elude.report.rows import rows as make_rows
-from lm_eval_elude.scoring.benchmarks import UTILITY_BENCHMARKS
+from lm_eval_elude.scoring.benchmarks import BENCHMARKS, GROUPS, UTILITY, UTILITY_BENCHMARKS
+from lm_eval_elude.scoring.metrics import METRICS, THREE
 from lm_eval_elude.scoring.runs import Run
 from optout_train.config import build_config
 from tests.report.made import SETS, made_run
@@ -63,10 +64,9 @@ def folder(tmp_path_factory):
         ("e", "npo+rt", RONALDO, 0.2, {"retain_weight": 0.0}),
     ]  # fmt: skip
     for name, method, target, known, settings in jobs:
-        said = checkpoint(base / "models" / name, method, target, **settings)
-        made_run(
-            base / "runs" / name, known=known, says="He was there.", entity=target, seed=ord(name), checkpoint=said
-        )
+        identity = checkpoint(base / "models" / name, method, target, **settings)
+        run = {"known": known, "says": "He was there.", "entity": target, "seed": ord(name), "checkpoint": identity}
+        made_run(base / "runs" / name, **run)
     made_run(base / "runs" / "original", known=0.9, tasks=tuple(SETS))
     found = json.loads((base / "runs" / "a" / "results_2026.json").read_text())
     rows = {
@@ -119,7 +119,7 @@ def test_values_are_averaged_over_targets_before_fq_and_rq_are_formed(rows, fold
     for name in ("a", "b"):
         run = Run(folder / name)
         for task in SETS:
-            for metric in ("probability", "rougeL_recall", "truth_ratio"):
+            for metric in THREE:
                 mean = np.mean([s.values[metric] for s in run.samples(task)])
                 parts.setdefault((task, metric), []).append(mean)
     shares = [np.mean(values) for values in parts.values()]
@@ -133,12 +133,14 @@ def test_values_are_averaged_over_targets_before_fq_and_rq_are_formed(rows, fold
 
 def cells(name: str, rows, model: str = "llama-3.1") -> dict[tuple[str, str], dict[str, str]]:
     """The cells of a table as its CSV has them, by row and column."""
-    text = frame.csv_text(paper.csv_ready(paper.TABLES[name](rows, model)))
+    text = frame.csv_text(paper.csv_ready(paper.cells(name, rows, model)))
     return {(r["row"], r["column"]): r for r in csv.DictReader(io.StringIO(text))}
 
 
 def test_every_table_shows_ours_the_papers_and_what_is_missing(rows):
-    assert set(paper.TABLES) == set(paper.CAPTIONS) == set(paper.PAPER["where"])
+    named = {column.key for columns in paper.COLUMNS.values() for column in columns}
+    assert {metric for task, metric in named if task != "cost"} <= {*METRICS, "acc", "depth", ""}
+    assert {task for task, _ in named if task.startswith(("elude", "tofu"))} <= {*BENCHMARKS, *GROUPS, UTILITY}
     main = cells("main", rows)
     ours = main["Phi-3.5-mini-instruct: opt-out, transport-weight 0.1", "Avg."]
     assert (ours["value"], ours["paper"], ours["runs"]) == ("53.5", "63.4", "2") and ours["low"] < "53.5"
@@ -161,7 +163,7 @@ def test_every_table_shows_ours_the_papers_and_what_is_missing(rows):
 
 @pytest.mark.parametrize("name", paper.TABLES)
 def test_every_form_of_a_table_has_as_many_cells_in_each_line(name, rows):
-    table = paper.table(name, paper.TABLES[name](rows, "llama-3.1"), "llama-3.1")
+    table = paper.table(name, rows, "llama-3.1")
     columns = len(table.cells.columns)
     lines = frame.lines(table.cells)
     assert {line.replace("\\|", "").count("|") for line in lines} == {columns + 2}
@@ -177,9 +179,11 @@ def test_figures_hold_one_bar_for_each_number_and_are_the_same_again(rows):
     paths = [p for p in ET.fromstring(text).iter(f"{svg}path") if "fill: #" in p.get("style", "")]
     boxes = [[float(y) for y in re.findall(r"[ML] \S+ (\S+)", p.get("d"))] for p in paths if p.get("clip-path")]
     heights = [max(ys) - min(ys) for ys in boxes]
-    tasks = [key for _, key, *_ in paper.attack_columns(rows)]
-    shown = [row for row in rows if row.method.endswith("+rt") or row.method == "opt-out"]
-    numbers = [row.numbers[key].value for row in shown for key in tasks if key in row.numbers]
+    numbers = [
+        estimate.value for row in rows if row.method.endswith("+rt") or row.method == "opt-out"
+        for (task, metric), estimate in row.numbers.items()
+        if task.startswith("elude_attack") and metric == "forget_quality"
+    ]  # fmt: skip
     assert len(heights) == len(numbers) > 5
     share = [height / number for height, number in zip(sorted(heights), sorted(numbers), strict=True)]
     assert share == pytest.approx([share[0]] * len(share), rel=1e-3)
@@ -218,11 +222,7 @@ def test_the_command_writes_every_form_and_says_what_it_cannot_read(folder, tmp_
 def kept_runs(folder: Path) -> Path:
     """One base model, two targets, two seeds of which the second lacks a target in one row."""
     draw = np.random.default_rng(0)
-    names = [
-        (f"elude_{s}", m)
-        for s in ("forget", "retain", "world")
-        for m in ("probability", "rougeL_recall", "truth_ratio")
-    ]
+    names = [(f"elude_{name}", metric) for name in ("forget", "retain", "world") for metric in THREE]
     data: list[tuple] = []
     for row, seed, target in product(("original", "lost", "opt-out", "lambda 1"), (1, 2), TARGETS):
         if (row, seed, target) != GONE:
@@ -248,7 +248,7 @@ def test_a_kept_row_is_the_mean_over_seeds_of_what_its_targets_form(tmp_path):
     for seed in (1, 2):
         p, rouge, ratio = (
             np.mean([row[-1] for row in data if row[0] == "opt-out" and row[2:5] == [seed, "elude_forget", metric]])
-            for metric in ("probability", "rougeL_recall", "truth_ratio")
+            for metric in THREE
         )
         of_seed.append(hmean([1 - p, 1 - rouge, ratio]))
     row = found["opt-out"]
@@ -261,7 +261,7 @@ def test_a_kept_row_is_the_mean_over_seeds_of_what_its_targets_form(tmp_path):
     cell = cells("main", rows)["opt-out", "FQ"]
     assert float(cell["deviation"]) == pytest.approx(100 * statistics.stdev(of_seed), abs=1e-4)
     assert cell["paper"] == "87.8" and cells("never_knew", rows)["opt-out", "KS p"]["value"] == ""
-    texts = paper.table("never_knew", paper.TABLES["never_knew"](rows, "llama-3.1"), "llama-3.1").cells
+    texts = paper.table("never_knew", rows, "llama-3.1").cells
     assert texts["KS p"]["opt-out"] == "1 of 2 < .05" and texts["KS p"]["lambda 1"] == "0.030"
     kept.write(tmp_path / "again.json", runs)
     assert sorted(kept.read(tmp_path / "again.json").data) == sorted(runs.data)
