@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import math
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -28,8 +28,6 @@ STYLE = {
     "axes.titlesize": 10, "axes.titleweight": "bold", "axes.titlelocation": "left", "font.family": "sans-serif",
     "legend.frameon": False, "legend.fontsize": 8,
 }  # fmt: skip
-Line = tuple[int, str, Sequence[Sequence[float]]]  # place and name of a run, and points (x, y)
-Histogram = tuple[int, str, Sequence[float]]  # place and name of a run, and the share of the samples in each bin
 
 
 def color(place: int) -> str:
@@ -37,39 +35,47 @@ def color(place: int) -> str:
     return COLORS[place % len(COLORS)]
 
 
+class Line(NamedTuple):
+    """A curve or histogram of the run at a place: points (x, y), or the share of the samples in each bin."""
+
+    place: int
+    values: Sequence[Any]
+    dashed: bool = False
+
+    @property
+    def style(self) -> dict[str, str]:
+        """How it is drawn."""
+        return {"color": color(self.place), "linestyle": "--" if self.dashed else "-"}
+
+
 class Point(NamedTuple):
     """A run, what it forgot and what it kept, and the share of its answers that are gibberish (0 for a few)."""
 
+    place: int
     name: str
     forgotten: Estimate
     kept: Estimate
     gibberish: float
+    reference: bool  # whether it is the model that never knew
 
 
-def quality(points: Sequence[Point | None], reference: int | None, forgotten: str, kept: str) -> str:
+def quality(points: Sequence[Point], forgotten: str, kept: str) -> str:
     """What runs forgot against what they kept, with 95 % intervals; lines mark the reference, a cross gibberish.
 
-    Args:
-        points: of each run, None where it lacks one of the two.
-        reference: the place of the model that never knew.
-        forgotten: what stands at the axis.
-        kept: what stands at the other.
+    ``forgotten`` and ``kept`` stand at the axes.
     """
     with _figure(4.6, 3.8) as (drawing, axes):
-        for place, point in enumerate(points):
-            if point is None:
-                continue
+        for point in points:
             x, y = (100 * estimate.value for estimate in (point.forgotten, point.kept))
-            errors = [_errors(estimate) for estimate in (point.forgotten, point.kept)]
-            face = "white" if place == reference else color(place)
+            x_error, y_error = map(_errors, (point.forgotten, point.kept))
+            shade = color(point.place)
             name = _name(point.name) + (f" ({point.gibberish:.0%} gibberish)" if point.gibberish else "")
             axes.errorbar(
-                x, y, xerr=errors[0], yerr=errors[1], fmt="X" if point.gibberish else "o", color=color(place),
-                label=name, mfc=face, ms=9 if point.gibberish else 6,
+                x, y, xerr=x_error, yerr=y_error, fmt="X" if point.gibberish else "o", color=shade,
+                label=name, mfc="white" if point.reference else shade, ms=9 if point.gibberish else 6,
             )  # fmt: skip
-            if place == reference:
-                axes.axvline(x, color=color(place), linestyle=":", linewidth=1)
-                axes.axhline(y, color=color(place), linestyle=":", linewidth=1)
+            if point.reference:
+                _cross(axes, x, y, shade)
         axes.set(xlim=(-2, 102), ylim=(-2, 102), xlabel=forgotten, ylabel=kept)
         _legend(axes)
     return drawing.text
@@ -92,8 +98,7 @@ def plane(marks: Mapping[str, tuple[float, float]], reference: str) -> str:
             place, side = ((-6, 5), "right") if x > 60 else ((6, 5), "left")
             axes.annotate(_name(name), (x, y), place, textcoords="offset points", fontsize=8, ha=side)
             if name == reference:
-                axes.axvline(x, color="#333", linestyle=":", linewidth=1)
-                axes.axhline(y, color="#333", linestyle=":", linewidth=1)
+                _cross(axes, x, y, "#333")
         points = 72 / axes.figure.dpi
         (left, bottom), (right, top) = points * axes.transData.transform([(0, 0), (100, 100)])
         height = points * axes.figure.bbox.height
@@ -130,22 +135,22 @@ def bars(title: str, groups: Sequence[str], series: Mapping[str, Sequence[Estima
     return drawing.text
 
 
-def roc(curves: Sequence[Line], reference: int | None) -> str:
+def roc(curves: Sequence[Line]) -> str:
     """ROC curves; a point is the share of false alarms and that of members found."""
     with _figure(3.6, 3.2) as (drawing, axes):
         axes.plot((0, 100), (0, 100), color="#888", linestyle=":", linewidth=1)
-        for place, name, points in curves:
-            _line(axes, place, name, 100 * np.array(points), reference)
+        for curve in curves:
+            axes.plot(*100 * np.transpose(curve.values), linewidth=1.3, **curve.style)
         axes.set(xlabel="false alarms, %", ylabel="members found, %")
     return drawing.text
 
 
-def histograms(shares: Sequence[Histogram], top: float, label: str, dashed: Collection[int] = ()) -> str:
-    """Outlines of histograms of equal bins from 0 to ``top``; ``dashed`` holds the places of those that are dashed."""
+def histograms(shares: Sequence[Line], top: float, label: str) -> str:
+    """Outlines of histograms of equal bins from 0 to ``top``."""
     with _figure(3.6, 2.4) as (drawing, axes):
-        for number, (place, name, values) in enumerate(shares):
-            edges, style = np.linspace(0, top, len(values) + 1), "--" if number in dashed else "-"
-            axes.stairs(100 * np.array(values), edges, color=color(place), label=_name(name), linestyle=style)
+        for of_run in shares:
+            edges = np.linspace(0, top, len(of_run.values) + 1)
+            axes.stairs(100 * np.array(of_run.values), edges, **of_run.style)
         axes.set(xlabel=label, ylabel="share, %", xlim=(0, top))
     return drawing.text
 
@@ -153,8 +158,8 @@ def histograms(shares: Sequence[Histogram], top: float, label: str, dashed: Coll
 def curves(lines: Sequence[Line], label: str) -> str:
     """Lines over steps, epochs or layers."""
     with _figure(3.2, 2.0) as (drawing, axes):
-        for place, name, points in lines:
-            _line(axes, place, name, np.array(points), None)
+        for line in lines:
+            axes.plot(*np.transpose(line.values), linewidth=1.3, **line.style)
         axes.set(xlabel=label)
     return drawing.text
 
@@ -182,9 +187,10 @@ def _figure(width: float, height: float, title: str = "") -> Iterator[tuple[Draw
     drawing.text = out.getvalue()
 
 
-def _line(axes: Axes, place: int, name: str, points: Any, reference: int | None) -> None:
-    style = "--" if place == reference else "-"
-    axes.plot(points[:, 0], points[:, 1], color=color(place), label=_name(name), linestyle=style, linewidth=1.3)
+def _cross(axes: Axes, x: float, y: float, shade: str) -> None:
+    """The lines of the model that never knew."""
+    axes.axvline(x, color=shade, linestyle=":", linewidth=1)
+    axes.axhline(y, color=shade, linestyle=":", linewidth=1)
 
 
 def _errors(estimate: Estimate) -> list[list[float]]:

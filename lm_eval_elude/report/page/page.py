@@ -103,32 +103,28 @@ def _groups(table: Table) -> list[tuple[str, list[tuple[str, list[str]]]]]:
 # ---- plots
 def _plots(runs: Sequence[NamedRun]) -> dict[str, list[Plot]]:
     """The plots that the runs have numbers for, by the part of the page."""
-    reference = next((place for place, run in enumerate(runs) if run.reference), None)
     parts = {
-        "Quality": _quality(runs, reference),
-        "Attacks": _attacks(runs),
-        "Membership inference": _membership(runs, reference),
-        "Distributions": _distributions(runs, reference),
-        "Training": _training(runs),
-    }
-    drawn = {name: [Plot(title, svg[svg.index("<svg") :]) for title, svg in part] for name, part in parts.items()}
+        "Quality": _quality, "Attacks": _attacks, "Membership inference": _membership, "Distributions": _distributions,
+        "Training": _training,
+    }  # fmt: skip
+    drawn = {name: [Plot(title, svg[svg.index("<svg") :]) for title, svg in part(runs)] for name, part in parts.items()}
     return {name: part for name, part in drawn.items() if part}
 
 
-def _quality(runs: Sequence[NamedRun], reference: int | None) -> Iterator[tuple[str, str]]:
+def _quality(runs: Sequence[NamedRun]) -> Iterator[tuple[str, str]]:
     """What is forgotten against what is kept, of ELUDe and of TOFU."""
     for task, forgotten, kept, *labels in (
         ("elude_forget", ("elude_forget", "forget_quality"), ("elude_quality", "retain_quality"), "FQ, %", "RQ, %"),
         ("tofu_forget", ("tofu", "forget_quality"), ("tofu", "model_utility"), "KS p, %", "utility, %"),
     ):
         points = []
-        for run in runs:
+        for place, run in enumerate(runs):
             x, y = run.estimate(*forgotten), run.estimate(*kept)
-            known = x and y and not math.isnan(x.value + y.value)
-            points.append(plots.Point(run.name, x, y, gibberish(run).get(task, 0.0)) if x and y and known else None)
-        if any(points):
+            if x and y and not math.isnan(x.value + y.value):
+                points.append(plots.Point(place, run.name, x, y, gibberish(run).get(task, 0.0), run.reference))
+        if points:
             title = "Forgotten against kept, with 95 % intervals; a cross answers gibberish"
-            yield title, plots.quality(points, reference, *labels)
+            yield title, plots.quality(points, *labels)
 
 
 def _attacks(runs: Sequence[NamedRun]) -> Iterator[tuple[str, str]]:
@@ -141,7 +137,7 @@ def _attacks(runs: Sequence[NamedRun]) -> Iterator[tuple[str, str]]:
             yield f"{metric.label}, in per cent", plots.bars("", list(map(attack_name, tasks)), series)
 
 
-def _membership(runs: Sequence[NamedRun], reference: int | None) -> Iterator[tuple[str, str]]:
+def _membership(runs: Sequence[NamedRun]) -> Iterator[tuple[str, str]]:
     """The ROC of calling the lower loss a member, and histograms of the two sides' losses (nats per token)."""
     losses = []
     for place, run in enumerate(runs):
@@ -149,15 +145,15 @@ def _membership(runs: Sequence[NamedRun], reference: int | None) -> Iterator[tup
         pairs = [sample.values["loss"] for sample in measured]
         sides = [[loss for loss in side if math.isfinite(loss)] for side in zip(*pairs, strict=True)]
         if sides and all(sides):
-            losses.append((place, run.name, sides))
+            losses.append((place, run, sides))
     if losses:
-        curves: list[plots.Line] = [(place, name, roc(*sides)) for place, name, sides in losses]
-        yield "ROC of the loss", plots.roc(curves, reference)
-    for place, name, (members, others) in losses:
+        curves = [plots.Line(place, roc(*sides), run.reference) for place, run, sides in losses]
+        yield "ROC of the loss", plots.roc(curves)
+    for place, run, (members, others) in losses:
         top = max(*members, *others) or 1.0
-        shares = [(place, name, histogram(members, top)), (place, "paraphrase", histogram(others, top))]
-        title = f"{name}: losses of the forget set and its paraphrase (dashed)"
-        yield title, plots.histograms(shares, top, "loss, nats per token", dashed={1})
+        shares = [plots.Line(place, histogram(members, top)), plots.Line(place, histogram(others, top), dashed=True)]
+        title = f"{run.name}: losses of the forget set and its paraphrase (dashed)"
+        yield title, plots.histograms(shares, top, "loss, nats per token")
 
 
 def roc(members: Sequence[float], others: Sequence[float]) -> Points:
@@ -169,7 +165,7 @@ def roc(members: Sequence[float], others: Sequence[float]) -> Points:
     return points[sorted(shown)].tolist()
 
 
-def _distributions(runs: Sequence[NamedRun], reference: int | None) -> Iterator[tuple[str, str]]:
+def _distributions(runs: Sequence[NamedRun]) -> Iterator[tuple[str, str]]:
     """How probability and truth ratio are spread in each set: shares of the samples by twentieth, for each run."""
     for task, name in SETS.items():
         for metric, label in (("probability", "probability"), ("truth_ratio", "truth ratio")):
@@ -177,10 +173,10 @@ def _distributions(runs: Sequence[NamedRun], reference: int | None) -> Iterator[
             for place, run in enumerate(runs):
                 samples = run.run.samples(task) if task in run.run.tasks else []
                 values = [sample.values[metric] for sample in samples if math.isfinite(sample.values[metric])]
-                shares += [(place, run.name, histogram(values, 1.0))] if values else []
+                if values:
+                    shares.append(plots.Line(place, histogram(values, 1.0), run.reference))
             if shares:
-                dashed = {i for i, (place, *_) in enumerate(shares) if place == reference}
-                yield f"{name}: {label}", plots.histograms(shares, 1.0, label, dashed)
+                yield f"{name}: {label}", plots.histograms(shares, 1.0, label)
 
 
 def histogram(values: Sequence[float], top: float) -> list[float]:
@@ -195,9 +191,9 @@ def _training(runs: Sequence[NamedRun]) -> Iterator[tuple[str, str]]:
     curves = [training(run.run.checkpoint) for run in runs]
     for axis, prefix in names.items():
         for name in dict.fromkeys(name for of_run in curves for name in of_run[axis]):
-            lines: list[plots.Line] = [
-                (place, run.name, of_run[axis][name])
-                for place, (run, of_run) in enumerate(zip(runs, curves, strict=True))
+            lines = [
+                plots.Line(place, of_run[axis][name])
+                for place, of_run in enumerate(curves)
                 if len(of_run[axis].get(name, ())) > 1
             ]
             if lines:
