@@ -41,6 +41,11 @@ class NamedRun:
         return f"{self.name} (reference)" if self.reference and "reference" not in self.name else self.name
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """What its tasks say of the scored model and of what was asked; nothing where there is no task of ours."""
+        return self.run.settings(self.run.tasks[0]) if self.run.tasks else {}
+
+    @property
     def model(self) -> str:
         """The model that was scored, by name: an adapter's before its base's."""
         arguments = self.run.config.get("model_args") or {}
@@ -63,8 +68,7 @@ class NamedRun:
         if self.manifest is None:
             return ""
         if self.manifest.method == "none":
-            scored = self.run.settings(self.run.tasks[0]) if self.run.tasks else {}
-            return "guardrail" if scored.get("guardrail") else ORIGINAL
+            return "guardrail" if self.settings.get("guardrail") else ORIGINAL
         retained = self.manifest.method == "retrained-without" or self.manifest.settings.get("learn") == "retain"
         return "retained" if retained else self.manifest.method
 
@@ -87,8 +91,7 @@ class NamedRun:
 
     def is_of(self, outcome: Outcome) -> bool:
         """Whether this run is of the checkpoint whose weights were attacked."""
-        scored = self.run.settings(self.run.tasks[0]) if self.run.tasks else {}
-        return outcome.is_of(CHECKPOINT, scored.get("checkpoint") or ())
+        return outcome.is_of(CHECKPOINT, self.settings.get("checkpoint") or ())
 
     @cached_property
     def estimates(self) -> dict[tuple[str, str, str], Estimate]:
@@ -125,34 +128,32 @@ class NamedRun:
 
 
 class Change(NamedTuple):
-    """How one number differs between two runs.
+    """How one number differs between two runs, after minus before.
 
     Attributes:
-        estimate: after minus before; ``n`` counts the samples of the later run.
-        shared: records that both runs asked; the others count as independent draws.
+        difference, stderr, low, high: the difference, its error and its 95 % interval.
         p_value: two-sided, of no difference (the normal distribution); NaN where the error is not known.
+        records: that both runs asked; the others count as independent draws.
     """
 
-    estimate: Estimate
-    shared: int
+    difference: float
+    stderr: float
+    low: float
+    high: float
     p_value: float
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """The 95 % interval of the difference."""
-        half = Z95 * self.estimate.stderr
-        return self.estimate.value - half, self.estimate.value + half
+    records: int
 
 
 def change(after: Estimate, before: Estimate) -> Change:
     """The difference of two estimates, paired by record, and the test of no difference."""
-    estimate = difference(after, before)
-    error = estimate.stderr
-    if estimate.value == 0 and error == 0:
+    gap = difference(after, before)
+    value, error = gap.value, gap.stderr
+    if value == 0 and error == 0:
         p_value = 1.0
     else:
-        p_value = math.erfc(abs(estimate.value) / error / math.sqrt(2)) if error > 0 else math.nan
-    return Change(estimate, len(after.influence.keys() & before.influence.keys()), p_value)
+        p_value = math.erfc(abs(value) / error / math.sqrt(2)) if error > 0 else math.nan
+    shared = after.influence.keys() & before.influence.keys()
+    return Change(value, error, value - Z95 * error, value + Z95 * error, p_value, len(shared))
 
 
 def named_runs(paths: Sequence[str], reference: str = "", *, utility: bool = False) -> list[NamedRun]:

@@ -71,13 +71,11 @@ def rows(runs: Sequence[NamedRun]) -> list[Row]:
         settings = [run.manifest.settings if run.manifest else {} for run in members]
         keys = sorted({key for of_run in settings for key in of_run} - SAME)
         odd = [key for key in keys if len({str(of_run.get(key)) for of_run in settings}) > 1]
-        variants: dict[tuple[str, ...], list[int]] = {}
-        for place, of_run in enumerate(settings):
-            variants.setdefault(tuple(str(of_run.get(key)) for key in odd), []).append(place)
-        for values, places in variants.items():
-            alike = [members[place] for place in places]
-            numbers = _numbers(alike) | _cost(alike[0])
-            varied = dict(zip(odd, values, strict=True))
+        variants: dict[tuple[str, ...], list[NamedRun]] = {}
+        for run, of_run in zip(members, settings, strict=True):
+            variants.setdefault(tuple(str(of_run.get(key)) for key in odd), []).append(run)
+        for values, alike in variants.items():
+            numbers, varied = _numbers(alike) | _cost(alike[0]), dict(zip(odd, values, strict=True))
             made.append(Row(method, base, varied, numbers, len(alike), tuple(sorted(_remarks(alike)))))
     return marked(made)
 
@@ -143,13 +141,12 @@ def _utility(run: NamedRun) -> dict[Key, Estimate]:
 
 
 def _method(run: NamedRun) -> str:
-    scored = run.run.settings(run.run.tasks[0]) if run.run.tasks else {}
     if run.manifest is None:
-        unknown = bool(run.run.tasks) and "checkpoint" not in scored  # a released log does not say of what it is
+        unknown = bool(run.run.tasks) and "checkpoint" not in run.settings  # a released log does not say of what it is
         lost = not run.run.tasks and run.model.count("/") > 1 and not Path(run.model).exists()
-        if unknown or lost or any("manifest" in part for part in scored.get("checkpoint") or ()):
+        if unknown or lost or any("manifest" in part for part in run.settings.get("checkpoint") or ()):
             return run.name  # its checkpoint is not here to say
-        return "guardrail" if scored.get("guardrail") else ORIGINAL
+        return "guardrail" if run.settings.get("guardrail") else ORIGINAL
     kept = run.method.endswith("+rt") or run.method.startswith("opt-out")
     return run.method + (WORLD_ONLY if kept and run.manifest.settings.get("retain_weight") == 0 else "")
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 import pandas as pd
 
 from lm_eval_elude.report import weights
-from lm_eval_elude.report.comparison import NamedRun, change
+from lm_eval_elude.report.comparison import Change, NamedRun, change
 from lm_eval_elude.report.frame import FORGET_SETS, SECTIONS, Table, attack_name, cell, frame
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS
 from lm_eval_elude.scoring.benchmarks.elude import ATTACK, CONTROL, MENTION
@@ -152,15 +152,14 @@ PLACES = _places()
 # ---- differences between runs
 def changes(runs: Sequence[NamedRun]) -> pd.DataFrame:
     """What changed between the first run and each other one, paired by record."""
-    before, rows = runs[0], []
-    for run in runs[1:]:
-        for task, target, metric in [place for place in before.estimates if place in run.estimates]:
-            if not target:
-                gap = change(run.estimates[task, "", metric], before.estimates[task, "", metric])
-                numbers = (gap.estimate.value, gap.estimate.stderr, *gap.interval, gap.p_value, gap.shared)
-                rows.append((run.name, before.name, task, metric, *numbers))
-    columns = ["run", "before", "task", "metric", "difference", "stderr", "low", "high", "p_value", "records"]
-    return pd.DataFrame(rows, columns=columns)
+    before = runs[0]
+    rows = [
+        (run.name, before.name, task, metric, *change(run.estimates[task, "", metric], earlier))
+        for run in runs[1:]
+        for (task, target, metric), earlier in before.estimates.items()
+        if not target and (task, "", metric) in run.estimates
+    ]
+    return pd.DataFrame(rows, columns=["run", "before", "task", "metric", *Change._fields])
 
 
 def differences(runs: Sequence[NamedRun]) -> Table:

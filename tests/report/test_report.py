@@ -95,13 +95,14 @@ def test_a_difference_is_the_paired_test():
     before, after = (mean_over_targets(Observation("", str(i), v) for i, v in enumerate(x)) for x in (old, new))
     found = change(after, before)
     z = (new - old).mean() / stats.sem(new - old)
-    assert found.estimate.value == pytest.approx((new - old).mean()) and found.shared == 400
+    assert found.difference == pytest.approx((new - old).mean()) and found.records == 400
+    assert (found.high - found.low) / 2 == pytest.approx(1.96 * stats.sem(new - old), rel=1e-4)
     assert found.p_value == pytest.approx(2 * stats.norm.sf(abs(z)))
     assert change(after, after).p_value == 1.0
     apart = mean_over_targets(Observation("", f"other {i}", v) for i, v in enumerate(old))
     unpaired = change(after, apart)
-    assert unpaired.shared == 0
-    assert unpaired.estimate.stderr == pytest.approx(math.hypot(stats.sem(old), stats.sem(new)))
+    assert unpaired.records == 0
+    assert unpaired.stderr == pytest.approx(math.hypot(stats.sem(old), stats.sem(new)))
 
 
 def by_name(runs) -> dict[str, frame.Table]:

@@ -348,7 +348,7 @@ def leaks(doc: Mapping[str, Any], question: str) -> bool:
 # ---- what was run
 def _about(run: NamedRun) -> list[tuple[str, str]]:
     """What a reader needs to run it again, as names and texts."""
-    settings, config, results = run.run.settings(run.run.tasks[0]), run.run.config, run.run.results
+    settings, config, results = run.settings, run.run.config, run.run.results
     facts: list[tuple[str, Any]] = [("results", run.run.path), ("again", command(run) if config else "")]
     for identity in settings.get("checkpoint") or ():
         facts += [(f"checkpoint {key}", value) for key, value in identity.items()]
@@ -376,7 +376,7 @@ _METADATA = {
 
 def command(run: NamedRun) -> str:
     """The ``lm_eval`` command that makes the run again, from what its results file says."""
-    config, settings, results = run.run.config, run.run.settings(run.run.tasks[0]), run.run.results
+    config, settings, results = run.run.config, run.settings, run.run.results
     arguments = config.get("model_args") or {}
     if isinstance(arguments, dict):
         arguments = ",".join(f"{key}={value}" for key, value in arguments.items())
