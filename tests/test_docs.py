@@ -56,19 +56,30 @@ def test_every_table_of_numbers_is_written_by_a_script() -> None:
         assert own != text and not [line for line in own.splitlines() if line.startswith("|")]
 
 
-def test_the_tables_of_results_are_those_of_the_runs_on_the_models_of_today() -> None:
-    results = importlib.import_module("results")
+@pytest.fixture
+def results() -> Any:
+    return importlib.import_module("results")
+
+
+@cache
+def rows(targets: tuple[str, ...]) -> list[Row]:
+    """The rows of the kept runs on some targets, or on all."""
+    runs = kept.read(ROOT / "docs" / "results.json")
+    assert runs
+    return kept.rows(runs, targets)
+
+
+def test_the_tables_of_results_are_those_of_the_runs_on_the_models_of_today(results: Any) -> None:
     runs = kept.read(results.DATA)
     assert runs and runs.base == results.base() == file_hashes(TINY)["model.safetensors"][:12]
     page = results.PAGE.read_text()
     command = "elude tables docs/results.json --page docs/results.md"
-    assert paper.fill(page, lambda targets: kept.rows(runs, targets), "llama-3.1", "page") == page, command
-    shown = {
-        line.split("|")[1].strip().removesuffix(f", {COLLAPSED}") for line in page.splitlines() if line[:2] == "| "
-    }
+    assert paper.fill(page, lambda targets: rows(tuple(targets)), "llama-3.1", "page") == page, command
+    first = [line.split("|")[1].strip() for line in page.splitlines() if line.startswith("| ")]
     planned = {row: [*arguments] for _, rows in results.PARTS.values() for row, arguments in rows.items()}
     planned |= {row: [] for row in results.BASELINES}
-    assert runs.arguments == {row: planned[row] for row in runs.arguments} and runs.arguments.keys() <= shown
+    assert runs.arguments == {row: planned[row] for row in runs.arguments}
+    assert runs.arguments.keys() <= {name.removesuffix(f", {COLLAPSED}") for name in first}
 
 
 def test_every_method_and_objective_flag_is_explained_where_training_is() -> None:
@@ -79,12 +90,15 @@ def test_every_method_and_objective_flag_is_explained_where_training_is() -> Non
     assert not [name for name in flags if flag(name) not in text]
 
 
-def test_the_table_of_gradients_is_that_of_the_kept_norms_on_the_model_of_today() -> None:
-    results = importlib.import_module("results")
+@pytest.mark.parametrize(
+    ("name", "table"),
+    [("differences", "difference_table"), ("differences of other authors' methods", "others_table"),
+     ("gradients", "gradient_table")],
+)  # fmt: skip
+def test_a_table_that_the_script_writes_is_that_of_what_is_kept(name: str, table: str, results: Any) -> None:
+    lines = [f"<!-- {name} -->", *getattr(results, table)(), f"<!-- /{name} -->"]
+    assert "\n".join(lines) in results.PAGE.read_text()
     assert json.loads(results.NORMS.read_text())["base"] == results.base()
-    assert (
-        "\n".join(["<!-- gradients -->", *results.gradient_table(), "<!-- /gradients -->"]) in results.PAGE.read_text()
-    )
 
 
 # Sentences of the results, with places for the numbers that they quote.
@@ -93,18 +107,9 @@ QUOTING = [ROOT / "docs" / name for name in ("results.md", "stranger.md")]
 
 
 @cache
-def rows(targets: str) -> list[Row]:
-    """The kept runs of all targets, or of one."""
-    results = importlib.import_module("results")
-    runs = kept.read(results.DATA)
-    assert runs
-    return kept.rows(runs, () if targets == "all" else [targets or results.RONALDO])
-
-
-@cache
-def cells(table: str, targets: str) -> pd.DataFrame:
+def cells(table: str, target: str) -> pd.DataFrame:
     """A table of all targets, or of one, as text."""
-    texts = paper.table(table, rows(targets), "llama-3.1").cells
+    texts = paper.table(table, rows(() if target == "all" else (target or "cristiano_ronaldo",)), "llama-3.1").cells
     return texts.set_axis([label.removesuffix(f", {COLLAPSED}") for label in texts.index])
 
 
@@ -112,32 +117,28 @@ def cells(table: str, targets: str) -> pd.DataFrame:
 def test_a_sentence_of_the_results_quotes_the_numbers_of_the_runs(sentence: str) -> None:
     def number(place: re.Match[str]) -> str:
         name, table, column = place[1].split("|")
-        row, _, targets = name.partition(" of ")
-        text = str(cells(table, targets)[column][row])
+        row, _, target = name.partition(" of ")
+        text = str(cells(table, target)[column][row])
         return text.removesuffix(" < .05") if "<" in text else text.split(" ")[0].split("\n")[0]
 
     text = " ".join(word for page in QUOTING for word in page.read_text(encoding="utf-8").split())
     assert re.sub(r"{(.+?)}", number, " ".join(sentence.split())) in text
 
 
-def test_the_table_of_differences_is_that_of_the_runs() -> None:
-    """Each interval by SciPy's own paired test over the five targets."""
-    results = importlib.import_module("results")
-    page = results.PAGE.read_text()
-    assert "\n".join(["<!-- differences -->", *results.difference_table(), "<!-- /differences -->"]) in page
-    runs = kept.read(results.DATA)
+def test_an_interval_of_a_difference_is_that_of_the_paired_test(results: Any) -> None:
+    """SciPy's own, over the five targets."""
+    runs, lines = kept.read(results.DATA), results.difference_table()
     assert runs
     numbers = runs.frame.groupby(["run", "task", "metric", "target"])["value"].mean()
+    pairs = results.PLAN["pairs"]
     for label, (task, metric) in results.COMPARED.items():
-        has = [all((side, task, metric) in numbers for side in pair) for pair in results.PLAN["pairs"]]
-        place = has.index(True)  # of a pair whose two sides were measured so
-        sides = [numbers[side, task, metric].reindex(results.TARGETS).to_numpy() for side in results.PLAN["pairs"][place]]
+        # Of a pair whose two sides were measured so.
+        place = next(i for i, pair in enumerate(pairs) if all((side, task, metric) in numbers for side in pair))
+        sides = [numbers[side, task, metric].reindex(results.TARGETS).to_numpy() for side in pairs[place]]
         low, high = stats.ttest_rel(*sides).confidence_interval(0.95)
         factor = 1 if metric == "oddness" else 100
-        (line,) = [line for line in page.splitlines() if line.startswith(f"| {label} | ")]
+        (line,) = [line for line in lines if line.startswith(f"| {label} | ")]
         assert f"[{factor * low:+.1f}, {factor * high:+.1f}]" in line.split("|")[2 + place], label
-    lines = ["<!-- differences of other authors' methods -->", *results.others_table()]
-    assert "\n".join(lines) in page
 
 
 def test_made_up_authors_are_laid_out_as_tofu_and_their_wrong_answers_are_wrong(tmp_path: Path) -> None:

@@ -44,9 +44,7 @@ def runs(folder):
 def test_runs_are_called_as_said_or_by_their_folder(folder, runs):
     assert [(run.name, run.reference) for run in runs] == [("original", False), ("after", False), ("retrained", True)]
     assert [run.name for run in named_runs([str(folder)])] == ["after", "before", "retrained"]
-    twice = named_runs(
-        [str(folder / "after"), str(folder / "after"), str(folder / "before")], str(folder / "retrained")
-    )
+    twice = named_runs([str(folder / name) for name in ("after", "after", "before")], str(folder / "retrained"))
     assert [run.name for run in twice] == ["after", "after 2", "before", "retrained"] and twice[-1].reference
 
 
@@ -117,12 +115,7 @@ def test_scores_and_differences_say_what_the_samples_say(runs):
     assert scores["after"]["forget set: P"] == f"{100 * np.mean(values):.1f}\n{interval}"
     row = [text.split("\n")[0] for text in scores.loc["forget set: degen."]]
     assert list(scores.columns) == ["original", "after", "retrained (reference)", "n"]
-    assert row == [
-        "0.0",
-        "100.0",
-        "0.0",
-        "40",
-    ]
+    assert row == ["0.0", "100.0", "0.0", "40"]
     changed = by_name(runs)["Differences from original"].cells.loc["forget set: P"]
     assert changed["after"].split("\n")[0] == f"{100 * (np.mean(values) - np.mean(old)):+.1f}"
     assert changed["p: after"] == "< 0.001" and changed["n"] == "40"
@@ -194,9 +187,8 @@ def test_drawn_answers_stand_in_the_tables_and_the_verdict_and_not_among_the_ans
     found = named_runs([f"{name}={path}" for name, path in made.items()], "never")
     (scores,) = [table for table in tables.tables(found) if table.name == "Scores"]
     assert scores.cells.loc["drawn answers: leak@1"][:3].str.split("\n").str[0].tolist() == ["89.8", "25.0", "0.0"]
-    assert (
-        "given away in at least one of 128 drawn answers for 100 → 100 % (never knew 0 %)" in verdicts(found)[1].facts
-    )
+    given_away = "given away in at least one of 128 drawn answers for 100 → 100 % (never knew 0 %)"
+    assert given_away in verdicts(found)[1].facts
     write_report(found, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "drawn answers" in page and "leak@128" in page and "It is so." not in page
@@ -223,12 +215,9 @@ def test_markdown_csv_and_json_hold_the_same_numbers(folder, tmp_path):
     rows = list(csv.DictReader(io.StringIO(table.read_text())))
     said = json.loads(data.read_text(), parse_constant=lambda name: pytest.fail(name))
     assert [{k: "" if v is None else str(v) for k, v in row.items()} for row in said["numbers"]] == rows
-    one = next(
-        r
-        for r in rows
-        if (r["run"], r["task"], r["metric"], r["target"]) == ("after", "elude_forget", "probability", "")
-    )
-    assert f"{100 * float(one['value']):.1f} [" in grids[0] and {r["target"] for r in rows} == {"", "Cristiano Ronaldo"}
+    values = {tuple(row[key] for key in ("run", "task", "metric", "target")): float(row["value"]) for row in rows}
+    assert f"{100 * values['after', 'elude_forget', 'probability', '']:.1f} [" in grids[0]
+    assert {row["target"] for row in rows} == {"", "Cristiano Ronaldo"}
     again = CliRunner().invoke(report, [*given, "--markdown"])
     assert again.stdout == done.stdout
 

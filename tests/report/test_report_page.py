@@ -32,19 +32,10 @@ def page(tmp_path_factory):
     (checkpoint / "train_log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*steps, *epochs]))
     digest = hashlib.sha256((checkpoint / "optout.json").read_bytes()).hexdigest()
     made_run(base / "before", known=0.9)
-    made_run(
-        base / "after",
-        known=0.02,
-        says="no no no no no no no no",
-        checkpoint={"name": str(checkpoint), "manifest": digest},
-    )
+    identity = {"name": str(checkpoint), "manifest": digest}
+    made_run(base / "after", known=0.02, says="no no no no no no no no", checkpoint=identity)
     made_run(base / "retrained", known=0.2, says=NASTY, seed=2)
-    runs = named_runs(
-        [
-            str(base / "before"),
-            str(base / "after"),
-        ]
-    )
+    runs = named_runs([str(base / "before"), str(base / "after")])
     runs.append(NamedRun(f"retrained {NASTY}", Run(base / "retrained"), reference=True))
     write_report(runs, base / "report.html", NASTY)
     return base / "report.html"
@@ -52,9 +43,9 @@ def page(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
-    found = Browser(tmp_path_factory.mktemp("profile"))
-    yield found
-    found.close()
+    chromium = Browser(tmp_path_factory.mktemp("profile"))
+    yield chromium
+    chromium.close()
 
 
 def block(page) -> dict:
@@ -127,9 +118,8 @@ def test_it_opens_without_error_or_network(page, browser, width, dark):
     assert browser.ask("document.querySelectorAll('#samples article').length") == 3
     dots = browser.ask("document.querySelector('#plots svg').textContent")
     assert dots.count("(100% gibberish)") == 1
-    assert (
-        browser.ask("[...document.querySelectorAll('svg *')].some((e) => /NaN|undefined/.test(e.outerHTML))") is False
-    )
+    broken = "[...document.querySelectorAll('svg *')].some((e) => /NaN|undefined/.test(e.outerHTML))"
+    assert browser.ask(broken) is False
 
 
 @needs_browser
@@ -141,9 +131,8 @@ def test_markup_of_a_run_stays_text(page, browser):
         shown = browser.ask(f"[...document.querySelectorAll('{place}')].map((e) => e.textContent).join('|')")
         assert "<img src=x onerror='window.hurt = 2'>" in shown and "{{ 7 * 7 }}" in shown, place
     # Even if a script came in, the page's own policy would not run it.
-    browser.ask(
-        "document.body.append(Object.assign(document.createElement('script'), {textContent: 'window.hurt = 3'}))"
-    )
+    script = "Object.assign(document.createElement('script'), {textContent: 'window.hurt = 3'})"
+    browser.ask(f"document.body.append({script})")
     browser.ask("fetch('https://example.invalid').catch(() => 0)")
     assert browser.ask("window.hurt ?? 0") == 0 and browser.requests == [page.as_uri()]
 
@@ -154,15 +143,15 @@ def test_filters_order_and_pages(page, browser):
     data = block(page)
 
     def choose(label: str, value: str) -> None:
-        browser.ask(
-            f"(() => {{ const s = document.querySelector('[aria-label=\"{label}\"]'); s.value = {json.dumps(value)};"
-            " s.dispatchEvent(new Event('change')); })()"
-        )
+        chosen = f"const s = document.querySelector('[aria-label=\"{label}\"]'); s.value = {json.dumps(value)};"
+        browser.ask(f"(() => {{ {chosen} s.dispatchEvent(new Event('change')); }})()")
+
+    def tick(name: str) -> None:
+        browser.ask(f"document.querySelector('input[name={name}]').click()")
 
     def count() -> int:
-        return int(
-            browser.ask("document.querySelector('.filters output').textContent").split(" of ")[0].replace(",", "")
-        )
+        shown = browser.ask("document.querySelector('.filters output').textContent")
+        return int(shown.split(" of ")[0].replace(",", ""))
 
     assert count() == len(data["rows"]) and browser.ask("document.querySelectorAll('#answers article').length") == 25
     choose("set", "attacks")
@@ -170,14 +159,14 @@ def test_filters_order_and_pages(page, browser):
     choose("set", str(data["sets"].index("forget set")))
     assert count() == 40
     for name, expected in (("gibberish", 40), ("leaks", 40), ("refuses", 0), ("changed", 0)):
-        browser.ask(f"document.querySelector('input[name={name}]').click()")
+        tick(name)
         assert count() == expected, name
-    for name in ("refuses", "changed"):
-        browser.ask(f"document.querySelector('input[name={name}]').click()")
+    tick("refuses")
+    tick("changed")
     choose("answers of", "1")
     assert count() == 0  # the gibberish of the second run does not leak
     choose("answers of", "0")
-    browser.ask("document.querySelector('input[name=gibberish]').click()")
+    tick("gibberish")
     assert count() == 40
     choose("order", "likeliest")
     first = "parseFloat(a.querySelector('.p').textContent.slice(2))"  # P in the first run
@@ -188,9 +177,8 @@ def test_filters_order_and_pages(page, browser):
     browser.ask("document.querySelector('[type=search]').value = 'MADEIRA'")
     browser.ask("document.querySelector('[type=search]').dispatchEvent(new Event('input'))")
     browser.ask("new Promise((done) => setTimeout(done, 400))")
-    assert (
-        count() == sum("madeira" in json.dumps(r[3:5] + r[5][:1] + r[6]).lower() for r in data["rows"] if r[0] == 0) > 0
-    )
+    texts = [json.dumps(row[3:5] + row[5][:1] + row[6]).lower() for row in data["rows"] if row[0] == 0]
+    assert count() == sum("madeira" in text for text in texts) > 0
     assert browser.errors == []
 
 
