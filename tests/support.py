@@ -82,9 +82,8 @@ def options_of(row: dict) -> list[str]:
 def small_data(folder: Path, targets: dict[str, int], retain: int = 4, world: int = 4) -> Path:
     """A data set of a few rows of ELUDe-mini: forget rows by target, retain rows for each, world rows."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_jsonl(
-        folder / "forget_qa-train.jsonl", [r for t, n in targets.items() for r in mini_rows("forget_qa-train", n, t)]
-    )
+    forget = [row for target, count in targets.items() for row in mini_rows("forget_qa-train", count, target)]
+    write_jsonl(folder / "forget_qa-train.jsonl", forget)
     write_jsonl(folder / "retain_qa-test.jsonl", [r for t in targets for r in mini_rows("retain_qa-test", retain, t)])
     write_jsonl(folder / "world-test.jsonl", mini_rows("world-test", world))
     return folder
@@ -115,27 +114,19 @@ def make_tokenizer(shape: str, vocabulary: int = 900) -> PreTrainedTokenizerFast
             r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
             r"|\s*[\r\n]+|\s+(?!\S)|\s+"
         )
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Split(Regex(split), "isolated"),
-                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-            ]
-        )
+        to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(split), "isolated"), to_bytes])
         tokenizer.decoder = decoders.ByteLevel()
         alphabet = pre_tokenizers.ByteLevel.alphabet()
         trainer = trainers.BpeTrainer(vocab_size=vocabulary, initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator([*_corpus(), *["a\n\nb"] * 500], trainer)
     if kind.sentencepiece:
         # The real byte tokens are ordinary ones, which decode to bytes.
-        vocab = json.loads(tokenizer.to_str())["model"]
-        plain = Tokenizer(
-            models.BPE(vocab["vocab"], [tuple(m) for m in vocab["merges"]], unk_token="<unk>", byte_fallback=True)
-        )
-        plain.normalizer, plain.pre_tokenizer, plain.decoder = (
-            tokenizer.normalizer,
-            tokenizer.pre_tokenizer,
-            tokenizer.decoder,
-        )
+        learned = json.loads(tokenizer.to_str())["model"]
+        merges = [tuple(merge) for merge in learned["merges"]]
+        plain = Tokenizer(models.BPE(learned["vocab"], merges, unk_token="<unk>", byte_fallback=True))
+        for part in ("normalizer", "pre_tokenizer", "decoder"):
+            setattr(plain, part, getattr(tokenizer, part))
         tokenizer = plain
     # Phi-3.5's turn tokens swallow the line end that follows them.
     strips = {token: kind.sentencepiece and token not in ("<s>", "<|endoftext|>") for token in kind.special}
@@ -148,13 +139,9 @@ def make_tokenizer(shape: str, vocabulary: int = 900) -> PreTrainedTokenizerFast
             single=f"{kind.bos} $A", special_tokens=[(kind.bos, tokenizer.token_to_id(kind.bos))]
         )
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token=kind.bos,
-        eos_token=kind.eos,
-        pad_token="<|end_of_text|>" if "llama" in shape else kind.eos,
-        chat_template=kind.template,
-        clean_up_tokenization_spaces=False,
-    )
+        tokenizer_object=tokenizer, bos_token=kind.bos, eos_token=kind.eos, chat_template=kind.template,
+        pad_token="<|end_of_text|>" if "llama" in shape else kind.eos, clean_up_tokenization_spaces=False,
+    )  # fmt: skip
 
 
 def make_model(
@@ -195,15 +182,9 @@ def answer_tokens(tokenizer: Any, question: str, answer: str, system: str | None
 
 
 def teach(
-    model: LlamaForCausalLM,
-    tokenizer: Any,
-    pairs: Sequence[tuple[str, str]],
-    *,
-    steps: int,
-    batch: int = 16,
-    lr: float = 3e-3,
-    seed: int = 0,
-) -> float:
+    model: LlamaForCausalLM, tokenizer: Any, pairs: Sequence[tuple[str, str]], *, steps: int, batch: int = 16,
+    lr: float = 3e-3, seed: int = 0,
+) -> float:  # fmt: skip
     """Train on (question, answer) pairs, answers only, with a loop of its own; returns the last loss."""
     rows = sorted((answer_tokens(tokenizer, q, a) for q, a in pairs), key=lambda row: len(row[0]))
     chunks = [rows[i : i + batch] for i in range(0, len(rows), batch)]

@@ -102,7 +102,7 @@ class NamedRun:
         run, other = self.run, self.never_knew
         samples = {task: run.samples_beside(task, other) if other else run.samples(task) for task in run.tasks}
         targets = dict.fromkeys(s.target for measured in samples.values() for s in measured if s.target)
-        estimates = {}
+        estimates: dict[tuple[str, str, str], Estimate] = {}
         for target in ("", *targets):
             part = {task: [s for s in measured if s.target in (target or s.target, "")]
                     for task, measured in samples.items()}  # fmt: skip

@@ -43,7 +43,7 @@ class Line(NamedTuple):
     dashed: bool = False
 
     @property
-    def style(self) -> dict[str, str]:
+    def style(self) -> dict[str, Any]:
         """How it is drawn."""
         return {"color": color(self.place), "linestyle": "--" if self.dashed else "-"}
 
