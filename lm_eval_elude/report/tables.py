@@ -86,22 +86,22 @@ def summary(numbers: pd.DataFrame) -> Table:
 
 def by_metric(numbers: pd.DataFrame, tasks: Collection[str], distances: bool) -> pd.DataFrame:
     """The metrics of tasks, either those that are a distance from a reference or the others."""
-    places = [(task, metric) for task, metric in PLACES if task in tasks and METRICS[metric].is_distance == distances]
-    labels = {(task, metric): f"{SECTIONS[task]}: {METRICS[metric].label}" for task, metric in places}
-    return pivot(numbers, labels)
+    return pivot(numbers, labels(tasks, distances))
+
+
+def labels(tasks: Collection[str], distances: bool) -> dict[tuple[str, str], str]:
+    """What the rows of these metrics are called, by task and metric, in the order of the tables."""
+    return {
+        (task, metric): f"{SECTIONS[task]}: {METRICS[metric].label}"
+        for task, metric in PLACES
+        if task in tasks and METRICS[metric].is_distance == distances
+    }
 
 
 def by_attack(numbers: pd.DataFrame) -> pd.DataFrame:
     """Each metric that sums up an attack, the same records asked plainly first."""
-    tasks = attack_tasks(numbers.task)
-    return pivot(
-        numbers,
-        {
-            (task, metric): f"{METRICS[metric].label}: {attack_name(task)}"
-            for metric in ATTACK_METRICS
-            for task in tasks
-        },
-    )
+    tasks, metrics = attack_tasks(numbers.task), [METRICS[name] for name in ATTACK_METRICS]
+    return pivot(numbers, {(t, m.name): f"{m.label}: {attack_name(t)}" for m in metrics for t in tasks})
 
 
 def by_target(numbers: pd.DataFrame) -> Table:
@@ -164,22 +164,19 @@ def changes(runs: Sequence[NamedRun]) -> pd.DataFrame:
 
 def differences(runs: Sequence[NamedRun]) -> Table:
     """What changed between the first run and each other one, with the test of no difference."""
-    columns: dict[str, dict[tuple[str, str], str]] = {}
+    columns: dict[str, dict[str, str]] = {}
+    of_place = labels(SECTIONS, False)
     for row in changes(runs).itertuples():
-        place, p = (row.task, row.metric), number(row.p_value, "p-value")
-        text = cell(row.difference, row.low, row.high, unit(row.metric), "+")
-        for column, shown in ((row.run, text), (f"p: {row.run}", p), ("n", str(row.records))):
-            columns.setdefault(column, {})[place] = shown if row.records else NONE
-    places = [
-        place
-        for place in PLACES
-        if not METRICS[place[1]].is_distance and any(place in column for column in columns.values())
-    ]
+        if label := of_place.get((row.task, row.metric)):
+            text = cell(row.difference, row.low, row.high, unit(row.metric), "+")
+            texts = {row.run: text, f"p: {row.run}": number(row.p_value, "p-value"), "n": str(row.records)}
+            for column, shown in texts.items():
+                columns.setdefault(column, {})[label] = shown if row.records else NONE
     columns |= {"n": columns.pop("n")} if columns else {}
-    cells = {column: [texts.get(place, NONE) for place in places] for column, texts in columns.items()}
+    index = [label for label in of_place.values() if any(label in column for column in columns.values())]
     return Table(
         f"Differences from {runs[0].name}",
         "Shares in points of per cent, with 95 % intervals and the two-sided test of no difference, paired by record; "
         "– where no error can be formed.",
-        pd.DataFrame(cells, index=[f"{SECTIONS[task]}: {METRICS[metric].label}" for task, metric in places]),
+        pd.DataFrame(columns, index=index).fillna(NONE),
     )

@@ -40,7 +40,7 @@ def table(outcomes: Mapping[str, Outcome]) -> Table:
             for column, text in cells.items():
                 columns.setdefault(lead + column, {})[label] = text
     index = list(dict.fromkeys(label for column in columns.values() for label in column))
-    frame = pd.DataFrame({c: [texts.get(label, NONE) for label in index] for c, texts in columns.items()}, index=index)
+    frame = pd.DataFrame(columns, index=index).fillna(NONE)
     depths = [f"{name} {_back(o.depth)}".replace("\n", " ") for name, o in outcomes.items() if o.depth]
     deep = f" Unlearning depth (100: no layer carries the facts any more): {', '.join(depths)}." if depths else ""
     return Table("After attacks on the weights", CAPTION + deep, frame)
