@@ -22,9 +22,11 @@ import venv
 from pathlib import Path
 from typing import Any
 
+import commands
 from utility_copies import write
 
 from lm_eval_elude.board.publish import EEE_VERSION
+from lm_eval_elude.data.bundled import MODEL
 
 ROOT = Path(__file__).resolve().parents[1]
 FORGET = "lm_eval_elude/mini/data/forget_qa-train.jsonl"
@@ -90,16 +92,10 @@ def score(version: str, wheel: Path, folder: Path, tofu: Path) -> dict[str, Rows
 
 def exchange(folder: Path) -> bool:
     """Whether Every Eval Ever's own validator takes what `elude submit` writes of a run of the bundled model."""
-    tools, model = Path(sys.executable).parent, ROOT / "lm_eval_elude" / "mini" / "tiny"
-    metadata = '{"target": "ronaldo", "attack_prompts": 2}'
-    subprocess.run(
-        [tools / "lm_eval", "run", "--model", "elude", "--model_args", f"pretrained={model}", "--metadata", metadata,
-         "--tasks", "elude", "--log_samples", "--output_path", folder / "run"], check=True,
-    )  # fmt: skip
-    subprocess.run(
-        [tools / "elude", "submit", folder / "run", "--out", folder / "submission", "--submitter", "make compat",
-         "--base-model", "tiny", "--method", "none", "--role", "original", "--every-eval-ever", folder], check=True,
-    )  # fmt: skip
+    commands.score(MODEL, folder / "run", "elude", {"target": "ronaldo", "attack_prompts": 2})
+    about = ("--submitter", "make compat", "--base-model", "tiny", "--method", "none", "--role", "original")
+    submission = ("--out", folder / "submission", *about, "--every-eval-ever", folder)
+    commands.call("elude", "submit", folder / "run", *submission)
     for name in ("python3.12", "python3.13", "python3.14"):
         if not subprocess.run(["sh", "-c", f"{name} --version"], capture_output=True).returncode:
             break

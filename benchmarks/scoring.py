@@ -221,7 +221,7 @@ def arm(pipe: Connection, kind: str, folder: str, stop: str, limit: int, batch_s
     body = sum(p.numel() for p in model.model.parameters()) - table.numel() - (0 if table is head else head.numel())
     pipe.send({
         "times": times, "peak_mib": peak, "tokens": generated / max(1, texts), "lengths": lengths,
-        "operations": (2 * body, 2 * head.numel()), "threads": torch.get_num_threads(),
+        "operations": (2 * body, 2 * head.numel()),
     })  # fmt: skip
 
 

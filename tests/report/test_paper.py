@@ -200,6 +200,12 @@ def run(monkeypatch, capsys, *words: str) -> tuple[int, str, str]:
     return stop.value.code, *capsys.readouterr()
 
 
+def refused(said: str, monkeypatch, capsys, *words: str) -> None:
+    """The command ends with one line, and nothing is printed."""
+    code, out, err = run(monkeypatch, capsys, *words)
+    assert (code, out) == (2, "") and said in err and err.count("\n") == 1
+
+
 def test_the_command_writes_every_form_and_says_what_it_cannot_read(folder, tmp_path, monkeypatch, capsys):
     code, out, _ = run(monkeypatch, capsys, str(folder), "--out", str(tmp_path / "o"), "--paper", "phi-3.5")
     assert code == 0 and "12 tables and 2 figures of 5 rows" in out
@@ -207,12 +213,8 @@ def test_the_command_writes_every_form_and_says_what_it_cannot_read(folder, tmp_
     assert {ending: endings.count(ending) for ending in set(endings)} == {".md": 1, ".csv": 12, ".tex": 12, ".svg": 2}
     code, out, _ = run(monkeypatch, capsys, str(folder), "--out", str(tmp_path / "m"), "--target", "messi")
     assert code == 0 and "of 2 rows" in out  # one of its two runs of npo+rt, and the utility of an opt-out
-    for words, said in (
-        ([str(folder)], "name RESULTS and --out or --page"),
-        (["nowhere", "--out", str(tmp_path / "no")], "no such results file"),
-    ):  # fmt: skip
-        code, out, err = run(monkeypatch, capsys, *words)
-        assert (code, out) == (2, "") and said in err and err.count("\n") == 1
+    refused("name RESULTS and --out or --page", monkeypatch, capsys, str(folder))
+    refused("no such results file", monkeypatch, capsys, "nowhere", "--out", str(tmp_path / "no"))
     assert not (tmp_path / "no").exists()
 
 
@@ -301,8 +303,7 @@ def test_a_page_is_filled_where_it_says_so_and_nowhere_else(tmp_path, monkeypatc
 )  # fmt: skip
 def test_a_page_that_cannot_be_filled_is_left_as_it_was(text, said, tmp_path, monkeypatch, capsys):
     (tmp_path / "page.md").write_text(text)
-    code, out, err = run(monkeypatch, capsys, str(kept_runs(tmp_path)), "--page", str(tmp_path / "page.md"))
-    assert (code, out) == (2, "") and said in err and err.count("\n") == 1
+    refused(said, monkeypatch, capsys, str(kept_runs(tmp_path)), "--page", str(tmp_path / "page.md"))
     assert (tmp_path / "page.md").read_text() == text
 
 
@@ -321,5 +322,5 @@ def test_kept_runs_that_cannot_be_read_are_one_line(change, said, tmp_path, monk
     path = kept_runs(tmp_path)
     change(runs := json.loads(path.read_text()))
     path.write_text(json.dumps(runs))
-    code, out, err = run(monkeypatch, capsys, str(path), "--out", str(tmp_path / "o"))
-    assert (code, out) == (2, "") and said in err and err.count("\n") == 1 and not (tmp_path / "o").exists()
+    refused(said, monkeypatch, capsys, str(path), "--out", str(tmp_path / "o"))
+    assert not (tmp_path / "o").exists()
