@@ -38,11 +38,8 @@ def main() -> None:
     given = parser.parse_args()
     rows = []
     for dtype in ("bfloat16", "float32"):
-        base = {
-            "pretrained": given.checkpoint,
-            "dtype": dtype,
-            "device": "cuda" if torch.cuda.is_available() else "cpu",
-        }
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        base = {"pretrained": given.checkpoint, "dtype": dtype, "device": device}
         by_way = {name: means(model, base | more) for name, (model, more) in WAYS.items()}
         exact = by_way["`hf`, `softmax_dtype=float32`"]
         for name, values in by_way.items():

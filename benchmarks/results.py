@@ -205,11 +205,8 @@ def measure(run: Run, work: Path, attacked: bool = False) -> None:
         return
     if (model := checkpoint(run, work)) is None:
         return
-    metadata: dict[str, Any] = {
-        "target": run.target,
-        "guardrail": run.row == "guardrail",
-        "original": str(BUNDLED_MODEL),
-    }
+    guardrail = run.row == "guardrail"
+    metadata: dict[str, Any] = {"target": run.target, "guardrail": guardrail, "original": str(BUNDLED_MODEL)}
     if run.row != "retrained without":
         metadata["reference"] = str(reference(run.target, work))
     if before and ("elude_attacks", "truth_first") in done:
@@ -329,10 +326,8 @@ def gradient_table() -> list[str]:
     """The lines of the table of the kept gradients."""
     kept_norms = json.loads(NORMS.read_text(encoding="utf-8"))
     head = [f"{name} at λ = {kept_norms['lambda']:g}" if "λ" in name else name for name in kept_norms["columns"]]
-    rows = [
-        [f"`--recipe {recipe}`", *(f"{value:.3g}" for value in values)]
-        for recipe, values in kept_norms["recipes"].items()
-    ]
+    norms = kept_norms["recipes"].items()
+    rows = [[f"`--recipe {recipe}`", *(f"{value:.3g}" for value in values)] for recipe, values in norms]
     return ["", *markdown(["after one epoch", *head], rows), ""]
 
 
@@ -351,9 +346,8 @@ def main() -> None:
         return
     arguments.work.mkdir(parents=True, exist_ok=True)
     if not arguments.write:
-        baselines = [Run(row, target, 0, ()) for row in BASELINES for target in TARGETS]
-        for run in baselines:
-            measure(run, arguments.work)
+        for row, target in product(BASELINES, TARGETS):
+            measure(Run(row, target, 0, ()), arguments.work)
         for seed, part in product(arguments.seeds, arguments.part):
             targets, rows = PARTS[part] if part != TRIED or not seed else ((), {})
             for target, (row, flags) in product(targets, rows.items()):

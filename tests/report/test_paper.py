@@ -289,8 +289,6 @@ def test_a_page_is_filled_where_it_says_so_and_nowhere_else(tmp_path, monkeypatc
     assert names == ["", "opt-out", "lambda 1", "lost, collapsed", "never", "", "original"]
     assert [line for line in lines if line and line[0] != "|"] == [line for line in PAGE.splitlines() if line != "old"]
     assert " ± " in lines[5] and "(87.8)" in lines[5] and {*lines[8].split()} == {"|", "never", "–"}
-    code, out, _ = run(monkeypatch, capsys, str(data), "--target", "messi", "--out", str(tmp_path / "o"))
-    assert code == 0 and "tables and 2 figures of 4 rows" in out
 
 
 @pytest.mark.parametrize(
