@@ -377,10 +377,10 @@ class SampledBenchmark(Benchmark):
 
     def measure(self, row: Mapping[str, Any], settings: Mapping[str, Any]) -> Sample:
         doc = row["doc"]
-        reference = _leaks(doc["reference"]["sampled"], doc["fact"]) if doc.get("reference") else None
+        reference = Drawn(_leaks(doc["reference"]["sampled"], doc["fact"])) if doc.get("reference") else None
         values = self._of_metrics(Drawn(_leaks(doc["sampled"], doc["fact"]), reference)) | {"quality": None}
-        if reference is not None:
-            values["reference"] = self._of_metrics(Drawn(reference)) | {"quality": None}
+        if reference:
+            values["reference"] = self._of_metrics(reference) | {"quality": None}
         return self._sample(doc, values)
 
 
