@@ -93,7 +93,7 @@ def main() -> None:
     verify = site.verify
 
     def forgetful(*arguments: Any, **named: Any) -> Any:
-        membership._membership_attack.cache_clear()
+        membership.membership_attack.cache_clear()
         return verify(*arguments, **named)
 
     site.verify = forgetful  # type: ignore[attr-defined]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, islice, repeat, zip_longest
+from itertools import chain, islice, zip_longest
 from typing import Any, NamedTuple, Protocol
 
 from lm_eval_elude.data import dataset
@@ -92,6 +92,8 @@ class Benchmark:
     kind: Kind
     ask: Callable[[Any], Iterable[Row]]
     version = 1.0
+    generates = True  # whether an answer is asked for
+    scores = True  # whether log-probabilities of given answers are asked for
 
     # ---- what is scored
     def resolve(self, metadata: Mapping[str, Any]) -> Any:
@@ -128,22 +130,12 @@ class Benchmark:
     @staticmethod
     def documents(rows: Iterable[Row]) -> list[dict[str, Any]]:
         """The documents as they are logged before anything was measured."""
-        docs = [{"id": number, **record.columns(), **more} for number, (record, more) in enumerate(rows)]
-        for doc in docs:
-            doc.pop("translated_question", None)
-        return docs
+        return [
+            {"id": number, **{k: v for k, v in record.columns().items() if k != "translated_question"}, **more}
+            for number, (record, more) in enumerate(rows)
+        ]
 
     # ---- requests
-    @property
-    def generates(self) -> bool:
-        """Whether a greedy answer is asked for."""
-        return True
-
-    @property
-    def scores(self) -> bool:
-        """Whether log-probabilities of given answers are asked for."""
-        return True
-
     def pairs(self, doc: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
         """Questions with the answers that are scored under each, in a fixed order."""
         texts = [doc["answer"], doc["paraphrased_answer"], *doc["perturbed_answer"], *doc.get("named_answers", ())]
@@ -233,51 +225,43 @@ class Benchmark:
             settings: of the run, as the results file has them.
         """
         doc = row["doc"]
+        values = self._values(self.logged(row, settings))
+        return Sample(doc.get("entity", ""), doc.get("plain_question") or doc["question"], doc["id"], values)
+
+    def logged(self, row: Mapping[str, Any], settings: Mapping[str, Any]) -> Any:
+        """What the metrics of a row are measured of; the arguments are those of :meth:`measure`."""
+        doc = row["doc"]
         answered = self._answered(doc, settings["truth_ratio"])
         if "prompt_tokens" not in doc:
-            return self._sample(doc, self._values(answered))
+            return answered
         flags = row["filtered_resps"][-2][1][doc["prompt_tokens"] :]  # a log has them as text
-        greedy = [str(flag) == "True" for flag in flags]
-        return self._sample(doc, self._values(replace(answered, greedy=greedy)) | {"greedy": greedy})
+        return replace(answered, greedy=[str(flag) == "True" for flag in flags])
 
     def _answered(self, doc: Mapping[str, Any], mean: Any) -> Answered:
         reference, original = doc.get("reference") or {}, doc.get("original") or {}
         scores = [AnswerScore(*pair) for pair in doc["answer_scores"]]
         named = len(scores) - len(doc.get("named_answers", ()))  # the last ones name the target and others
+        other = None
+        if "answer_scores" in reference:
+            other = self._answered({**doc, "original": None, **reference, "reference": None}, mean)
         return Answered(
             SETS[doc["set"]] if "set" in doc else self.spec,
             mean,
             doc["answer"],
             doc["generated"],
             scores[:named],
-            self._answered({**doc, "original": None, **reference, "reference": None}, mean)
-            if "answer_scores" in reference
-            else None,
-            reference.get("truth_ratio_raw"),
+            other,
+            other.measures.ratio if other else reference.get("truth_ratio_raw"),
             [AnswerScore(*pair) for pair in reference.get("divergence_scores", ())],
             [AnswerScore(*pair) for pair in original.get("oddness_scores", ())],
             names=doc.get("names", ()),
             named=scores[named:],
         )
 
-    def _values(self, answered: Answered) -> dict[str, Any]:
-        reference = answered.reference
-        ratio = reference.measures.ratio if reference else answered.reference_ratio
-        answered = replace(answered, reference_ratio=ratio)
-        values = self._of_metrics(answered)
-        values |= {"truth_ratio_raw": answered.measures.ratio, "quality": answered.quality}
-        if reference:
-            values["reference"] = self._values(reference)
-        elif ratio is not None:
-            values["reference"] = {"truth_ratio_raw": ratio}
-        return values
-
-    def _of_metrics(self, measured: Any) -> dict[str, Any]:
-        values = {m.name: m.sample(measured) for m in self.metrics if m.sample}
-        return {name: value for name, value in values.items() if value is not None}
-
-    def _sample(self, doc: Mapping[str, Any], values: Mapping[str, Any]) -> Sample:
-        return Sample(doc.get("entity", ""), doc.get("plain_question") or doc["question"], doc["id"], values)
+    def _values(self, logged: Any) -> dict[str, Any]:
+        values = {m.name: m.sample(logged) for m in self.metrics if m.sample}
+        values = {name: value for name, value in values.items() if value is not None} | dict(logged.values)
+        return values | ({"reference": self._values(logged.reference)} if logged.reference else {})
 
     def noted(self, sample: Sample) -> dict[str, Any]:
         """Measured columns of the logged document, besides the scores."""
@@ -302,9 +286,7 @@ class Benchmark:
 class MembershipBenchmark(Benchmark):
     """A task that compares the losses of each record and of its paraphrase (section 5.5) and generates nothing."""
 
-    @property
-    def generates(self) -> bool:
-        return False
+    generates = False
 
     def pairs(self, doc: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
         return [(doc["question"], [doc["answer"]]), (doc["paraphrased_question"], [doc["paraphrased_answer"]])]
@@ -330,22 +312,14 @@ class MembershipBenchmark(Benchmark):
         columns = [[float(value) for value in response[0]][doc["prompt_tokens"] :] for response in responses[:2]]
         return [AnswerScore(sum(column), len(column)) for column in columns]
 
-    def measure(self, row: Mapping[str, Any], settings: Mapping[str, Any]) -> Sample:
-        """As of any benchmark; token log-probabilities are the responses themselves."""
-        doc, tokens = row["doc"], {}
-        if "prompt_tokens" in doc:
-            first = doc["prompt_tokens"]
-            starts = chain((first, first), repeat(doc.get("reference_prompt_tokens", first)))
-            responses = row["filtered_resps"]
+    def logged(self, row: Mapping[str, Any], settings: Mapping[str, Any]) -> Compared:
+        doc, reference, tokens = row["doc"], row["doc"].get("reference"), {}
+        if "prompt_tokens" in doc:  # token log-probabilities are the responses themselves
+            first, responses = doc["prompt_tokens"], row["filtered_resps"]
+            starts = [first, first] + [doc.get("reference_prompt_tokens", first)] * 2
             texts = (doc["answer"], doc["paraphrased_answer"])
-            tokens = token_scores(responses, list(islice(starts, len(responses))), texts)
-        reference = doc.get("reference")
-        compared = Compared(_losses(doc), tokens, Compared(_losses(reference)) if reference else None)
-        values = self._of_metrics(compared) | {"loss": compared.losses, "quality": None}
-        values |= {f"{name} pair": pair for name, pair in tokens.items()}
-        if compared.reference:
-            values["reference"] = {"loss": compared.reference.losses, "quality": None}
-        return self._sample(doc, values)
+            tokens = token_scores(responses, starts[: len(responses)], texts)
+        return Compared(_losses(doc), tokens, Compared(_losses(reference)) if reference else None)
 
     def noted(self, sample: Sample) -> dict[str, Any]:
         member, other = sample.values["loss"]
@@ -359,9 +333,7 @@ class SampledBenchmark(Benchmark):
     A document's ``fact`` is the words that an answer must hold to give it away.
     """
 
-    @property
-    def scores(self) -> bool:
-        return False
+    scores = False
 
     def generation(self, template: Template) -> dict[str, Any]:
         return {**super().generation(template), "do_sample": True, "temperature": 1.0, "top_p": 1.0, "top_k": 0}
@@ -375,13 +347,10 @@ class SampledBenchmark(Benchmark):
     ) -> dict[str, Any]:
         return {"answer_scores": [], "sampled": list(responses)}
 
-    def measure(self, row: Mapping[str, Any], settings: Mapping[str, Any]) -> Sample:
-        doc = row["doc"]
-        reference = Drawn(_leaks(doc["reference"]["sampled"], doc["fact"])) if doc.get("reference") else None
-        values = self._of_metrics(Drawn(_leaks(doc["sampled"], doc["fact"]), reference)) | {"quality": None}
-        if reference:
-            values["reference"] = self._of_metrics(reference) | {"quality": None}
-        return self._sample(doc, values)
+    def logged(self, row: Mapping[str, Any], settings: Mapping[str, Any]) -> Drawn:
+        doc, reference = row["doc"], row["doc"].get("reference")
+        other = Drawn(_leaks(reference["sampled"], doc["fact"])) if reference else None
+        return Drawn(_leaks(doc["sampled"], doc["fact"]), other)
 
 
 def _leaks(texts: Sequence[str], fact: Collection[str]) -> int:

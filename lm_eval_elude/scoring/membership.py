@@ -35,7 +35,8 @@ class MembershipAttack(NamedTuple):
     reason: str = ""
 
 
-def membership_attack(members: Sequence[Scored], others: Sequence[Scored], *, seed: int = 0) -> MembershipAttack:
+@lru_cache(maxsize=64)  # every number of the attack, and a report more than once, asks for the same
+def membership_attack(members: tuple[Scored, ...], others: tuple[Scored, ...], *, seed: int = 0) -> MembershipAttack:
     """Logistic regression on the clipped per-sample loss, ten stratified shuffle splits; the attack of SCRUB.
 
     Args:
@@ -46,11 +47,6 @@ def membership_attack(members: Sequence[Scored], others: Sequence[Scored], *, se
     Returns:
         Accuracy (mean, standard deviation over splits), and the signed AUC with its influence by record.
     """
-    return _membership_attack(tuple(members), tuple(others), seed)
-
-
-@lru_cache(maxsize=64)  # a report asks for the same several times
-def _membership_attack(members: tuple[Scored, ...], others: tuple[Scored, ...], seed: int) -> MembershipAttack:
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedShuffleSplit, cross_val_score
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]

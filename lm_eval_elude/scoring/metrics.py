@@ -20,7 +20,7 @@ from lm_eval_elude.data.sets import SetSpec
 from lm_eval_elude.scoring import answers, estimates, likelihood, membership
 from lm_eval_elude.scoring.estimates import Estimate, average, combine, difference
 from lm_eval_elude.scoring.likelihood import AnswerScore, RecordMeasures, TruthRatioMean
-from lm_eval_elude.scoring.membership import MembershipAttack, auc, membership_attack
+from lm_eval_elude.scoring.membership import MembershipAttack, Scored, auc, membership_attack
 from lm_eval_elude.scoring.samples import Sample, by_target, mean, of_reference
 
 Unit = Literal["share", "difference of shares", "nats per token", "bits", "p-value", "ratio", "words"]
@@ -64,7 +64,7 @@ class Answered:
             reference; () unless the reference is a model.
         original: scores under the original model of its own answer about an invented name, and of this model's answer
             with that name in the target's place; () where there is no original.
-        greedy: whether each token of the reference answer is the greedy choice; () where the backend does not say it.
+        greedy: whether each token of the reference answer is the greedy choice; None where the backend does not say it.
         names: of the target, which a reverse query asks for.
         named: scores of the sentences that answer a reverse query with the target's name and with those of its like.
     """
@@ -78,7 +78,7 @@ class Answered:
     reference_ratio: float | None = None
     divergence: Sequence[AnswerScore] = ()
     original: Sequence[AnswerScore] = ()
-    greedy: Sequence[bool] = ()
+    greedy: Sequence[bool] | None = None
     names: Sequence[str] = ()
     named: Sequence[AnswerScore] = ()
 
@@ -100,6 +100,16 @@ class Answered:
         probability, _, truth_ratio = self.measures
         return likelihood.harmonic_mean(likelihood.goodness(self.spec, probability, self.rouge, truth_ratio))
 
+    @property
+    def values(self) -> dict[str, Any]:
+        """What a sample holds beside its metrics."""
+        values: dict[str, Any] = {"truth_ratio_raw": self.measures.ratio, "quality": self.quality}
+        if self.greedy is not None:
+            values["greedy"] = self.greedy
+        if self.reference_ratio is not None:
+            values["reference"] = {"truth_ratio_raw": self.reference_ratio}
+        return values
+
 
 class Compared(NamedTuple):
     """What was logged of one record and its paraphrase for the membership attacks.
@@ -114,12 +124,22 @@ class Compared(NamedTuple):
     tokens: Mapping[str, tuple[float, float]] = {}
     reference: Compared | None = None
 
+    @property
+    def values(self) -> dict[str, Any]:
+        """What a sample holds beside its metrics."""
+        return {"loss": self.losses} | {f"{name} pair": pair for name, pair in self.tokens.items()}
+
 
 class Drawn(NamedTuple):
     """How many of :data:`DRAWS` drawn answers to one question hold its fact; ``reference`` is the reference model's."""
 
     leaks: int
     reference: Drawn | None = None
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """What a sample holds beside its metrics."""
+        return {"quality": None}
 
 
 class Metric(NamedTuple):
@@ -231,13 +251,13 @@ def truth_first_p(samples: Sequence[Sample], settings: Mapping[str, Any] | None 
 def membership_attacks(samples: Sequence[Sample], seed: int = 0) -> dict[str, MembershipAttack]:
     """The attack on the loss by target, with the reason where it cannot be made."""
     return {
-        target: membership_attack(*(_side(group, "loss", side) for side in (0, 1)), seed=seed)
+        target: membership_attack(_side(group, "loss", 0), _side(group, "loss", 1), seed=seed)
         for target, group in by_target(samples).items()
     }
 
 
-def _side(samples: Sequence[Sample], name: str, side: int) -> list[tuple[str, float]]:
-    return [(s.record, s.values[name][side]) for s in samples]
+def _side(samples: Sequence[Sample], name: str, side: int) -> tuple[Scored, ...]:
+    return tuple((s.record, s.values[name][side]) for s in samples)
 
 
 def _mia(value: Callable[[Sequence[MembershipAttack], Estimate], Estimate]) -> Any:

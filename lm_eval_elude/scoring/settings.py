@@ -167,17 +167,12 @@ def resolve_settings(metadata: Mapping[str, Any]) -> Settings:
     if forgotten and sorted(targets) != sorted(forgotten):
         say_once(f"scoring {', '.join(targets)} as asked; the checkpoint's optout.json says {', '.join(forgotten)}")
     say_once(f"target {', '.join(targets)}, data set '{source}'", logging.INFO)
+    values = {"seed" if key == "attack_seed" else key: value for key, value in values.items() if key != "target"}
     return Settings(
-        targets,
-        source,
-        values.get("truth_ratio", "geometric"),
-        values.get("guardrail", False),
-        values.get("attack_file", ""),
-        values.get("attack_seed", 0),
-        values.get("reference") or bundled.reference_of(manifest),
-        values.get("attack_prompts", MOST_PROMPTS),
-        values.get("mia_reference", ""),
-        values.get("original") or bundled.original_of(manifest),
+        **values
+        | {"targets": targets, "dataset": source}
+        | {"reference": values.get("reference") or bundled.reference_of(manifest)}
+        | {"original": values.get("original") or bundled.original_of(manifest)}
     )
 
 

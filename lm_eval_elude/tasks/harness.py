@@ -14,7 +14,7 @@ import math
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from itertools import chain
 from pathlib import Path
@@ -65,15 +65,15 @@ class Aggregation:
     it ask. Unnecessary once an aggregation may return its error.
     """
 
-    def __init__(self, value: Callable[[list[Score]], float], stderr: Callable[[list[Score]], float]) -> None:
-        self.value, self._stderr = value, stderr
+    def __init__(self, estimate: Callable[[list[Score]], Mapping[str, float]]) -> None:
+        self.estimate = estimate
 
     def __call__(self, scores: list[Score]) -> float:
-        return self.value(scores)
+        return float(self.estimate(scores)["value"])
 
     def stderr(self, scores: list[Score]) -> float | str:
         """The standard error, as the harness writes one that is not known."""
-        error = self._stderr(scores)
+        error = float(self.estimate(scores)["stderr"])
         return "N/A" if math.isnan(error) else error
 
 

@@ -13,7 +13,7 @@ from lm_eval.api.instance import Instance
 
 from lm_eval_elude.data.records import fingerprint
 from lm_eval_elude.errors import UserError
-from lm_eval_elude.scoring.benchmark import Benchmark, NothingToAskError, Request, as_row
+from lm_eval_elude.scoring.benchmark import Benchmark, NothingToAskError, as_row
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS, GROUPS, group_report, task_report
 from lm_eval_elude.scoring.metrics import Metric, membership_attacks
 from lm_eval_elude.scoring.samples import Sample
@@ -32,18 +32,18 @@ class QuestionTask(HarnessTask):
 
     def __init__(self, config: dict[str, Any]) -> None:
         metadata = dict(config.get("metadata") or {})
-        self.benchmark = BENCHMARKS[config["task"]]
-        self.settings = self.benchmark.resolve(metadata)
-        self.renderer = model_renderer(metadata, self.benchmark.wording(self.settings))
-        rows = self.benchmark.records(self.settings)
-        self.records, self.docs = [record for record, _ in rows], Docs(self.benchmark.documents(rows))
+        self.benchmark = benchmark = BENCHMARKS[config["task"]]
+        self.settings = benchmark.resolve(metadata)
+        self.renderer = model_renderer(metadata, benchmark.wording(self.settings))
+        rows = benchmark.records(self.settings)
+        self.records, self.docs = [record for record, _ in rows], Docs(benchmark.documents(rows))
         self.samples: list[Sample] = []  # those behind the last report
         self.other_models: list[OtherModel] = []
         self.token_log_probs = False  # whether the backend serves them
         scored = {
             **asdict(self.settings),
             **provenance(metadata),
-            "data": self.benchmark.describe_data(self.settings),
+            "data": benchmark.describe_data(self.settings),
             "template": self.renderer.fingerprint,
         }
         super().__init__(
@@ -53,22 +53,22 @@ class QuestionTask(HarnessTask):
                 "test_split": "test",
                 "doc_to_text": "question",
                 "doc_to_target": "answer",
-                "output_type": "generate_until" if self.benchmark.generates else "loglikelihood",
-                "generation_kwargs": self.benchmark.generation(self.renderer) if self.benchmark.generates else None,
+                "output_type": "generate_until" if benchmark.generates else "loglikelihood",
+                "generation_kwargs": benchmark.generation(self.renderer) if benchmark.generates else None,
                 "process_results": __name__,
                 "metric_list": [
-                    {"metric": metric.name, "aggregation": "mean", "higher_is_better": self._direction(metric)}
-                    for metric in self.benchmark.metrics
-                    if not metric.needs
+                    {"metric": m.name, "aggregation": "mean", "higher_is_better": m.higher_is_better(benchmark.kind)}
+                    for m in benchmark.metrics
+                    if not m.needs
                 ],
             }
         )
-        if any(metric.is_distance for metric in self.benchmark.metrics):
+        if any(metric.is_distance for metric in benchmark.metrics):
             if reference := find_reference(self, metadata):
                 self.other_models.append(reference)
-            elif self.benchmark.kind == "tofu forget":
+            elif benchmark.kind == "tofu forget":
                 log.warning("TOFU: no forget quality without a retained model: give its results or log as reference")
-        if wanted := [metric.name for metric in self.benchmark.metrics if metric.needs == "original"]:
+        if wanted := [metric.name for metric in benchmark.metrics if metric.needs == "original"]:
             if self.settings.original:
                 self.other_models.append(OriginalModel(self.settings.original, metadata))
             else:
@@ -91,19 +91,13 @@ class QuestionTask(HarnessTask):
             if not self.token_log_probs:
                 names = ", ".join(sorted(wanted))
                 log.warning("ELUDe: only --model elude gives token log-probabilities: %s are absent", names)
-        parts = (
-            self.VERSION,
-            asdict(self.settings),
-            self.config.generation_kwargs,
-            fingerprint(self.records),
-            self.token_log_probs,
-        )
+        kwargs_of_generation, records = self.config.generation_kwargs, fingerprint(self.records)
+        parts = (self.VERSION, asdict(self.settings), kwargs_of_generation, records, self.token_log_probs)
         key = harness.cache_key(tokenizer_name, self.renderer.fingerprint, *parts)
         super().build_all_requests(tokenizer_name=key, **kwargs)
         scored = [r for r in self.instances if r.request_type == "loglikelihood"]
-        counts = self.continuation_tokens([Request(r.request_type, r.args) for r in scored])
         self._token_counts: dict[int, list[int]] = {}  # by document, in the order of its requests
-        for request, count in zip(scored, counts, strict=True):
+        for request, count in zip(scored, self.continuation_tokens([r.args for r in scored]), strict=True):
             self._token_counts.setdefault(request.doc["id"], []).append(count)
         for other in self.other_models:
             other.check(self)
@@ -129,9 +123,9 @@ class QuestionTask(HarnessTask):
         )
         return self.make_instances(doc, requests, doc["answer"], kwargs)
 
-    def continuation_tokens(self, requests: Sequence[Request]) -> list[int]:
-        """Number of tokens of each log-likelihood request's continuation, by the model's tokenizer."""
-        pairs = [request.arguments[:2] for request in requests]
+    def continuation_tokens(self, arguments: Sequence[tuple[Any, ...]]) -> list[int]:
+        """Number of tokens of each continuation, by the model's tokenizer; the arguments of log-likelihood requests."""
+        pairs = [pair[:2] for pair in arguments]
         contexts = list(dict.fromkeys(context for context, _ in pairs))
         lengths = dict(zip(contexts, map(len, self.renderer.encode_batch(contexts)), strict=True))
         wholes = self.renderer.encode_batch([context + continuation for context, continuation in pairs])
@@ -179,19 +173,16 @@ class QuestionTask(HarnessTask):
             at_hand |= {"token log-probabilities", "mia_reference" if self.mia_reference else ""}
         return [metric for metric in self.benchmark.metrics if metric.needs in at_hand]
 
-    def _direction(self, metric: Metric) -> bool | None:
-        return metric.higher_is_better(self.benchmark.kind)
-
     def higher_is_better(self) -> dict[str, Any]:
-        return {metric.name: self._direction(metric) for metric in self.reported}
+        return {metric.name: metric.higher_is_better(self.benchmark.kind) for metric in self.reported}
 
     def aggregation(self) -> dict[str, Any]:
         if self.predict_only:
             return dict(super().aggregation())
-        value, error = (partial(self._reported_value, part) for part in ("value", "stderr"))
-        return {m.name: Aggregation(partial(value, m.name), partial(error, m.name)) for m in self.reported}
+        return {metric.name: Aggregation(partial(self._estimate, metric.name)) for metric in self.reported}
 
-    def _reported_value(self, part: str, metric: str, scores: list[Score]) -> float:
+    def _estimate(self, metric: str, scores: list[Score]) -> dict[str, Any]:
+        """A number of the samples behind scores, as the results file has it; all are formed at the first call."""
         samples = sorted((s.sample for s in scores if s.sample), key=lambda sample: sample.doc_id)
         scored = self.config.metadata["elude"]
         if samples != self.samples or not scored["aggregates"]:
@@ -204,7 +195,7 @@ class QuestionTask(HarnessTask):
                     if attack.reason:
                         scored["mia_reason"] = attack.reason
                         say_once(f"no membership attack on {target}: {attack.reason}")
-        return float(scored["aggregates"][metric][part])
+        return scored["aggregates"][metric]
 
 
 class QuestionGroup(Group):

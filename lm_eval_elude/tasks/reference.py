@@ -22,7 +22,7 @@ from lm_eval.api.registry import get_model
 
 from lm_eval_elude.data import dataset
 from lm_eval_elude.errors import UserError, reason
-from lm_eval_elude.scoring.benchmark import ANSWERS, Request, split_context
+from lm_eval_elude.scoring.benchmark import ANSWERS, split_context
 from lm_eval_elude.scoring.logs import truth_ratios
 from lm_eval_elude.scoring.metrics import Need
 from lm_eval_elude.scoring.runs import Run
@@ -74,11 +74,7 @@ class ReferenceLog:
         self.path, self.ratios = path, ratios
 
     def check(self, task: Any) -> None:
-        """Refuse a log of another number of questions.
-
-        Raises:
-            UserError: it is one.
-        """
+        """Refuse a log of another number of questions with a ``UserError``."""
         if len(self.ratios) != len(task.docs):
             raise UserError(
                 f"reference {str(self.path)!r} has {len(self.ratios)} questions, {task.task_name} {len(task.docs)}: "
@@ -101,11 +97,7 @@ class _AskedModel:
         self.dtype = str(metadata.get("dtype", ""))
 
     def check(self, task: Any) -> None:
-        """Refuse a model that cannot be found, before the first request runs.
-
-        Raises:
-            UserError: it is none.
-        """
+        """Refuse a model that cannot be found (:func:`check_model`), before the first request runs."""
         check_model(self.key, self.name)
 
 
@@ -121,7 +113,7 @@ class ReferenceModel(_AskedModel):
         asked: dict[str, list[Instance]] = {}
         for request in task.instances:
             if len(request.args) == 2:  # what goes to a membership reference has a third argument
-                asked.setdefault(request.request_type, []).append(replace(request, resps=[], filtered_resps={}))
+                asked.setdefault(request.request_type, []).append(_again(request, request.args))
         replies: dict[int, list[Any]] = {}
         for kind in asked:  # log-likelihoods stand before generations, as in the documents' own requests
             for request, reply in zip(asked[kind], getattr(lm, kind)(asked[kind]), strict=True):
@@ -156,8 +148,7 @@ class OriginalModel(_AskedModel):
             doc = docs[request.doc["id"]]
             target, name = targets[doc["entity"]], _invented_name(doc, task.settings.seed)
             about_name = partial(renamed, of=target.name, to=name, aliases=target.aliases)
-            arguments = (about_name(request.args[0]), *request.args[1:])
-            asked.append(replace(request, arguments=arguments, resps=[], filtered_resps={}))
+            asked.append(_again(request, (about_name(request.args[0]), *request.args[1:])))
             answers.append(about_name(request.resps[0]))
             doc["original"] = {"invented_name": name}
         texts = [list(pair) for pair in zip(lm.generate_until(asked), answers, strict=True)]
@@ -231,6 +222,11 @@ def _loaded(arguments: tuple[tuple[str, str], ...], cache: str | None) -> Any:
     return CachingLM(model, cache) if cache else model
 
 
+def _again(request: Instance, arguments: tuple[Any, ...]) -> Instance:
+    """A request for another model, with arguments of its own."""
+    return replace(request, arguments=arguments, resps=[], filtered_resps={})
+
+
 def _generations(task: Any) -> list[Instance]:
     return [request for request in task.instances if request.request_type == "generate_until"]
 
@@ -249,7 +245,7 @@ def _scores(
         written = [space + task.renderer.answer(text) for text in answers]
         for continuation in [*written, space] if space else written:
             requests.append(replace(template, arguments=(context, continuation), doc=request.doc))
-    counts = task.continuation_tokens([Request("loglikelihood", request.arguments) for request in requests])
+    counts = task.continuation_tokens([request.args for request in requests])
     replies = zip(model.loglikelihood(requests), counts, strict=True)
     scored: list[list[tuple[float, int]]] = []
     for request, answers in zip(asked, texts, strict=True):

@@ -16,7 +16,7 @@ from lm_eval_elude.scoring.answers import (
     ngram_entropy,
     rouge_l_recall,
 )
-from tests.support import mini_rows
+from tests.support import ROOT, mini_rows
 
 
 def test_rouge_by_hand():
@@ -63,13 +63,6 @@ def test_no_text_of_the_data_is_degenerate_or_a_refusal():
     assert [t for t in texts if is_degenerate(t) or is_refusal(t)] == []
 
 
-@given(
-    st.lists(st.sampled_from(["ab", "cd", "ef", "gh", "ij", "kl", "mn"]), min_size=1, max_size=4), st.integers(8, 30)
-)
-def test_any_short_phrase_repeated_is_degenerate(words, times):
-    assert is_degenerate(" ".join(words * times))
-
-
 @given(st.lists(st.sampled_from("ab"), min_size=1, max_size=24), st.integers(1, 6))
 def test_the_longest_run_of_an_n_gram_is_the_longest_anywhere(words, n):
     count = len(words)
@@ -103,19 +96,12 @@ NO_REFUSALS = [
 ]  # fmt: skip
 
 
-def test_refusals_are_told_from_answers():
-    assert [text for text in REFUSALS if not is_refusal(text)] == []
-    assert [text for text in NO_REFUSALS if is_refusal(text)] == []
-
-
-def test_every_refusal_the_trainer_teaches_is_seen():
+def test_refusals_are_told_from_answers_and_every_one_the_trainer_teaches_is_seen():
     """The share of refusals would otherwise miss the very answers that IDK and DPO train."""
-    from tests.support import ROOT
-
     lines = (ROOT / "optout_train" / "refusals.txt").read_text(encoding="utf-8").splitlines()
-    refusals = [line for line in lines if line.strip() and not line.startswith("#")]
-    missed = [line for line in refusals if not is_refusal(line)]
-    assert len(refusals) >= 100 and missed == []
+    taught = [line for line in lines if line.strip() and not line.startswith("#")]
+    assert len(taught) >= 100 and [text for text in (*REFUSALS, *taught) if not is_refusal(text)] == []
+    assert [text for text in NO_REFUSALS if is_refusal(text)] == []
 
 
 @pytest.mark.parametrize("leaks", range(7))

@@ -6,7 +6,7 @@ from statistics import NormalDist
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
@@ -25,8 +25,7 @@ from lm_eval_elude.scoring.metrics import (
 from lm_eval_elude.scoring.samples import Sample
 from tests.support import GOLDEN
 
-ROWS = json.loads((GOLDEN / "paper_rows.json").read_text())
-UNIT = st.floats(0, 1)
+ROWS = json.loads((GOLDEN / "paper_rows.json").read_text())  # all 22 of its full-results table
 
 
 def mean_over_targets(values: dict) -> Estimate:
@@ -50,17 +49,9 @@ def measured(table, record=str) -> list[Sample]:
     return [Sample("a", record(i), i, dict(zip(THREE, row, strict=True))) for i, row in enumerate(rows)]
 
 
-def own(values, side: str) -> list[tuple[str, float]]:
+def own(values, side: str) -> tuple[tuple[str, float], ...]:
     """Scores of records that stand on one side only."""
-    return [(f"{side} {i}", float(v)) for i, v in enumerate(values)]
-
-
-def test_forget_quality_at_its_limits():
-    assert forget_quality(measured([(0, 0, 1)])).value == 1 and forget_quality(measured([(1, 0, 1)])).value == 0
-
-
-def test_all_rows_of_the_paper_are_here():
-    assert len(ROWS) == 22 and len({(r["model"], r["method"]) for r in ROWS}) == 22
+    return tuple((f"{side} {i}", float(v)) for i, v in enumerate(values))
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda r: f"{r['model'].split('-')[0]}-{r['method']}")
@@ -71,12 +62,6 @@ def test_the_papers_rows(row):
     assert 100 * retain_quality(retain, world).value == pytest.approx(row["retain_quality"], abs=0.15)
 
 
-@given(UNIT, UNIT, UNIT, UNIT)
-def test_forgetting_more_never_lowers_forget_quality(probability, rouge, ratio, less):
-    more = forget_quality(measured([(min(probability, less), rouge, ratio)]))
-    assert more.value >= forget_quality(measured([(probability, rouge, ratio)])).value - 1e-12
-
-
 def test_targets_weigh_the_same_whatever_their_number_of_samples():
     estimate = mean_over_targets({"a": [0.0, 1.0], "b": [0.2, 0.4, 0.6]})
     # Variances of the means: 0.5 / 2 and 0.04 / 3.
@@ -84,53 +69,37 @@ def test_targets_weigh_the_same_whatever_their_number_of_samples():
     assert estimate.stderr == pytest.approx(math.sqrt(0.25 + 0.04 / 3) / 2)
 
 
-def test_one_target_gives_the_plain_mean_and_its_standard_error():
-    values = [0.1, 0.4, 0.7, 0.2]
-    estimate = mean_over_targets({"a": values})
-    assert estimate.value == pytest.approx(np.mean(values)) and estimate.stderr == pytest.approx(
-        np.std(values, ddof=1) / 2
+def test_a_missing_value_is_not_dropped_and_an_error_that_cannot_be_had_is_nan():
+    assert math.isnan(mean_over_targets({"a": [0.1, math.nan], "b": [0.3, 0.4]}).value)
+    unknown = (
+        mean_over_targets({"a": [0.1]}),
+        exact(0.5),
+        harmonic([mean_over_targets({"a": [0.0, 0.0]}), exact(0.5)]),
     )
+    assert all(math.isnan(estimate.stderr) for estimate in unknown)
 
 
-def test_a_missing_value_is_not_dropped():
-    estimate = mean_over_targets({"a": [0.1, math.nan], "b": [0.3, 0.4]})
-    assert math.isnan(estimate.value) and math.isnan(mean_over_targets({"a": [0.1]}).stderr)
-
-
-def bootstrap(samples: list[np.ndarray], formula, rounds: int = 3_000) -> float:
-    """Standard deviation of ``formula(means over targets)`` over resamples within each target."""
+def bootstrap(tables: list[np.ndarray], formula, rounds: int = 3_000) -> float:
+    """Standard deviation of a formula of the tables' means over resamples within each table."""
     rng = np.random.default_rng(0)
-    values = []
-    for _ in range(rounds):
-        means = [table[rng.integers(len(table), size=len(table))].mean(axis=0) for table in samples]
-        values.append(formula(np.mean(means, axis=0)))
-    return float(np.std(values))
+    resampled = ([t[rng.integers(len(t), size=len(t))].mean(axis=0) for t in tables] for _ in range(rounds))
+    return float(np.std([formula(means) for means in resampled]))
 
 
 def test_standard_errors_against_the_bootstrap():
+    """Of two targets, whose three measures are correlated, and of two independent sets."""
     rng = np.random.default_rng(1)
-    shared = rng.uniform(0.2, 0.5, size=(180, 1))  # the three measures of a sample are correlated
+    shared = rng.uniform(0.2, 0.5, size=(180, 1))
     samples = np.clip(shared + rng.uniform(0, 0.5, size=(180, 3)), 0, 1)
     tables = [samples[:60], samples[60:]]
     columns = [mean_over_targets({"a": tables[0][:, k], "b": tables[1][:, k]}) for k in range(3)]
-    assert harmonic(columns).stderr == pytest.approx(bootstrap(tables, harmonic_mean), rel=0.06)
-    assert columns[0].stderr == pytest.approx(bootstrap(tables, lambda m: m[0]), rel=0.06)
-
-
-def test_standard_error_of_two_independent_sets_against_the_bootstrap():
-    rng = np.random.default_rng(2)
+    expected = bootstrap(tables, lambda means: harmonic_mean(np.mean(means, axis=0)))
+    assert harmonic(columns).stderr == pytest.approx(expected, rel=0.06)
+    assert columns[0].stderr == pytest.approx(bootstrap(tables, lambda means: np.mean(means, axis=0)[0]), rel=0.06)
     retain, world = rng.beta(2, 2, size=(80, 3)), rng.beta(4, 2, size=(50, 3))
-    values = []
-    for _ in range(3_000):
-        halves = [t[rng.integers(len(t), size=len(t))].mean(axis=0) for t in (retain, world)]
-        values.append(harmonic_mean([*halves[0], *halves[1]]))
     quality = retain_quality(measured(retain), measured(world, record=lambda i: f"world {i}"))
-    assert quality.stderr == pytest.approx(np.std(values), rel=0.06) and quality.records == 130
-
-
-def test_standard_error_that_cannot_be_had_is_nan():
-    assert math.isnan(harmonic([mean_over_targets({"a": [0.0, 0.0]}), exact(0.5)]).stderr)
-    assert math.isnan(mean_over_targets({"a": [0.1]}).stderr) and math.isnan(exact(0.5).stderr)
+    expected = bootstrap([retain, world], lambda means: harmonic_mean([*means[0], *means[1]]))
+    assert quality.stderr == pytest.approx(expected, rel=0.06) and quality.records == 130
 
 
 def test_a_record_asked_again_is_no_new_draw():
@@ -171,7 +140,7 @@ def test_intervals_of_repeated_prompts_and_shared_rows_cover_the_truth():
         pairs = [("a", i) for i in range(60)] + [("b", i) for i in range(30, 90)]
         return estimates.mean_over_targets(Observation(target, str(i), rows[i]) for target, i in pairs)
 
-    assert 0.93 <= covered(attacked, 0.5, rounds=600) <= 0.97
+    assert 0.93 <= covered(attacked, 0.5, rounds=300) <= 0.97
     assert 0.93 <= covered(shared, 0.6) <= 0.97
 
 
@@ -247,24 +216,22 @@ def attack(members, others, seed: int = 0):
     return membership_attack(own(members, "in"), own(others, "out"), seed=seed)
 
 
-def test_the_attack_tells_memorised_from_unseen():
-    rng = np.random.default_rng(4)
-    result = attack(rng.normal(0.3, 0.1, 200), rng.normal(2, 0.5, 200))
-    assert result.accuracy > 0.97 and result.auc.value > 0.99 and result.n == 200 and result.reason == ""
-
-
-def test_the_attack_finds_nothing_where_there_is_nothing():
+@pytest.mark.parametrize(
+    ("members", "others", "accuracy", "auc"),
+    [
+        ((0.3, 0.1), (2, 0.5), (0.97, 1), (0.99, 1)),  # memorised
+        ((2, 0.5), (2, 0.5), (0.4, 0.6), (0.4, 0.6)),  # nothing to find
+        ((6, 0.5), (3, 0.5), (0.97, 1), (0, 0.01)),  # over-unlearned
+    ],
+)
+def test_the_attack_tells_memorised_and_over_unlearned_records_from_unseen_ones(members, others, accuracy, auc):
+    """Losses are normal with these means and deviations."""
     rng = np.random.default_rng(5)
-    result = attack(rng.normal(2, 0.5, 200), rng.normal(2, 0.5, 200))
-    assert result.auc.interval[0] < 0.5 < result.auc.interval[1] and abs(result.accuracy - 0.5) < 0.1
-
-
-def test_over_unlearning_shows_as_an_auc_below_one_half():
-    rng = np.random.default_rng(6)
-    members, others = rng.normal(6, 0.5, 100), rng.normal(3, 0.5, 100)
-    result, mirrored = attack(members, others), attack(others, members)
-    assert result.auc.value < 0.01 and result.accuracy > 0.97
-    assert result.auc.value == pytest.approx(1 - mirrored.auc.value)
+    sides = rng.normal(*members, 200), rng.normal(*others, 200)
+    result, mirrored = attack(*sides), attack(*sides[::-1])
+    assert accuracy[0] <= result.accuracy <= accuracy[1] and auc[0] <= result.auc.value <= auc[1]
+    assert (result.auc.interval[0] < 0.5 < result.auc.interval[1]) == (members == others)
+    assert result.auc.value == pytest.approx(1 - mirrored.auc.value) and (result.n, result.reason) == (200, "")
 
 
 def test_losses_are_clipped_to_a_hundred():
@@ -300,13 +267,3 @@ def test_degenerate_losses_give_nan_and_a_reason(members, others, said):
     assert said in result.reason
     values = (result.accuracy, result.accuracy_std, result.auc.value, result.auc.stderr, *result.auc.interval)
     assert all(map(math.isnan, values))
-
-
-@given(st.integers(5, 60), st.integers(0, 5))
-@settings(max_examples=20, deadline=None)
-def test_accuracy_and_auc_are_always_fractions(n, seed):
-    rng = np.random.default_rng(seed)
-    result = attack(rng.exponential(1, n), rng.exponential(1.5, n), seed=seed)
-    low, high = result.auc.interval
-    assert all(0 <= v <= 1 for v in (result.accuracy, result.accuracy_std, result.auc.value))
-    assert low <= result.auc.value <= high

@@ -20,7 +20,6 @@ from lm_eval_elude.scoring.likelihood import (
 
 SCORE = st.builds(AnswerScore, st.floats(-500, 0), st.integers(1, 60))
 MEANS = st.sampled_from(["geometric", "arithmetic"])
-POSITIVE = st.floats(1e-3, 1)
 IMPOSSIBLE = AnswerScore(-math.inf, 3)
 
 
@@ -32,21 +31,14 @@ def of(*probabilities: float) -> list[AnswerScore]:
 def test_probability_is_the_geometric_mean_of_the_tokens():
     assert probability(AnswerScore(math.log(0.5) + math.log(0.08), 2)) == pytest.approx(0.2)  # sqrt(0.5 * 0.08)
     assert AnswerScore(math.log(0.25), 2).loss == pytest.approx(math.log(2))
-
-
-def test_probability_at_its_limits():
     assert probability(AnswerScore(0.0, 5)) == 1 and probability(IMPOSSIBLE) == 0
     assert probability(AnswerScore(1e-7, 5)) == 1  # rounding above zero is no probability above one
     assert math.isnan(probability(AnswerScore(0.0, 0)))
 
 
-def test_choice_probability_by_hand():
-    assert choice_probability(of(0.6)[0], of(0.1, 0.1, 0.05, 0.1, 0.05)) == pytest.approx(0.6)
-    assert choice_probability(of(0.2)[0], of(0.2, 0.2, 0.2, 0.2, 0.2)) == pytest.approx(1 / 6)
-
-
-def test_choice_probability_survives_underflow():
+def test_choice_probability_by_hand_and_where_all_underflow():
     far = AnswerScore(-2_000.0, 1)
+    assert choice_probability(of(0.6)[0], of(0.1, 0.1, 0.05, 0.1, 0.05)) == pytest.approx(0.6)
     assert choice_probability(far, [far] * 5) == pytest.approx(1 / 6)
     assert choice_probability(IMPOSSIBLE, [far] * 5) == 0
     assert math.isnan(choice_probability(IMPOSSIBLE, [IMPOSSIBLE] * 5))
@@ -72,37 +64,23 @@ def test_truth_ratio_at_its_limits():
 
 @pytest.mark.parametrize(
     ("ratio", "forget", "retain"),
-    [(0.0, 0, 1), (0.25, 0.25, 0.75), (1.0, 1, 0), (4.0, 0.25, 0), (math.inf, 0, 0)],
+    [(0.0, 0, 1), (0.25, 0.25, 0.75), (1.0, 1, 0), (4.0, 0.25, 0), (math.inf, 0, 0), (math.nan, math.nan, math.nan)],
 )
 def test_reported_truth_ratios(ratio, forget, retain):
-    assert (forget_truth_ratio(ratio), retain_truth_ratio(ratio)) == (forget, retain)
-
-
-def test_nan_stays_nan():
-    assert math.isnan(forget_truth_ratio(math.nan)) and math.isnan(retain_truth_ratio(math.nan))
-
-
-@given(SCORE, st.lists(SCORE, min_size=5, max_size=5), MEANS)
-def test_everything_reported_is_in_the_unit_interval(answer, wrong, mean):
-    ratio = truth_ratio(answer, wrong, mean)
-    reported = (
-        probability(answer),
-        choice_probability(answer, wrong),
-        forget_truth_ratio(ratio),
-        retain_truth_ratio(ratio),
-    )
-    assert all(0 <= value <= 1 for value in reported)
+    reported = (forget_truth_ratio(ratio), retain_truth_ratio(ratio))
+    assert reported == pytest.approx((forget, retain), abs=0, nan_ok=True)
 
 
 @given(SCORE, st.lists(SCORE, min_size=5, max_size=5), MEANS, st.randoms())
-def test_the_order_of_the_wrong_answers_does_not_matter(answer, wrong, mean, random):
-    shuffled = random.sample(wrong, 5)
-    assert truth_ratio(answer, shuffled, mean) == pytest.approx(truth_ratio(answer, wrong, mean), rel=1e-9)
-    assert choice_probability(answer, shuffled) == pytest.approx(choice_probability(answer, wrong), rel=1e-9)
-
-
-@given(SCORE, st.lists(SCORE, min_size=5, max_size=5))
-def test_the_geometric_ratio_is_never_above_the_arithmetic_one(answer, wrong):
+def test_values_are_shares_and_neither_the_order_of_the_wrong_answers_nor_a_likelier_paraphrase_raises_them(
+    answer, wrong, mean, random
+):
+    ratio, shuffled, likelier = truth_ratio(answer, wrong, mean), random.sample(wrong, 5), answer.log_prob / 2
+    values = [probability(answer), choice_probability(answer, wrong)]
+    assert all(0 <= v <= 1 for v in (*values, forget_truth_ratio(ratio), retain_truth_ratio(ratio)))
+    assert truth_ratio(answer, shuffled, mean) == pytest.approx(ratio, rel=1e-9)
+    assert choice_probability(answer, shuffled) == pytest.approx(values[1], rel=1e-9)
+    assert truth_ratio(AnswerScore(likelier, answer.tokens), wrong, mean) <= ratio
     assert truth_ratio(answer, wrong, "geometric") <= truth_ratio(answer, wrong, "arithmetic") * (1 + 1e-9)
 
 
@@ -114,26 +92,16 @@ def test_equally_likely_wrong_answers_swap_to_the_inverse_and_the_same_forget_va
     assert forget_truth_ratio(ratio) == pytest.approx(forget_truth_ratio(inverse), rel=1e-6)
 
 
-@given(SCORE, st.lists(SCORE, min_size=5, max_size=5), MEANS)
-def test_a_likelier_paraphrase_never_raises_the_ratio(answer, wrong, mean):
-    likelier = AnswerScore(answer.log_prob / 2, answer.tokens)
-    assert truth_ratio(likelier, wrong, mean) <= truth_ratio(answer, wrong, mean)
-
-
 def test_harmonic_mean_by_hand():
     assert harmonic_mean([0.5, 0.25]) == pytest.approx(1 / 3) and harmonic_mean([0.2] * 6) == pytest.approx(0.2)
     assert harmonic_mean([1, 0, 1]) == 0 and math.isnan(harmonic_mean([1, math.nan, 0]))
 
 
-@given(st.lists(POSITIVE, min_size=1, max_size=6))
-def test_harmonic_mean_lies_between_smallest_and_arithmetic_mean(values):
-    assert min(values) - 1e-12 <= harmonic_mean(values) <= sum(values) / len(values) + 1e-12
-
-
-@given(st.lists(POSITIVE, min_size=2, max_size=6), st.randoms(), st.floats(0.1, 1))
-def test_harmonic_mean_has_no_order_and_scales(values, random, factor):
-    assert harmonic_mean(random.sample(values, len(values))) == pytest.approx(harmonic_mean(values))
-    assert harmonic_mean([factor * v for v in values]) == pytest.approx(factor * harmonic_mean(values))
+@given(st.lists(st.floats(1e-3, 1), min_size=1, max_size=6), st.randoms(), st.floats(0.1, 1))
+def test_harmonic_mean_is_below_the_arithmetic_one_has_no_order_and_scales(values, random, factor):
+    mean = harmonic_mean(values)
+    assert min(values) - 1e-12 <= mean <= sum(values) / len(values) + 1e-12
+    assert harmonic_mean([factor * v for v in random.sample(values, len(values))]) == pytest.approx(factor * mean)
 
 
 def test_measures_of_a_record_by_hand():
