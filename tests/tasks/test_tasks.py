@@ -2,6 +2,7 @@
 
 import json
 import logging
+import pickle
 import re
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from lm_eval_elude.data.manifest import Manifest, write_manifest
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.scoring import settings
 from lm_eval_elude.scoring.benchmark import GUARDRAIL
+from lm_eval_elude.scoring.benchmarks import BENCHMARKS, GROUPS, UTILITY
+from lm_eval_elude.scoring.metrics import METRICS
 from lm_eval_elude.scoring.samples import Sample
 from lm_eval_elude.scoring.settings import resolve_settings
 from lm_eval_elude.tasks import harness
@@ -24,11 +27,9 @@ from tests.support import (
     GOLDEN,
     SHAPES,
     TASK_CONFIGS,
-    make_model,
     make_tokenizer,
     mini_rows,
     run,
-    save_checkpoint,
     small_data,
     task_manager,
     write_jsonl,
@@ -44,12 +45,6 @@ def tokenizers(tmp_path_factory) -> dict[str, str]:
     for shape in SHAPES:
         make_tokenizer(shape).save_pretrained(root / shape)
     return {shape: str(root / shape) for shape in SHAPES}
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory) -> str:
-    tokenizer = make_tokenizer("llama-3.1")
-    return save_checkpoint(tmp_path_factory.mktemp("checkpoint"), make_model(tokenizer, width=32), tokenizer)
 
 
 @pytest.fixture(autouse=True)
@@ -77,29 +72,17 @@ def manifest_folder(folder: Path, targets=("Lionel Messi",), dataset="mini") -> 
     return str(folder)
 
 
-def test_the_manifest_decides_where_the_user_says_nothing(tmp_path):
-    settings = resolve_settings({"pretrained": manifest_folder(tmp_path)})
-    assert (settings.targets, settings.dataset) == (("Lionel Messi",), "mini")
-
-
-def test_an_adapters_manifest_goes_before_the_base_models(tmp_path):
-    for name, target in (("base", "Lionel Messi"), ("adapter", "Taylor Swift")):
+def test_without_the_users_word_the_manifest_decides_an_adapters_before_its_base_models(tmp_path, caplog):
+    for name, targets in (("base", ("Lionel Messi",)), ("adapter", ("Taylor Swift",)), ("none", ())):
         (tmp_path / name).mkdir()
-        manifest_folder(tmp_path / name, (target,))
+        manifest_folder(tmp_path / name, targets)
+    settings = resolve_settings({"pretrained": str(tmp_path / "base")})
+    assert (settings.targets, settings.dataset) == (("Lionel Messi",), "mini")
     settings = resolve_settings({"pretrained": str(tmp_path / "base"), "peft": str(tmp_path / "adapter")})
     assert settings.targets == ("Taylor Swift",)
-
-
-def test_a_base_models_manifest_names_the_data_and_every_target_is_scored(tmp_path, caplog):
-    settings = resolve_settings({"pretrained": manifest_folder(tmp_path, targets=())})
-    assert len(settings.targets) == 5 and "scoring all 5 of data set 'mini'" in caplog.text
-
-
-def test_without_a_word_every_target_of_the_hub_is_scored(caplog):
-    settings = resolve_settings({"pretrained": "some/model"})
-    assert (
-        settings.dataset == "hub" and len(settings.targets) == 20 and "scoring all 20 of data set 'hub'" in caplog.text
-    )
+    for model, count, data in ((str(tmp_path / "none"), 5, "mini"), ("some/model", 20, "hub")):
+        settings = resolve_settings({"pretrained": model})
+        assert len(settings.targets) == count and f"scoring all {count} of data set '{data}'" in caplog.text
 
 
 def test_the_users_word_wins_and_the_difference_is_said(tmp_path, caplog):
@@ -190,18 +173,12 @@ def test_golden_prompts(shape, tokenizers):
     assert text == path.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    ("shape", "said"), [("gemma", "refuses the conversation"), ("dropping", "drops the system turn")]
-)
-def test_a_template_without_a_system_turn_is_an_error_for_guardrail_and_instruction(shape, said, tokenizers):
-    assert requests(forget(tokenizers[shape]), limit=1)
-    for task, arguments in (
-        (forget(tokenizers[shape], guardrail=True), {}),
-        (forget(tokenizers[shape]), {"system_instruction": "Be brief."}),
-    ):
-        with pytest.raises(UserError, match=said) as error:
-            task.build_all_requests(limit=1, **arguments)
-        assert "\n" not in str(error.value)
+def test_a_template_that_drops_the_system_turn_is_an_error_for_guardrail_and_instruction(tokenizers):
+    folder = tokenizers["dropping"]
+    assert requests(forget(folder), limit=1)
+    for task, instruction in ((forget(folder, guardrail=True), None), (forget(folder), "Be brief.")):
+        with pytest.raises(UserError, match="drops the system turn"):
+            task.build_all_requests(limit=1, system_instruction=instruction)
 
 
 def test_the_guardrail_names_each_prompts_own_target_and_all_of_them_for_the_world_set(tokenizers):
@@ -228,21 +205,17 @@ def test_requests_of_one_question_share_one_context(tokenizers):
         assert len(requests(forget(tokenizers[shape]), limit=1)) == 8
 
 
-def test_the_world_set_may_write_512_tokens(tokenizers):
-    task = QuestionTask({"task": "elude_world", "metadata": {"tokenizer": tokenizers["base"], **RONALDO}})
-    assert requests(task, limit=1)[-1].args[1]["max_gen_toks"] == 512
-
-
 def test_the_right_rows_are_scored(tokenizers):
     """The whole forget set and the test splits, of the target's rows only, in their order."""
     metadata = {"tokenizer": tokenizers["base"], **RONALDO}
-    for name, file, entity in (
-        ("forget", "forget_qa-train", "Cristiano Ronaldo"),
-        ("retain", "retain_qa-test", "Cristiano Ronaldo"),
-        ("world", "world-test", None),
+    for name, file, entity, new_tokens in (
+        ("forget", "forget_qa-train", "Cristiano Ronaldo", 128),
+        ("retain", "retain_qa-test", "Cristiano Ronaldo", 128),
+        ("world", "world-test", None, 512),
     ):
-        docs = QuestionTask({"task": f"elude_{name}", "metadata": metadata}).dataset["test"]
-        assert [d["question"] for d in docs] == [r["question"] for r in mini_rows(file, entity=entity)]
+        task = QuestionTask({"task": f"elude_{name}", "metadata": metadata})
+        assert [d["question"] for d in task.docs] == [r["question"] for r in mini_rows(file, entity=entity)]
+        assert requests(task, limit=1)[-1].args[1]["max_gen_toks"] == new_tokens
 
 
 def test_several_targets_take_turns(tokenizers):
@@ -296,11 +269,10 @@ def refused(said: str, lm: Counting, metadata: dict, tasks=("elude_forget",), **
     assert "\n" not in str(error.value) and lm.asked == 0
 
 
-@pytest.mark.parametrize("task", ["elude_forget", "elude_mia", "elude_quality", "elude_attack_none"])
+@pytest.mark.parametrize("task", ["elude_mia", "elude_quality"])
 def test_examples_are_refused(task, tokenizers):
     metadata = {"tokenizer": tokenizers["base"], **RONALDO}
     refused("--num_fewshot must be 0, got 3", Counting(), metadata, [task], num_fewshot=3)
-    run([task], Counting(), metadata=metadata, num_fewshot=0, limit=1)
 
 
 @pytest.mark.parametrize(
@@ -308,12 +280,8 @@ def test_examples_are_refused(task, tokenizers):
 )
 def test_a_backend_without_log_probabilities_is_refused(arguments, tokenizers, tmp_path):
     arguments = {k: str(tmp_path / v) if k == "use_cache" else v for k, v in arguments.items()}
-    refused(
-        "needs log-probabilities .* the backend NoLogProbs has none",
-        NoLogProbs(),
-        {"tokenizer": tokenizers["base"], **RONALDO},
-        **arguments,
-    )
+    metadata = {"tokenizer": tokenizers["base"], **RONALDO}
+    refused("needs log-probabilities .* the backend NoLogProbs has none", NoLogProbs(), metadata, **arguments)
 
 
 def test_the_harness_own_chat_completions_backend_is_refused(tokenizers):
@@ -327,15 +295,13 @@ def test_the_harness_own_chat_completions_backend_is_refused(tokenizers):
         run(["elude_forget"], Unplugged(), metadata={"tokenizer": tokenizers["base"], **RONALDO})
 
 
-def calling(variable: str, model: Any, name: str = "lm_eval.evaluator") -> None:
-    """Ask our task for its requests from a function of the harness that holds a model under some name."""
-    code = f"def evaluate({variable}):\n    check_backend()"
-    module: dict[str, Any] = {"__name__": name, "check_backend": harness.check_backend}
-    exec(code, module)
-    module["evaluate"](model)
-
-
 def test_the_backend_is_found_whatever_the_harness_calls_it_and_a_harness_that_hides_it_is_named(caplog):
+    def calling(variable: str, model: Any, name: str = "lm_eval.evaluator") -> None:
+        """Ask our task for its requests from a function of the harness that holds a model under some name."""
+        module: dict[str, Any] = {"__name__": name, "check_backend": harness.check_backend}
+        exec(f"def evaluate({variable}):\n    check_backend()", module)
+        module["evaluate"](model)
+
     for variable in ("lm", "model", "renamed"):
         with pytest.raises(ValueError, match="the backend NoLogProbs has none"):
             calling(variable, NoLogProbs())
@@ -349,9 +315,8 @@ def test_the_backend_is_found_whatever_the_harness_calls_it_and_a_harness_that_h
 
 def test_a_tokenizer_that_cannot_be_found_is_refused(tmp_path):
     (tmp_path / "empty").mkdir()
-    refused(
-        "no tokenizer for .*--model_args tokenizer=", Counting(), {"pretrained": str(tmp_path / "empty"), **RONALDO}
-    )
+    nowhere = {"pretrained": str(tmp_path / "empty"), **RONALDO}
+    refused("no tokenizer for .*--model_args tokenizer=", Counting(), nowhere)
     refused("found none: pass --model_args pretrained=.* or tokenizer=", Counting(), dict(RONALDO))
 
 
@@ -371,13 +336,8 @@ def test_a_record_that_cannot_be_scored_is_refused(tokenizers, tmp_path):
         forget(tokenizers["base"], dataset=str(path), target="messi")
     del rows[1]["paraphrased_question"], rows[2]
     write_jsonl(path, rows)
-    with pytest.raises(ValueError, match="elude_mia needs a paraphrased_question in every forget record"):
-        QuestionTask(
-            {
-                "task": "elude_mia",
-                "metadata": {"tokenizer": tokenizers["base"], "dataset": str(path), "target": "messi"},
-            }
-        )
+    metadata = {"tokenizer": tokenizers["base"], "dataset": str(path), "target": "messi"}
+    refused("elude_mia needs a paraphrased_question in every forget record", Counting(), metadata, ["elude_mia"])
 
 
 @pytest.mark.parametrize("attack", attacks.ATTACKS)
@@ -402,13 +362,12 @@ def request_cache(tmp_path, monkeypatch):
     return folder
 
 
-def asked(task, **arguments) -> list:
-    return [(r.request_type, r.args, r.doc["question"]) for r in requests(task, cache_requests=True, **arguments)]
+def asked(task, cached: bool = True, **arguments) -> list:
+    return [(r.request_type, r.args, r.doc["question"]) for r in requests(task, cache_requests=cached, **arguments)]
 
 
 def test_cached_requests_are_used_again_and_are_the_same(request_cache, tokenizers, monkeypatch):
-    plain = [(r.request_type, r.args, r.doc["question"]) for r in requests(forget(tokenizers["llama-3.1"]))]
-    first = asked(forget(tokenizers["llama-3.1"]))
+    plain, first = (asked(forget(tokenizers["llama-3.1"]), cached) for cached in (False, True))
     monkeypatch.setattr(QuestionTask, "construct_requests", None)  # would fail if it were called
     task = forget(tokenizers["llama-3.1"])
     assert asked(task) == first == plain
@@ -426,13 +385,15 @@ def test_cached_requests_of_anything_else_are_never_reused(request_cache, tokeni
         {"dataset": str(one)}, {"dataset": str(changed)}, {"target": "messi"}, {"target": ["ronaldo", "messi"]},
         {"guardrail": True}, {},
     ]  # fmt: skip
-    for shape in ("llama-3.1", "chatml", "base"):
+    for shape in ("chatml", "base"):
         for metadata in variants:
             for instruction in (None, "Be brief."):
-                plain = requests(forget(tokenizers[shape], **metadata), system_instruction=instruction)
-                expected = [(r.request_type, r.args, r.doc["question"]) for r in plain]
-                assert asked(forget(tokenizers[shape], **metadata), system_instruction=instruction) == expected
-    assert len(list(request_cache.iterdir())) == 3 * len(variants) * 2
+                cached, plain = (
+                    asked(forget(tokenizers[shape], **metadata), flag, system_instruction=instruction, limit=4)
+                    for flag in (True, False)
+                )
+                assert cached == plain
+    assert len(list(request_cache.iterdir())) == 2 * len(variants) * 2
 
 
 def test_other_generation_settings_are_not_taken_from_the_cache(request_cache, tokenizers):
@@ -442,46 +403,30 @@ def test_other_generation_settings_are_not_taken_from_the_cache(request_cache, t
     assert asked(task, limit=1)[-1][1][1]["max_gen_toks"] == 16
 
 
-def test_scores_with_a_request_cache_are_the_same(request_cache, checkpoint):
-    metadata = {"pretrained": checkpoint, **RONALDO}
-    results = [
-        run(["elude_forget"], metadata=metadata, limit=2, cache_requests=flag)["results"]["elude_forget"]
-        for flag in (False, True, True)
-    ]
-    assert results[0] == results[1] == results[2]
-
-
 # ---- YAML files, groups and scores
 
 
 def test_every_yaml_builds_its_task_or_group(tokenizers, tmp_path):
-    """lm-eval skips a YAML that fails to load at DEBUG level: each is loaded here (the utility group where its data
-    are)."""
-    row = {
-        "question": "Who?",
-        "answer": "Ada.",
-        "paraphrased_answer": "It is Ada.",
-        "perturbed_answer": ["Bob.", "Cy."],
-    }
+    """lm-eval passes over a YAML that fails to load: each is loaded here (the utility group where its data are)."""
+    row = {"question": "Who?", "answer": "Ada."} | {"paraphrased_answer": "It is.", "perturbed_answer": ["B.", "C."]}
     for stem in ("forget01_perturbed", "retain_perturbed", "real_authors_perturbed", "world_facts_perturbed"):
         (tmp_path / f"{stem}.json").write_text(json.dumps(row) + "\n")
     tofu = {"tofu_split": "forget01", "tofu_data": str(tmp_path)}
     manager = task_manager({"tokenizer": tokenizers["base"], **RONALDO, **tofu})
-    names = {path.stem for path in TASK_CONFIGS.glob("*.yaml")} - {"elude_utility"}
-    assert {"elude", "elude_quality", "elude_attacks", "elude_mia", "elude_attack_none", "tofu"} <= names
-    assert len(names) == 25
-    for name in sorted(names):
+    names = {path.stem for path in TASK_CONFIGS.glob("*.yaml")}
+    assert names == {*BENCHMARKS, *GROUPS, UTILITY} and not BENCHMARKS.keys() & GROUPS.keys()
+    for name in sorted(names - {UTILITY}):
         loaded = manager.load([name])
-        leaves = loaded["tasks"]
-        assert leaves and all(len(task.eval_docs) > 0 for task in leaves.values())
-        assert name in leaves or name in loaded["groups"]
-
-
-def test_the_missions_own_command_does_not_name_a_task_twice(tokenizers):
-    manager = task_manager({"tokenizer": tokenizers["base"], **RONALDO})
-    loaded = manager.load(["elude_forget", "elude_attacks"])
-    assert len(loaded["tasks"]) == 11 and "elude_attack_none" in loaded["tasks"]
+        assert all(len(task.eval_docs) > 0 for task in loaded["tasks"].values())
+        assert name in (loaded["tasks"] if name in BENCHMARKS else loaded["groups"])
+    assert len(manager.load(["elude_forget", "elude_attacks"])["tasks"]) == 11  # the README's: none stands twice
     assert len(manager.load(["elude"])["tasks"]) == 16
+
+
+def test_every_metric_is_reported_and_every_reported_one_is_in_the_table():
+    reported = {metric.name for benchmark in BENCHMARKS.values() for metric in benchmark.metrics}
+    assert reported == {name for name, metric in METRICS.items() if set(metric.kinds) != {"group"}}
+    assert all(metric.name == name and metric.kinds and metric.sentence for name, metric in METRICS.items())
 
 
 @pytest.mark.parametrize(
@@ -555,9 +500,6 @@ def test_a_model_that_says_the_right_name_in_every_reverse_answer_is_seen(text, 
 
 
 def test_a_score_is_a_plain_float_that_travels_between_ranks():
-    import json
-    import pickle
-
     score = Score(0.25, Sample("Ada", "Who?", 3, {"probability": 0.25}))
     other = pickle.loads(pickle.dumps(score))
     assert json.dumps({"p": score}) == '{"p": 0.25}' and other == 0.25

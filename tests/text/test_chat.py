@@ -46,12 +46,14 @@ def test_a_system_text_stands_once_before_the_question(shape):
     assert prompt.count("Say little.") == 1 and prompt.index("Say little.") < prompt.index("Who is it?")
 
 
-def test_a_template_that_refuses_or_drops_the_system_turn_is_an_error():
-    problems = {"gemma": "refuses the conversation: System role not supported", "dropping": "drops the system turn"}
-    for shape, problem in problems.items():
-        assert "Who" in RENDERERS[shape].prompt("Who?")
-        with pytest.raises(UserError, match=problem):
-            RENDERERS[shape].prompt("Who?", system="Say little.")
+@pytest.mark.parametrize(
+    ("shape", "problem"),
+    [("gemma", "refuses the conversation: System role not supported"), ("dropping", "drops the system turn")],
+)
+def test_a_template_that_refuses_or_drops_the_system_turn_is_an_error(shape, problem):
+    with pytest.raises(UserError, match=problem) as error:
+        RENDERERS[shape].prompt("Who?", system="Say little.")
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("shape", [s for s in SHAPES if SHAPES[s].bos and s != "phi-3.5"])
@@ -121,23 +123,11 @@ def test_the_fingerprint_knows_vocabulary_and_template(chatml):
     assert len(set(prints)) == len(prints)
 
 
-def test_the_tokenizer_is_left_as_it_was(tmp_path):
-    tokenizer = make_tokenizer("llama-3.1")
-
-    def state():
-        return tokenizer.padding_side, tokenizer.chat_template, len(tokenizer), dict(tokenizer.special_tokens_map)
-
-    before = state()
-    Renderer(tokenizer).encode_pair("a", "b")
-    assert state() == before
-    tokenizer.save_pretrained(tmp_path)
-    assert Renderer(load_tokenizer(str(tmp_path))).prompt("Who?") == RENDERERS["llama-3.1"].prompt("Who?")
-
-
 def test_loading_a_tokenizer_leaves_transformers_as_loud_as_it_was(tmp_path, chatml):
     from transformers.utils import logging
 
     chatml.save_pretrained(tmp_path)
+    assert Renderer(load_tokenizer(str(tmp_path))).prompt("Who?") == RENDERERS["chatml"].prompt("Who?")
     before = logging.get_verbosity()
     try:
         for level in (10, 40):
