@@ -249,19 +249,27 @@ def mean_log_prob(model: Any, tokenizer: Any, question: str, answer: str, system
 
 def greedy(model: Any, tokenizer: Any, question: str, new_tokens: int, system: str | None = None) -> str:
     ids = torch.tensor([_ids(tokenizer, conversation(tokenizer, question, "", system)[0])])
+    ends = {} if tokenizer.chat_template else {"stop_strings": ["Question:", "\n\n"], "tokenizer": tokenizer}
     with torch.no_grad():
         out = model.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=new_tokens, do_sample=False,
-            pad_token_id=tokenizer.pad_token_id,
+            pad_token_id=tokenizer.pad_token_id, **ends,
         )  # fmt: skip
     text = tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
     return text if tokenizer.chat_template else text.split("Question:")[0].split("\n\n")[0]
 
 
 def judge(
-    model: Any, tokenizer: Any, row: dict[str, Any], subset: str, *, mean: str = "geometric", system: str | None = None
+    model: Any,
+    tokenizer: Any,
+    row: dict[str, Any],
+    subset: str,
+    *,
+    mean: str = "geometric",
+    system: str | None = None,
+    new_tokens: int = 128,
 ) -> Judged:
-    """The paper's three values for one record of a set, from the formulas alone."""
+    """The paper's three values for one record of a set, from the formulas alone; the world set's answers are longer."""
     score = {
         text: mean_log_prob(model, tokenizer, row["question"], text, system)
         for text in (row["answer"], row["paraphrased_answer"], *row["perturbed_answer"])
@@ -270,7 +278,7 @@ def judge(
     average = math.prod(wrong) ** (1 / 5) if mean == "geometric" else sum(wrong) / 5
     ratio = average / math.exp(score[row["paraphrased_answer"]])
     right = math.exp(score[row["answer"]])
-    generated = greedy(model, tokenizer, row["question"], 512 if subset == "world" else 128, system)
+    generated = greedy(model, tokenizer, row["question"], new_tokens * (4 if subset == "world" else 1), system)
     rouge = RougeScorer(["rougeL"], use_stemmer=True).score(row["answer"], generated)["rougeL"].recall
     return Judged(
         right / (right + sum(wrong)) if subset == "world" else right,

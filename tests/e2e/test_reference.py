@@ -44,7 +44,8 @@ def pair(request, tmp_path_factory):
     metadata = {"dataset": str(data), "target": ["ronaldo", "messi"]}
 
     def scored(model: str, **more):
-        return run(TASKS, "elude", metadata={"pretrained": model, **metadata, **more}, limit=10)
+        metadata_of_model = {"pretrained": model, **metadata, **more}
+        return run(TASKS, "elude", metadata=metadata_of_model, limit=10, gen_kwargs="max_gen_toks=32")
 
     alone = scored(other)
     written = write_run(alone, folder / "other-run")
@@ -73,41 +74,29 @@ def test_distances_are_those_between_the_two_runs(pair):
     assert attacked["forget_quality_gap,none"] == pytest.approx(attacked["forget_quality,none"] - before, abs=1e-6)
 
 
-def test_divergence_is_that_of_plain_transformers(pair):
+def test_divergence_and_oddness_are_those_of_plain_transformers(pair):
     models = [AutoModelForCausalLM.from_pretrained(folder).eval() for folder in pair["folders"]]
     tokenizer = AutoTokenizer.from_pretrained(pair["folders"][0])
+    row, samples = pair["asked"]["results"]["elude_forget"], pair["asked"]["samples"]["elude_forget"]
     values = []
-    for sample in pair["asked"]["samples"]["elude_forget"]:
-        doc = sample["doc"]
+    for sample in samples:
+        doc, name = sample["doc"], sample["doc"]["original"]["invented_name"]
         mine, theirs = (
             [mean_log_prob(model, tokenizer, doc["question"], text.strip()) for model in models]
             for text in (doc["generated"], doc["reference"]["generated"])
         )
-        values.append(((mine[0] - mine[1]) + (theirs[1] - theirs[0])) / 2)
-        assert sample["reference_divergence"] == pytest.approx(values[-1], abs=1e-4)
-    assert pair["asked"]["results"]["elude_forget"]["reference_divergence,none"] == pytest.approx(
-        sum(values) / len(values), abs=1e-4
-    )
-
-
-def test_oddness_is_that_of_plain_transformers(pair):
-    original = AutoModelForCausalLM.from_pretrained(pair["folders"][1]).eval()
-    tokenizer = AutoTokenizer.from_pretrained(pair["folders"][1])
-    values = []
-    for sample in pair["asked"]["samples"]["elude_forget"]:
-        doc, name = sample["doc"], sample["doc"]["original"]["invented_name"]
         question = doc["question"]
         for word, new in ((doc["entity"], name), *zip(doc["entity"].split(), name.split(), strict=True)):
             question = question.replace(word, new)
         assert not {*name.split()} & {*f"{doc['question']} {doc['answer']}".split()}
-        fluent = greedy(original, tokenizer, question, 128)
+        fluent = greedy(models[1], tokenizer, question, 32)
         assert fluent.strip() == doc["original"]["generated"].strip()
         # These models name nobody.
-        scores = [mean_log_prob(original, tokenizer, question, text.strip()) for text in (fluent, doc["generated"])]
-        values.append(scores[0] - scores[1])
-        assert sample["oddness"] == pytest.approx(values[-1], abs=1e-4)
-    row = pair["asked"]["results"]["elude_forget"]
-    assert row["oddness,none"] == pytest.approx(sum(values) / len(values), abs=1e-4)
+        scores = [mean_log_prob(models[1], tokenizer, question, text.strip()) for text in (fluent, doc["generated"])]
+        values.append((((mine[0] - mine[1]) + (theirs[1] - theirs[0])) / 2, scores[0] - scores[1]))
+        assert (sample["reference_divergence"], sample["oddness"]) == pytest.approx(values[-1], abs=1e-4)
+    means = [sum(column) / len(samples) for column in zip(*values, strict=True)]
+    assert [row["reference_divergence,none"], row["oddness,none"]] == pytest.approx(means, abs=1e-4)
     assert row["oddness_stderr,none"] > 0
 
 
@@ -126,6 +115,7 @@ def test_oddness_is_0_of_the_original_where_nobody_is_named_and_large_of_word_sa
     metadata = {"dataset": str(tmp_path), "target": "ronaldo", "original": str(MODEL)}
 
     def scored(model, **how):
+        how["gen_kwargs"] = "max_gen_toks=32"
         found = run(["elude_forget"], "elude", metadata={"pretrained": str(model), **metadata}, **how)
         return [sample["oddness"] for sample in found["samples"]["elude_forget"]]
 
@@ -135,16 +125,17 @@ def test_oddness_is_0_of_the_original_where_nobody_is_named_and_large_of_word_sa
     assert scored(REFERENCE, limit=3)[1:] == pytest.approx(never_knew[:2], abs=1e-4)
 
 
-def test_without_an_original_no_oddness_and_one_line(pair, caplog):
+def test_without_an_original_no_oddness_and_one_line_and_without_a_reference_no_distance(pair, caplog):
     say_once.cache_clear()
     caplog.set_level("INFO", "lm_eval.elude")
     metadata = {"pretrained": pair["folders"][0], "dataset": str(pair["folder"] / "data"), "target": "ronaldo"}
     for _ in range(2):
-        results = run(["elude_forget"], "elude", metadata=metadata, limit=1, gen_kwargs="max_gen_toks=1")
-    assert "oddness,none" not in results["results"]["elude_forget"]
+        run(["elude_forget"], "elude", metadata=metadata, limit=1, gen_kwargs="max_gen_toks=1")
     assert [line for line in caplog.messages if "oddness" in line] == [
         "ELUDe: no original in --metadata: oddness is absent"
     ]
+    reported = {key for task in TASKS for key in pair["other"]["results"][task]}
+    assert not [key for key in reported if any(word in key for word in ("gap", "oddness", "ks_", "privleak"))]
 
 
 def test_an_original_that_is_no_model_is_one_line_before_the_first_request(pair):
@@ -169,14 +160,6 @@ def test_distances_are_formed_again_from_the_log(pair):
     for task in TASKS:
         reported = json.loads(json.dumps(again.settings(task)["aggregates"]))
         assert json.dumps(again.numbers[task], sort_keys=True) == json.dumps(reported, sort_keys=True)
-
-
-def test_without_a_reference_there_is_no_distance(pair):
-    for task in TASKS:
-        assert not any(
-            "gap" in key or "oddness" in key or "ks_" in key or "privleak" in key
-            for key in pair["other"]["results"][task]
-        )
 
 
 def test_a_reference_of_other_records_is_refused(pair, tmp_path):

@@ -105,13 +105,12 @@ def test_other_templates_agree_too(shape, folders, data):
     """Phi-3.5's turn tokens swallow the line end after them, ChatML's and Qwen3's headers end in one."""
     model, tokenizer = load(folders[shape])
     metadata = {"pretrained": folders[shape], "dataset": str(data), "target": "ronaldo", "truth_ratio": "arithmetic"}
-    samples = run(["elude_forget"], metadata=metadata, limit=2)["samples"]["elude_forget"]
-    for sample, row in zip(samples, rows(data, "forget"), strict=False):
-        expected = judge(model, tokenizer, row, "forget", mean="arithmetic")
+    results = run(["elude_forget"], metadata=metadata, limit=2, gen_kwargs="max_gen_toks=16")
+    for sample, row in zip(results["samples"]["elude_forget"], rows(data, "forget")[:2], strict=True):
+        expected = judge(model, tokenizer, row, "forget", mean="arithmetic", new_tokens=16)
         assert sample["probability"] == pytest.approx(expected.probability, abs=1e-4)
         assert sample["truth_ratio"] == pytest.approx(expected.truth_ratio, abs=1e-4)
         assert sample["doc"]["generated"] == expected.generated and sample["rougeL_recall"] == expected.rouge
-    assert len(samples) == 2
 
 
 def test_the_membership_attack_sees_the_independent_losses(folders, data, quality):
@@ -167,8 +166,8 @@ def same(first: dict, second: dict) -> None:
 
 
 def test_batch_size_and_the_chat_template_flag_change_nothing_and_no_prompt_has_the_template_twice(metadata, quality):
-    reference = {key: value for key, value in numbers(quality["llama-3.1"]).items() if key[0] != "elude_mia"}
-    changed = run(["elude_quality"], metadata=metadata, batch_size=1, apply_chat_template=True)
+    changed = run([*LEAVES], metadata=metadata, batch_size=1, apply_chat_template=True)
+    reference = {key: value for key, value in numbers(quality["llama-3.1"]).items() if key[0] in LEAVES}
     assert numbers(changed) == pytest.approx(reference, abs=2e-5)
     for results in (changed, quality["llama-3.1"]):
         for request in (r for sample in results["samples"]["elude_forget"] for r in sample["arguments"]):
@@ -196,21 +195,22 @@ class Silent(HFLM):
         raise AssertionError("asked although the answers are cached")
 
 
-def test_use_cache_gives_the_same_numbers_without_asking_again(lm, folders, metadata, tmp_path):
-    first = run(["elude_forget"], lm, metadata=metadata, use_cache=str(tmp_path / "cache"))
+def test_with_use_cache_nothing_is_asked_again_and_a_reference_answers_once_for_all_checkpoints(
+    lm, folders, metadata, tmp_path, monkeypatch
+):
     silent = Silent(pretrained=folders["llama-3.1"], dtype="float32", batch_size=4, device="cpu")
-    same(first, run(["elude_forget"], silent, metadata=metadata, use_cache=str(tmp_path / "cache")))
 
+    def score(model: HFLM, cache: str, **beside: str) -> dict:
+        cached = {"use_cache": str(tmp_path / cache)} if cache else {}
+        return run(["elude_forget"], model, metadata=metadata | beside, limit=4, **cached)
 
-def test_with_use_cache_a_reference_answers_once_for_all_checkpoints(lm, folders, metadata, tmp_path, monkeypatch):
-    beside = metadata | {"reference": folders["llama-3.1"]}
-    plain = run(["elude_forget"], lm, metadata=beside)
-    first = run(["elude_forget"], lm, metadata=beside, use_cache=str(tmp_path / "first"))
-    same(plain, first)
+    first = score(lm, "first", reference=folders["llama-3.1"])
+    same(first, score(lm, "", reference=folders["llama-3.1"]))
+    same(score(lm, ""), score(silent, "first"))
     reference._loaded.cache_clear()
     monkeypatch.setattr(EludeLM, "generate_until", Silent.generate_until)  # the reference's; the evaluated is an HFLM
     monkeypatch.setattr(EludeLM, "loglikelihood", Silent.loglikelihood)
-    same(first, run(["elude_forget"], lm, metadata=beside, use_cache=str(tmp_path / "second")))
+    same(first, score(lm, "second", reference=folders["llama-3.1"]))
 
 
 class Meeting:

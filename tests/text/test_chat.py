@@ -123,6 +123,13 @@ def test_the_fingerprint_knows_vocabulary_and_template(chatml):
     assert len(set(prints)) == len(prints)
 
 
+def test_the_tokenizer_is_left_as_it_was(chatml):
+    before = copy.deepcopy(chatml)
+    Renderer(chatml).encode_pair("a", "b")
+    assert chatml.backend_tokenizer.to_str() == before.backend_tokenizer.to_str()
+    assert (chatml.padding_side, chatml.chat_template) == (before.padding_side, before.chat_template)
+
+
 def test_loading_a_tokenizer_leaves_transformers_as_loud_as_it_was(tmp_path, chatml):
     from transformers.utils import logging
 
