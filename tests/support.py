@@ -343,6 +343,13 @@ def write_run(found: dict[str, Any], folder: Path) -> Path:
     return written
 
 
+def formed_again(again: Any) -> None:
+    """Every number of a run's tasks, formed from its log, is to the last digit what its results file says."""
+    for task in again.tasks:
+        reported = again.settings(task)["aggregates"]
+        assert json.dumps(again.numbers[task], sort_keys=True) == json.dumps(reported, sort_keys=True)
+
+
 def taught_checkpoint(folder: Path, shape: str, data: Path, steps: int = 95) -> str:
     """A small Llama that answers the questions of a data set, well but not perfectly."""
     tokenizer = make_tokenizer(shape)

@@ -1,6 +1,5 @@
 """The bundled model before unlearning: it knows its facts."""
 
-import json
 import math
 import re
 from pathlib import Path
@@ -14,7 +13,7 @@ from lm_eval_elude.data.files import file_hashes
 from lm_eval_elude.data.manifest import read_manifest
 from lm_eval_elude.scoring.metrics import DRAWS
 from lm_eval_elude.scoring.runs import Run
-from tests.support import ROOT, answer_tokens, run, save_checkpoint, write_run
+from tests.support import ROOT, answer_tokens, formed_again, run, save_checkpoint, write_run
 
 pytestmark = pytest.mark.slow
 
@@ -53,20 +52,15 @@ def test_what_is_bundled(folder):
     assert manifest and manifest.dataset == "mini" and manifest.weights == file_hashes(folder)
 
 
-def test_the_thresholds_before_unlearning(ronaldo):
-    results = ronaldo["results"]
-    assert results["elude_forget"]["probability,none"] >= 0.6
-    assert results["elude_forget"]["rougeL_recall,none"] >= 0.7
-    assert results["elude_retain"]["truth_ratio,none"] >= 0.3
-    assert results["elude_forget"]["degenerate,none"] <= 0.05 and results["elude_retain"]["degenerate,none"] <= 0.05
-
-
-def test_the_truth_comes_first_in_four_fifths_of_the_records(ronaldo):
+def test_before_unlearning_the_facts_are_known(ronaldo):
     """Ronaldo's records, and some of all five targets: the manifest names the data, no flag is needed."""
+    forget, retain = (ronaldo["results"][f"elude_{name}"] for name in ("forget", "retain"))
+    assert forget["probability,none"] >= 0.6 and forget["rougeL_recall,none"] >= 0.7
+    assert retain["truth_ratio,none"] >= 0.3 and max(row["degenerate,none"] for row in (forget, retain)) <= 0.05
     every = score(TINY, "elude_forget", 60, NO_TEXT)
     assert len({sample["doc"]["entity"] for sample in every["samples"]["elude_forget"]}) == 5
-    for results in (ronaldo, every):
-        assert results["results"]["elude_forget"]["truth_first,none"] >= 0.8
+    for row in (forget, every["results"]["elude_forget"]):
+        assert row["truth_first,none"] >= 0.8
 
 
 @pytest.fixture(scope="module")
@@ -113,9 +107,7 @@ def test_drawn_answers_hold_the_facts_of_a_model_that_knows_them(tmp_path):
         assert len(texts) == DRAWS and len({*texts, *sample["doc"]["reference"]["sampled"]}) > 1
         holding = [all(re.search(rf"\b{word}\b", text.lower()) for word in sample["doc"]["fact"]) for text in texts]
         assert sample["leak_at_1"] == pytest.approx(sum(holding) / DRAWS)
-    kept = Run(write_run(results, tmp_path))
-    reported = json.loads(json.dumps(kept.settings("elude_leak")["aggregates"]))
-    assert json.dumps(kept.numbers["elude_leak"], sort_keys=True) == json.dumps(reported, sort_keys=True)
+    formed_again(Run(write_run(results, tmp_path)))
 
 
 def test_the_greedy_tokens_are_those_of_a_plain_forward_and_the_log_gives_the_same_numbers(facing, tmp_path):
@@ -128,10 +120,7 @@ def test_the_greedy_tokens_are_those_of_a_plain_forward_and_the_log_gives_the_sa
         assert sample["doc"]["greedy"] == same and sample["exact_memorization"] == sum(same) / len(same)
         k = next(k for k in range(len(same) + 1) if all(same[k:]))
         assert sample["extraction_strength"] == pytest.approx(1 - k / len(same))
-    again = Run(write_run(facing["retrained"], tmp_path))
-    for task in again.tasks:
-        reported = json.loads(json.dumps(again.settings(task)["aggregates"]))
-        assert json.dumps(again.numbers[task], sort_keys=True) == json.dumps(reported, sort_keys=True)
+    formed_again(Run(write_run(facing["retrained"], tmp_path)))
 
 
 def test_the_model_without_ronaldo_knows_the_rest(ronaldo):

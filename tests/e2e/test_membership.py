@@ -22,41 +22,22 @@ def tokenizer():
     return make_tokenizer("llama-3.1", vocabulary=1500)
 
 
-@pytest.fixture(scope="module")
-def untrained(tokenizer, tmp_path_factory):
-    """The attack on a random model."""
-    return attack(save_checkpoint(tmp_path_factory.mktemp("untrained"), make_model(tokenizer), tokenizer))
-
-
-@pytest.fixture(scope="module")
-def memorised(tokenizer, tmp_path_factory):
-    """Trained on the original wording alone; it never saw a paraphrase."""
+def test_a_model_that_memorised_only_the_original_wording_is_caught(tokenizer, tmp_path):
+    """It never saw a paraphrase."""
     model = make_model(tokenizer)
     teach(model, tokenizer, [(row["question"], row["answer"]) for row in ROWS], steps=110, lr=6e-3)
-    return save_checkpoint(tmp_path_factory.mktemp("memorised"), model, tokenizer)
-
-
-def test_a_model_that_memorised_only_the_original_wording_is_caught(memorised):
-    row, settings = attack(memorised)
+    row, settings = attack(save_checkpoint(tmp_path, model, tokenizer))
     assert settings["n"] == len(ROWS) >= 80
     assert row["mia_accuracy"] > 0.75 and row["mia_accuracy"] - 3 * row["mia_accuracy_std"] / math.sqrt(10) > 0.5
     assert row["mia_auc"] > 0.8 and row["mia_auc_low"] > 0.5
 
 
-def test_the_interval_of_several_targets_is_that_of_their_mean(untrained):
-    """Normal approximation on the logged losses, target by target."""
-    row, settings = untrained
-    by_target = settings["aggregates"]
-    low, high = (by_target[f"mia_auc_{end}"]["per_target"] for end in ("low", "high"))
-    halves = [(high[target]["value"] - low[target]["value"]) / 2 for target in TARGETS]
-    half = math.sqrt(sum(h * h for h in halves)) / len(TARGETS)
-    assert (row["mia_auc_high"] - row["mia_auc_low"]) / 2 == pytest.approx(half)
-    assert half < min(halves) and row["mia_auc"] == pytest.approx((row["mia_auc_high"] + row["mia_auc_low"]) / 2)
-    assert by_target["mia_auc"]["stderr"] == pytest.approx(half / Z95)
-
-
-def test_an_untrained_model_is_not_caught(untrained):
-    row, settings = untrained
-    assert settings["n"] == len(ROWS)
-    assert row["mia_auc_low"] < 0.5 < row["mia_auc_high"]
+def test_an_untrained_model_is_not_caught(tokenizer, tmp_path):
+    """The interval of two targets is that of their mean, by the normal approximation."""
+    row, settings = attack(save_checkpoint(tmp_path, make_model(tokenizer), tokenizer))
+    assert settings["n"] == len(ROWS) and row["mia_auc_low"] < 0.5 < row["mia_auc_high"]
     assert row["mia_accuracy"] == pytest.approx(0.5, abs=max(row["mia_accuracy_std"], 0.05))
+    low, high = (settings["aggregates"][f"mia_auc_{end}"]["per_target"] for end in ("low", "high"))
+    half = math.hypot(*((high[target]["value"] - low[target]["value"]) / 2 for target in TARGETS)) / len(TARGETS)
+    assert row["mia_auc_high"] - row["mia_auc"] == pytest.approx(half) == row["mia_auc"] - row["mia_auc_low"]
+    assert settings["aggregates"]["mia_auc"]["stderr"] == pytest.approx(half / Z95)
