@@ -87,13 +87,10 @@ def _mean(group: Sequence[Observation]) -> Estimate:
     sums: dict[str, float] = {}
     for observation in group:
         sums[observation.record] = sums.get(observation.record, 0.0) + (observation.value - value) / n
-    return Estimate(value, small_sample(sums), n, binary=all(o.value in (0, 1) for o in group))
-
-
-def small_sample(sums: Mapping[str, float]) -> dict[str, float]:
-    """Influences by record scaled by the root of G / (G - 1); one record says nothing of its spread."""
-    factor = math.sqrt(len(sums) / (len(sums) - 1)) if len(sums) > 1 else math.nan
-    return {record: factor * total for record, total in sums.items()}
+    # One record says nothing of its spread.
+    small_sample = math.sqrt(len(sums) / (len(sums) - 1)) if len(sums) > 1 else math.nan
+    influence = {record: small_sample * total for record, total in sums.items()}
+    return Estimate(value, influence, n, binary=all(o.value in (0, 1) for o in group))
 
 
 def combine(value: float, parts: Sequence[Estimate], gradient: Sequence[float]) -> Estimate:

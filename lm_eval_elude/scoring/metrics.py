@@ -207,16 +207,6 @@ def retain_quality(*kept: Sequence[Sample]) -> Estimate:
     return estimates.harmonic([mean(samples, name) for samples in kept for name in THREE])
 
 
-def attacked_forget_quality(suites: Sequence[Sequence[Sample]]) -> Estimate:
-    """Mean FQ over the attacks; a record that several attacks ask is one draw."""
-    return average([forget_quality(samples) for samples in suites])
-
-
-def attacked_gap(suites: Sequence[Sequence[Sample]]) -> Estimate:
-    """Mean over the attacks of FQ less the reference's."""
-    return average([difference(forget_quality(samples), forget_quality(of_reference(samples))) for samples in suites])
-
-
 KNOWN = ("truth_first", "chosen", "named_first")  # each says that a fact is known, whatever FQ says
 
 
@@ -305,11 +295,6 @@ def _oddness(answered: Answered) -> float | None:
 def _truth_first(answered: Answered) -> float:
     _, paraphrase, *wrong = answered.scores
     return math.nan if math.isnan(answered.measures.ratio) else float(likelihood.knows(paraphrase, wrong))
-
-
-def _chosen(answered: Answered) -> float:
-    _, right, *wrong = answered.scores
-    return float(likelihood.likeliest(right, wrong))
 
 
 def _named_first(answered: Answered) -> float | None:
@@ -412,7 +397,7 @@ _ROWS = (
     Metric(
         "chosen", "chosen", "share", (False, True), ("multiple choice",),
         "Share of questions whose right option, letter with text, is the likeliest of the six; by chance 16.7 %.",
-        _chosen,
+        lambda a: float(likelihood.likeliest(a.scores[1], a.scores[2:])),
     ),
     Metric(
         "named", "named", "share", (False, True), ("reverse query",),

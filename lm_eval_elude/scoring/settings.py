@@ -55,48 +55,43 @@ class Settings:
     original: str = ""
 
 
-# ---- readers of one value: what is expected is the TypeError's message
-def read_text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError("text")
-    return value
+def reader(
+    expected: str, accepts: Callable[[Any], bool], convert: Callable[[Any], Any] = lambda value: value
+) -> Callable[[Any], Any]:
+    """What reads one value of ``--metadata``; of one that is not accepted, a ``TypeError`` says what is expected."""
 
+    def read(value: Any) -> Any:
+        if not accepts(value):
+            raise TypeError(expected)
+        return convert(value)
 
-def _names(value: Any) -> tuple[str, ...]:
-    names = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, (list, tuple)) else (None,)
-    if not all(isinstance(name, str) and name for name in names):
-        raise TypeError("a name or a list of names")
-    return names  # type: ignore[return-value]
-
-
-def _switch(value: Any) -> bool:
-    if str(value).lower() not in ("true", "false"):
-        raise TypeError("true or false")
-    return str(value).lower() == "true"
+    return read
 
 
 def one_of(choices: Collection[str]) -> Callable[[Any], str]:
     """A reader of one of several texts."""
-
-    def read(value: Any) -> str:
-        if not isinstance(value, str) or value not in choices:
-            raise TypeError(f"one of {', '.join(choices)}")
-        return value
-
-    return read
+    return reader(f"one of {', '.join(choices)}", lambda value: isinstance(value, str) and value in choices)
 
 
 def _whole(low: int, high: int) -> Callable[[Any], int]:
-    """A reader of a whole number within bounds."""
-
-    def read(value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise TypeError(f"a whole number from {low} to {high}")
-        return value
-
-    return read
+    return reader(f"a whole number from {low} to {high}", lambda value: type(value) is int and low <= value <= high)
 
 
+read_text = reader("text", lambda value: isinstance(value, str))
+_names = reader(
+    "a name or a list of names",
+    lambda value: (
+        all(isinstance(name, str) and name for name in value)
+        if isinstance(value, list | tuple)
+        else isinstance(value, str) and value != ""
+    ),
+    lambda value: (value,) if isinstance(value, str) else tuple(value),
+)
+_switch = reader(
+    "true or false",
+    lambda value: str(value).lower() in ("true", "false"),
+    lambda value: str(value).lower() == "true",
+)
 KEYS: dict[str, Callable[[Any], Any]] = {
     "target": _names,
     "dataset": read_text,
@@ -122,7 +117,7 @@ def read_metadata(metadata: Mapping[str, Any], keys: Mapping[str, Callable[[Any]
     """
     for key, value in metadata.items():
         near = difflib.get_close_matches(key, keys, n=1, cutoff=0.8)
-        if key not in keys and key not in _MODEL_ARGUMENTS and near:
+        if near and key not in keys and key not in _MODEL_ARGUMENTS:
             raise UserError(f"--metadata has no key {key!r}; did you mean {near[0]!r}? The keys are {', '.join(keys)}")
         if key == "metadata" and isinstance(value, Mapping) and (nested := keys.keys() & value.keys()):
             raise UserError(f"--metadata has {min(nested)!r} inside a table 'metadata': write it without that table")

@@ -91,9 +91,10 @@ class QuestionTask(HarnessTask):
             if not self.token_log_probs:
                 names = ", ".join(sorted(wanted))
                 log.warning("ELUDe: only --model elude gives token log-probabilities: %s are absent", names)
-        kwargs_of_generation, records = self.config.generation_kwargs, fingerprint(self.records)
-        parts = (self.VERSION, asdict(self.settings), kwargs_of_generation, records, self.token_log_probs)
-        key = harness.cache_key(tokenizer_name, self.renderer.fingerprint, *parts)
+        key = harness.cache_key(
+            tokenizer_name, self.renderer.fingerprint, self.VERSION, asdict(self.settings),
+            self.config.generation_kwargs, fingerprint(self.records), self.token_log_probs,
+        )  # fmt: skip
         super().build_all_requests(tokenizer_name=key, **kwargs)
         scored = [r for r in self.instances if r.request_type == "loglikelihood"]
         self._token_counts: dict[int, list[int]] = {}  # by document, in the order of its requests

@@ -31,7 +31,8 @@ class EludeUtility(Group):
         for task in self.get_all_tasks():
             task.config.metadata = {**(task.config.metadata or {}), "data": origin(task)}
             if fast:
-                _shorten(task, FAST)
+                split = task.config.test_split if task.has_test_docs() else task.config.validation_split
+                task.dataset[split] = task.dataset[split].select(range(min(FAST, len(task.dataset[split]))))
 
     @property
     def has_aggregation(self) -> bool:
@@ -56,8 +57,3 @@ def origin(task: Any) -> str:
     files = [file["filename"] for split in task.dataset.values() for file in split.cache_files]
     commits = {name for file in files if re.fullmatch("[0-9a-f]{40}", name := Path(file).parent.name)}
     return "@".join([task.config.dataset_path, *sorted(commits)])
-
-
-def _shorten(task: Any, count: int) -> None:
-    split = task.config.test_split if task.has_test_docs() else task.config.validation_split
-    task.dataset[split] = task.dataset[split].select(range(min(count, len(task.dataset[split]))))

@@ -16,7 +16,6 @@ from lm_eval_elude.scoring.likelihood import harmonic_mean
 from lm_eval_elude.scoring.membership import auc, membership_attack
 from lm_eval_elude.scoring.metrics import (
     THREE,
-    attacked_forget_quality,
     forget_quality,
     known,
     retain_quality,
@@ -133,14 +132,14 @@ def test_intervals_of_repeated_prompts_and_shared_rows_cover_the_truth():
             asked = rng.permutation(np.arange(100) % 46)
             table = np.clip(own[asked, None] + rng.normal(0, 0.05, (100, 3)), 0, 1)
             suites.append(measured(table, record=lambda i, asked=asked: str(asked[i])))
-        return attacked_forget_quality(suites)
+        return average([forget_quality(samples) for samples in suites])
 
     def shared(rng) -> Estimate:
         rows = rng.normal(0.6, 0.2, 90)
         pairs = [("a", i) for i in range(60)] + [("b", i) for i in range(30, 90)]
         return estimates.mean_over_targets(Observation(target, str(i), rows[i]) for target, i in pairs)
 
-    assert 0.93 <= covered(attacked, 0.5, rounds=300) <= 0.97
+    assert 0.93 <= covered(attacked, 0.5, rounds=600) <= 0.97
     assert 0.93 <= covered(shared, 0.6) <= 0.97
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from lm_eval.api.model import LM
+from lm_eval.models.openai_completions import LocalChatCompletion
 
 from lm_eval_elude import _autoload
 from lm_eval_elude.attacks import builders as attacks
@@ -173,20 +174,10 @@ def test_golden_prompts(shape, tokenizers):
     assert text == path.read_text(encoding="utf-8")
 
 
-def test_a_template_that_drops_the_system_turn_is_an_error_for_guardrail_and_instruction(tokenizers):
-    folder = tokenizers["dropping"]
-    assert requests(forget(folder), limit=1)
-    for task, instruction in ((forget(folder, guardrail=True), None), (forget(folder), "Be brief.")):
-        with pytest.raises(UserError, match="drops the system turn"):
-            task.build_all_requests(limit=1, system_instruction=instruction)
-
-
 def test_the_guardrail_names_each_prompts_own_target_and_all_of_them_for_the_world_set(tokenizers):
     metadata = {"tokenizer": tokenizers["chatml"], "dataset": "mini", "target": ["ronaldo", "messi"], "guardrail": True}
-    for doc, asked in (
-        (r.doc, r) for r in requests(QuestionTask({"task": "elude_forget", "metadata": metadata}), limit=4)
-    ):
-        assert GUARDRAIL.format(entity=doc["entity"]) in asked.args[0]
+    for asked in requests(QuestionTask({"task": "elude_forget", "metadata": metadata}), limit=4):
+        assert GUARDRAIL.format(entity=asked.doc["entity"]) in asked.args[0]
     world = requests(QuestionTask({"task": "elude_world", "metadata": metadata}), limit=1)
     assert all(GUARDRAIL.format(entity="Cristiano Ronaldo or Lionel Messi") in r.args[0] for r in world)
 
@@ -256,14 +247,19 @@ class Counting(LM):
         return ""
 
 
-class NoLogProbs(Counting):
-    """A chat-completions backend: it only writes."""
+class NoLogProbs(LocalChatCompletion):
+    """The harness's own chat-completions backend, which only writes, without the packages that an endpoint needs."""
 
-    def loglikelihood(self, requests, **kwargs):
-        raise NotImplementedError("Loglikelihood is not supported for chat completions.")
+    asked, tokenizer_name = 0, "none"
+
+    def __init__(self) -> None:
+        LM.__init__(self)
+
+    def chat_template(self, chat_template=False):
+        return ""
 
 
-def refused(said: str, lm: Counting, metadata: dict, tasks=("elude_forget",), **arguments) -> None:
+def refused(said: str, lm: Counting | NoLogProbs, metadata: dict, tasks=("elude_forget",), **arguments) -> None:
     with pytest.raises(ValueError, match=said) as error:
         run(list(tasks), lm, metadata=metadata, **arguments)
     assert "\n" not in str(error.value) and lm.asked == 0
@@ -282,17 +278,6 @@ def test_a_backend_without_log_probabilities_is_refused(arguments, tokenizers, t
     arguments = {k: str(tmp_path / v) if k == "use_cache" else v for k, v in arguments.items()}
     metadata = {"tokenizer": tokenizers["base"], **RONALDO}
     refused("needs log-probabilities .* the backend NoLogProbs has none", NoLogProbs(), metadata, **arguments)
-
-
-def test_the_harness_own_chat_completions_backend_is_refused(tokenizers):
-    from lm_eval.models.openai_completions import LocalChatCompletion
-
-    class Unplugged(LocalChatCompletion):
-        def __init__(self) -> None:  # its own wants packages that only an endpoint needs
-            LM.__init__(self)
-
-    with pytest.raises(ValueError, match="the backend Unplugged has none"):
-        run(["elude_forget"], Unplugged(), metadata={"tokenizer": tokenizers["base"], **RONALDO})
 
 
 def test_the_backend_is_found_whatever_the_harness_calls_it_and_a_harness_that_hides_it_is_named(caplog):

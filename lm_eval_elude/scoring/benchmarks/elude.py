@@ -19,7 +19,6 @@ from lm_eval_elude.attacks.files import load_attack_file
 from lm_eval_elude.data import dataset
 from lm_eval_elude.data.records import PERTURBATIONS, QARecord
 from lm_eval_elude.data.sets import FORGET, RETAIN, WORLD, SetSpec, Subset
-from lm_eval_elude.data.targets import Target
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.scoring.benchmark import (
     Benchmark,
@@ -31,16 +30,8 @@ from lm_eval_elude.scoring.benchmark import (
     SampledBenchmark,
     Tasks,
 )
-from lm_eval_elude.scoring.estimates import average
-from lm_eval_elude.scoring.metrics import (
-    Kind,
-    attacked_forget_quality,
-    attacked_gap,
-    forget_quality,
-    known,
-    retain_quality,
-    set_quality,
-)
+from lm_eval_elude.scoring.estimates import Estimate, average
+from lm_eval_elude.scoring.metrics import METRICS, Kind, forget_quality, known, retain_quality, set_quality
 from lm_eval_elude.scoring.samples import Sample, has_reference, mean
 from lm_eval_elude.scoring.settings import Settings
 from lm_eval_elude.text.names import name_leak, short_name
@@ -111,22 +102,17 @@ def mentioned(settings: Settings) -> Iterator[Row]:
     for target in dataset.resolve_targets(settings.dataset, settings.targets):
         rng = random.Random(f"{settings.seed}/mention/{target.name}")
         for number, (name, records) in enumerate(kept.items()):
-            suitable = [r for r in records if r.entity in (target.name, "") and not _answers_name(r, target)]
+            suitable = [
+                r
+                for r in records
+                if r.entity in (target.name, "")
+                and not any(name_leak(text, target) for text in (r.answer, r.paraphrased_answer, *r.perturbed_answer))
+            ]
             count = (settings.attack_prompts + 1 - number) // 2
             for record in rng.sample(suitable, len(suitable))[:count]:
                 question = rng.choice(wordings).format(target=target.name, question=record.question)
-                yield (
-                    replace(record, entity=target.name, question=question),
-                    {
-                        "set": name,
-                        "plain_question": record.question,
-                    },
-                )
-
-
-def _answers_name(record: QARecord, target: Target) -> bool:
-    texts = (record.answer, record.paraphrased_answer, *record.perturbed_answer)
-    return any(name_leak(text, target) for text in texts)
+                asked = replace(record, entity=target.name, question=question)
+                yield asked, {"set": name, "plain_question": record.question}
 
 
 def gapped(settings: Settings) -> Iterator[Row]:
@@ -192,16 +178,11 @@ BENCHMARKS: dict[str, Benchmark] = {
 
 
 # ---- groups
-def attack_samples(tasks: Tasks) -> list[Sequence[Sample]]:
-    """The samples of the attacks, without the control's."""
-    return [samples for task, samples in tasks.items() if task.startswith(ATTACK) and task != CONTROL]
-
-
 def _quality(tasks: Tasks) -> Estimates:
     # Runs of an earlier version have no mention.
-    more = {"mention_quality": set_quality(tasks[MENTION])} if MENTION in tasks else {}
+    mention = {"mention_quality": set_quality(tasks[MENTION])} if MENTION in tasks else {}
     return {
-        **more,
+        **mention,
         **_known(_plain(tasks)),
         "forget_quality": forget_quality(tasks["elude_forget"]),
         "retain_quality": retain_quality(tasks["elude_retain"], tasks["elude_world"]),
@@ -219,14 +200,15 @@ def _known(suites: Sequence[Sequence[Sample]]) -> Estimates:
 
 
 def _attacks(tasks: Tasks, prefix: str = "") -> Estimates:
-    suites = attack_samples(tasks)
-    estimates = {
-        f"{prefix}forget_quality": attacked_forget_quality(suites),
-        f"{prefix}truth_first": average([mean(samples, "truth_first") for samples in suites]),
-        **_known([*_plain(tasks), *suites] if prefix else suites),
-    }
+    suites = [samples for task, samples in tasks.items() if task.startswith(ATTACK) and task != CONTROL]
+
+    def over_attacks(metric: str) -> Estimate:
+        return average([METRICS[metric].of_set(samples, {}) for samples in suites])
+
+    estimates = {f"{prefix}{metric}": over_attacks(metric) for metric in ("forget_quality", "truth_first")}
+    estimates |= _known([*_plain(tasks), *suites] if prefix else suites)
     if all(map(has_reference, suites)):
-        estimates[f"{prefix}forget_quality_gap"] = attacked_gap(suites)
+        estimates[f"{prefix}forget_quality_gap"] = over_attacks("forget_quality_gap")
     return estimates
 
 

@@ -56,27 +56,6 @@ KEYS = {
 }
 
 
-def resolve_tofu_settings(metadata: Mapping[str, Any]) -> TofuSettings:
-    """Decide split, data and convention: ``--metadata``, otherwise the checkpoint's manifest.
-
-    Raises:
-        UserError: an unknown split or option, or nothing says which split.
-    """
-    values = read_metadata(metadata, KEYS)
-    manifest = checkpoint_manifest(metadata)
-    trained = manifest.settings if manifest else {}
-    split = values.get("tofu_split") or trained.get("forget_split")
-    if split not in tofu.RETAIN_OF:
-        known = ", ".join(tofu.RETAIN_OF)
-        raise UserError(f"TOFU's tasks need tofu_split in --metadata (one of {known}): what was forgotten")
-    trained_data = manifest.dataset if manifest and "forget_split" in trained else ""
-    source = values.get("tofu_data") or trained_data or tofu.SOURCE
-    evaluator = values.get("tofu_evaluator") or str(trained.get("tofu_evaluator"))
-    return TofuSettings(
-        split, source, evaluator if evaluator in CONVENTIONS else "released", values.get("reference", "")
-    )
-
-
 def scored(spec: SetSpec, settings: TofuSettings) -> Iterator[Row]:
     """The records of a set that the evaluator scores."""
     records = tofu.scored_records(settings.dataset, spec, settings.split)
@@ -88,7 +67,23 @@ class TofuBenchmark(Benchmark):
     """One of TOFU's sets."""
 
     def resolve(self, metadata: Mapping[str, Any]) -> TofuSettings:
-        return resolve_tofu_settings(metadata)
+        """Decide split, data and convention: ``--metadata``, otherwise the checkpoint's manifest.
+
+        Raises:
+            UserError: an unknown split or option, or nothing says which split.
+        """
+        values = read_metadata(metadata, KEYS)
+        manifest = checkpoint_manifest(metadata)
+        trained = manifest.settings if manifest else {}
+        split = values.get("tofu_split") or trained.get("forget_split")
+        if split not in tofu.RETAIN_OF:
+            known = ", ".join(tofu.RETAIN_OF)
+            raise UserError(f"TOFU's tasks need tofu_split in --metadata (one of {known}): what was forgotten")
+        trained_data = manifest.dataset if manifest and "forget_split" in trained else ""
+        source = values.get("tofu_data") or trained_data or tofu.SOURCE
+        evaluator = values.get("tofu_evaluator") or str(trained.get("tofu_evaluator"))
+        evaluator = evaluator if evaluator in CONVENTIONS else "released"
+        return TofuSettings(split, source, evaluator, values.get("reference", ""))
 
     def describe_data(self, settings: TofuSettings) -> dict[str, Any]:
         return tofu.HUB.describe(settings.dataset)
