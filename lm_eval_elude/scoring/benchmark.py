@@ -259,9 +259,10 @@ class Benchmark:
         )
 
     def _values(self, logged: Any) -> dict[str, Any]:
-        values = {m.name: m.sample(logged) for m in self.metrics if m.sample}
-        values = {name: value for name, value in values.items() if value is not None} | dict(logged.values)
-        return values | ({"reference": self._values(logged.reference)} if logged.reference else {})
+        measured = {m.name: m.sample(logged) for m in self.metrics if m.sample}
+        values: dict[str, Any] = {name: value for name, value in measured.items() if value is not None}
+        reference = {"reference": self._values(logged.reference)} if logged.reference else {}
+        return values | logged.values | reference
 
     def noted(self, sample: Sample) -> dict[str, Any]:
         """Measured columns of the logged document, besides the scores."""

@@ -106,14 +106,13 @@ def truth_ratios(path: Path) -> list[float]:
         UserError: it is neither, or a value is missing or no number.
     """
     log = jsonio.load(path, nan=True)
-    if not isinstance(log, dict):
-        raise UserError(f"{path}: not a log of TOFU's evaluators")
-    if isinstance(released := log.get("eval_log_forget.json"), dict):
+    tables = log if isinstance(log, dict) else {}
+    if isinstance(released := tables.get("eval_log_forget.json"), dict):
         right, wrong = (_by_index(released.get(key), path, key) for key in _LOSSES)
         if right.keys() != wrong.keys():
             raise UserError(f"{path}: {' and '.join(_LOSSES)} are of different questions")
         ratios = {i: math.exp(_number(right[i], path, i) - fmean(_numbers(wrong[i], path, i))) for i in right}
-    elif isinstance(other := log.get("forget_truth_ratio"), dict):
+    elif isinstance(other := tables.get("forget_truth_ratio"), dict):
         scores = _by_index(other.get("value_by_index"), path, "value_by_index")
         ratios = {i: _number((s or {}).get("score") if isinstance(s, dict) else s, path, i) for i, s in scores.items()}
     else:

@@ -203,14 +203,6 @@ class HarnessTask(ConfigurableTask):
             for i, (kind, arguments) in enumerate(requests)
         ]
 
-    def after_responses(self) -> None:
-        """What happens once all responses are there and before any is measured."""
-
-    def apply_filters(self) -> Any:
-        """The harness calls this first of all when it has the responses."""
-        self.after_responses()
-        return super().apply_filters()
-
     def process_instances(self) -> None:
         """0.5 only: ranks of unequal length ask a request again, and there no filter takes the first answer."""
         for instance in self.instances:

@@ -133,10 +133,11 @@ class QuestionTask(HarnessTask):
         return [len(ids) - lengths[context] for ids, (context, _) in zip(wholes, pairs, strict=True)]
 
     # ---- responses
-    def after_responses(self) -> None:
-        """Ask the other models about what this one was asked, before anything is measured."""
+    def apply_filters(self) -> Any:
+        """Ask the other models, too: the harness calls this first of all when it has the responses."""
         for other in self.other_models:
             other.answer(self)
+        return super().apply_filters()
 
     def process_results(self, doc: dict[str, Any], results: list[Any]) -> dict[str, Any]:
         self.note_prompt_tokens(doc)
