@@ -24,8 +24,8 @@ manager = TaskManager(  # without the harness's own tasks, which take seconds to
     metadata={"pretrained": model, "target": "ronaldo", "dataset": "mini"},
 )
 found = simple_evaluate(
-    "elude", model_args={"pretrained": model}, tasks=["elude_attack_rhyme", "reworded_forget"], limit=2, device="cpu",
-    task_manager=manager,
+    "elude", model_args={"pretrained": model}, tasks=["elude_attack_rhyme", "reworded_forget"], limit=1, device="cpu",
+    task_manager=manager, gen_kwargs="max_gen_toks=8",
 )
 question = found["samples"]["elude_attack_rhyme"][0]["doc"]["question"]
 json.dump(found["results"] | {"question": question}, open("found.json", "w"))
