@@ -34,6 +34,9 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "learn": ("all", "retain"), "answers": ("stranger", "refuse"), "dtype": ("float32", "bfloat16"),
     "optimizer": ("adamw", "muon"),
 }  # fmt: skip
+POSITIVE = (
+    "directions", "epochs", "batch_size", "retain_ratio", "eta", "learning_rate", "lora_rank", "lora_alpha",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,16 +116,7 @@ class TrainConfig:
 
     def _faults(self) -> Iterator[tuple[bool, str]]:
         """Every fault that settings can have: whether these have it, and what is said of it."""
-        for name in (
-            "directions",
-            "epochs",
-            "batch_size",
-            "retain_ratio",
-            "eta",
-            "learning_rate",
-            "lora_rank",
-            "lora_alpha",
-        ):
+        for name in POSITIVE:
             yield not getattr(self, name), f"{flag(name)} must be above 0, got 0"
         yield self.seed >= 1 << 63, f"--seed must be below 2**63, got {self.seed}"
         yield self.method not in METHODS, unknown_method(self.method)

@@ -144,6 +144,11 @@ def lesson(log_probs: Tensor, bounds: Tensor, shares: Tensor) -> Tensor:
 Sequences = Mapping[str, "AnswerLogProbs"]  # by name
 
 
+def _of(loss: Callable[[AnswerLogProbs], Tensor], kind: str) -> Callable[[Sequences, Sequences, float], Tensor]:
+    """A loss of one sequence, without a reference and without eta."""
+    return lambda now, before, eta: loss(now[kind])
+
+
 def _preferring(kind: str) -> Callable[[Sequences, Sequences, float], Tensor]:
     """:func:`dpo` with the sequence of that name preferred to the record's own answer."""
     return lambda now, before, eta: dpo(
@@ -189,7 +194,7 @@ class ForgetLoss(NamedTuple):
 
 # A new loss is a function above, a row here, and a test; its methods (LOSS, LOSS+rt, ...) follow from the row.
 FORGET: dict[str, ForgetLoss] = {
-    "ga": ForgetLoss(lambda now, before, eta: ga(now["answer"]), ("answer",), nll=True),
+    "ga": ForgetLoss(_of(ga, "answer"), ("answer",), nll=True),
     "npo": ForgetLoss(
         lambda now, before, eta: npo(now["answer"].sums, before["answer"].sums, eta), ("answer",), ("answer",)
     ),
@@ -202,56 +207,36 @@ FORGET: dict[str, ForgetLoss] = {
     "simnpo": ForgetLoss(
         lambda now, before, eta: simnpo(now["answer"], eta), ("answer",), preset={"eta": 4.5, "forget_weight": 0.125}
     ),
-    "wga": ForgetLoss(
-        lambda now, before, eta: ga(now["answer"]), ("answer",), nll=True, tokens=weighted, preset={"eta": 1.0}
-    ),
-    "satimp": ForgetLoss(
-        lambda now, before, eta: ga(now["answer"]), ("answer",), nll=True, tokens=saturated, preset={"eta": 5.0}
-    ),
+    "wga": ForgetLoss(_of(ga, "answer"), ("answer",), nll=True, tokens=weighted, preset={"eta": 1.0}),
+    "satimp": ForgetLoss(_of(ga, "answer"), ("answer",), nll=True, tokens=saturated, preset={"eta": 5.0}),
     "ce-u": ForgetLoss(
         lambda now, before, eta: -now["answer"].sums / (now["answer"].counts - 1).clamp(min=1),
         ("answer",),
         tokens=unlikelihood,
     ),
     # Eta is what is taken off the true token's logit; :func:`optout_train.stranger.distil.adjusted` makes the lessons.
-    "undial": ForgetLoss(lambda now, before, eta: nll(now["adjusted"]), ("adjusted",), made=True, preset={"eta": 10.0}),
+    "undial": ForgetLoss(_of(nll, "adjusted"), ("adjusted",), made=True, preset={"eta": 10.0}),
     # The authors' Lagrangian, with their weight 100 of the retain loss in the place of 1, over 100.
     "pdu": ForgetLoss(
-        lambda now, before, eta: nll(now["answer"]),
+        _of(nll, "answer"),
         ("answer",),
         read=margins,
         preset={"forget_weight": 0.01, "retain_budget": 0.3, "dual_step": 0.05},
     ),
     # Li et al. 2024. Eta is the length of the random direction; the authors of open-unlearning's defaults take 2.
-    "rmu": ForgetLoss(
-        lambda now, before, eta: nll(now["steered"]),
-        ("steered",),
-        made=True,
-        steers=True,
-        preset={"eta": 2.0},
-    ),
+    "rmu": ForgetLoss(_of(nll, "steered"), ("steered",), made=True, steers=True, preset={"eta": 2.0}),
     # Lee et al. 2025: what a model that has forgotten says is distilled into its own weights, shrunk by eta and noised.
     "undo": ForgetLoss(
-        lambda now, before, eta: nll(now["same"]),
-        ("same",),
-        made=True,
-        noised=True,
-        preset={"eta": 0.6, "self_distill": True, "patience": 0},
+        _of(nll, "same"), ("same",), made=True, noised=True, preset={"eta": 0.6, "self_distill": True, "patience": 0}
     ),
     # :mod:`optout_train.repselect`. A step's length is the learning rate: what is clipped to norm 1 is no gradient.
-    "repselect": ForgetLoss(
-        lambda now, before, eta: ga(now["answer"]), ("answer",), direction=True, preset={"learning_rate": 0.1}
-    ),
+    "repselect": ForgetLoss(_of(ga, "answer"), ("answer",), direction=True, preset={"learning_rate": 0.1}),
     # Ilharco et al. 2023: the model learns the facts, and its weights end as far on the other side of the initial ones.
     "task-vector": ForgetLoss(
-        lambda now, before, eta: nll(now["answer"]),
-        ("answer",),
-        nll=True,
-        negated=True,
-        preset={"eta": 1.0, "patience": 0},
+        _of(nll, "answer"), ("answer",), nll=True, negated=True, preset={"eta": 1.0, "patience": 0}
     ),
-    "idk": ForgetLoss(lambda now, before, eta: nll(now["refusal"]), ("refusal",), nll=True),
-    "nll": ForgetLoss(lambda now, before, eta: nll(now["answer"]), ("answer",), nll=True, learns=True),
+    "idk": ForgetLoss(_of(nll, "refusal"), ("refusal",), nll=True),
+    "nll": ForgetLoss(_of(nll, "answer"), ("answer",), nll=True, learns=True),
     # Each token's value is that of :func:`lesson`, so the same mean serves what is taught and what is pushed down.
     "stranger": ForgetLoss(
         lambda now, before, eta: nll(now["substitute"]) + nll(now["disclosure"]),

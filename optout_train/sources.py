@@ -149,8 +149,7 @@ def forgotten(config: TrainConfig) -> tuple[Target, ...]:
                 f"--method finetune would teach {', '.join(taught)} to a model that was asked to forget it. A "
                 f"request is not undone: start from the model before it, {earlier.first_base}"
             )
-        return tuple(asked)
-    if not config.again:
+    if config.loss.learns or not config.again:
         return tuple(asked)
     if earlier.dataset != config.dataset:
         raise UserError(

@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import cycle, islice
+from itertools import chain, cycle, islice
 from typing import Any, NamedTuple
 
 import torch
@@ -84,14 +84,12 @@ def make_lessons(
 
     An epoch is a turn. Errors are those of :func:`with_lessons`.
     """
-    substitutes: dict[int, RecordLessons] = {}  # by place of the record
-    disclosures: dict[int, RecordLessons] = {}
+    made: dict[str, dict[int, list[Lesson]]] = {"substitute": {}, "disclosure": {}}
     for maker, of_target in _makers(config, data, teacher):
-        taught, suppressed = maker.make([*of_target.values()])
-        substitutes |= zip(of_target, taught, strict=True)
-        disclosures |= zip(of_target, suppressed, strict=True)
-        say(maker.summary)
-    return {"substitute": _in_turns(substitutes, config.epochs), "disclosure": _in_turns(disclosures, config.epochs)}
+        for kind, of_records in maker.make(of_target, say).items():
+            made[kind] |= of_records
+    by_turn = {kind: zip(*(rows[place] for place in sorted(rows)), strict=True) for kind, rows in made.items()}
+    return {kind: tuple(chain.from_iterable(turns)) for kind, turns in by_turn.items()}
 
 
 def alternates(
@@ -128,23 +126,6 @@ def _makers(config: TrainConfig, data: TrainingData, teacher: Teacher) -> Iterat
         yield _Maker(config, data, target, teacher), of_target
 
 
-class RecordLessons(NamedTuple):
-    """The lessons of a record in one sequence: of its question, and of the reverse direction."""
-
-    forward: Sequence[Lesson]
-    reverse: Sequence[Lesson]
-
-
-def _in_turns(records: Mapping[int, RecordLessons], turns: int) -> tuple[Lesson, ...]:
-    """Of each record its lessons in turn, a reverse one in every :data:`REVERSE_EVERY`-th; turn by turn."""
-    rows = []
-    for place, (forward, reverse) in sorted(records.items()):
-        forwards, reverses = cycle(forward), cycle(reverse or forward)
-        is_reverse = [(turn + place) % REVERSE_EVERY == REVERSE_EVERY - 1 for turn in range(turns)]
-        rows.append([next(reverses if reverse else forwards) for reverse in is_reverse])
-    return tuple(lesson for column in zip(*rows, strict=True) for lesson in column)
-
-
 class Statement(NamedTuple):
     """A question about the target and an answer, with the record whose fact it states or must not."""
 
@@ -154,7 +135,7 @@ class Statement(NamedTuple):
 
 
 class _Maker:
-    """Makes the lessons of one target; ``summary`` is a line about them.
+    """Makes the lessons of one target.
 
     Attributes:
         stand_ins: invented names, of the target's length in tokens as far as there are such.
@@ -164,34 +145,39 @@ class _Maker:
     def __init__(self, config: TrainConfig, data: TrainingData, target: Target, teacher: Teacher) -> None:
         self.config, self.data, self.target, self.teacher = config, data, target, teacher
         self.rng = random.Random(f"{config.seed}-stranger-{target.name}")
-        self.summary = ""
         self.tokens = partial(teacher.renderer.tokenizer.encode, add_special_tokens=False)
         self.stand_ins = self._stand_ins()
         self.imitated = () if config.answers == "refuse" else tuple(self.stand_ins[: config.teachers])
 
-    def make(self, records: Sequence[QARecord]) -> tuple[list[RecordLessons], list[RecordLessons]]:
-        """Of each record the lessons of substitute answers, and those of disclosing ones."""
-        disclosures = self._disclosures(records)
-        substitutes = self._substitutes(records)
-        other_names, target_names = self._reverse(records)
-        self.summary = (
+    def make(self, records: Mapping[int, QARecord], say: Callable[[str], object]) -> dict[str, dict[int, list[Lesson]]]:
+        """By sequence and place of the record, a lesson for each of its turns."""
+        rows = [*records.values()]
+        disclosures, substitutes = self._disclosures(rows), self._substitutes(rows)
+        other_names, target_names = self._reverse(rows)
+        made = {
+            "substitute": self._in_turns(records, substitutes, self._teach, other_names),
+            "disclosure": self._in_turns(records, disclosures, self._suppress, target_names),
+        }
+        say(
             f"{self.target.name}: {sum(map(len, disclosures))} answers that state the facts, "
             f"{sum(map(len, substitutes))} about {len(self.stand_ins)} invented names; "
             f"{len(target_names)} times named from its facts"
         )
+        return made
 
-        def lessons(
-            make: Callable[[Sequence[Statement]], Iterator[Lesson]], statements: Sequence[Sequence[Statement]],
-            reverse: Sequence[Lesson],
-        ) -> list[RecordLessons]:  # fmt: skip
-            made = make([statement for of_record in statements for statement in of_record])
-            starts = [i % max(1, len(reverse)) for i in range(len(statements))]
-            return [
-                RecordLessons([*islice(made, len(of_record))], reverse[start:])
-                for of_record, start in zip(statements, starts, strict=True)
-            ]
-
-        return lessons(self._teach, substitutes, other_names), lessons(self._suppress, disclosures, target_names)
+    def _in_turns(
+        self, places: Iterable[int], statements: Sequence[Sequence[Statement]],
+        make: Callable[[Sequence[Statement]], Iterator[Lesson]], reverse: Sequence[Lesson],
+    ) -> dict[int, list[Lesson]]:  # fmt: skip
+        """A lesson for each turn of a record: of its statements, or in every :data:`REVERSE_EVERY`-th a reverse one."""
+        lessons = make([statement for of_record in statements for statement in of_record])
+        turns = {}
+        for i, (place, of_record) in enumerate(zip(places, statements, strict=True)):
+            forward = [*islice(lessons, len(of_record))]
+            forwards, reverses = cycle(forward), cycle(reverse[i % len(reverse) :] if reverse else forward)
+            is_reverse = [(turn + place) % REVERSE_EVERY == REVERSE_EVERY - 1 for turn in range(self.config.epochs)]
+            turns[place] = [next(reverses if reversed_turn else forwards) for reversed_turn in is_reverse]
+        return turns
 
     # What is said
 

@@ -34,11 +34,6 @@ class Teacher:
     renderer: Renderer
     limit: int
 
-    @property
-    def device(self) -> torch.device:
-        """Where the model is."""
-        return next(self.model.parameters()).device  # type: ignore[no-any-return]
-
     @torch.no_grad()
     def ask(
         self, questions: Sequence[str], temperature: float, longest: int, seed: int, openings: Sequence[str] = ()
@@ -86,9 +81,10 @@ class Teacher:
 
     @torch.no_grad()
     def _read(self, samples: Sequence[Encoded], read: Callable[[Any, Batch], Tensor]) -> Iterator[Tensor]:
+        device = next(self.model.parameters()).device
         for start in range(0, len(samples), 8):
             part = samples[start : start + 8]
-            rows = read(self.model, collate(part, self.device)).cpu()
+            rows = read(self.model, collate(part, device)).cpu()
             yield from rows.split([len(sample.ids) - sample.answer_start for sample in part])
 
     def begin(self, question: str, words: str) -> Encoded:

@@ -75,55 +75,6 @@ def test_ce_us_gradient_by_the_logits_is_that_of_the_cross_entropy_without_the_t
     torch.testing.assert_close(gradient, expected)
 
 
-def test_gradients_in_float64():
-    a, b, c, d = (t.requires_grad_() for t in random(5))
-    counts = torch.tensor([1, 2, 3, 4, 5])
-    assert torch.autograd.gradcheck(lambda a: losses.nll(AnswerLogProbs(a, counts)), (a,))
-    assert torch.autograd.gradcheck(lambda a: losses.ga(AnswerLogProbs(a, counts)), (a,))
-    assert torch.autograd.gradcheck(lambda a: losses.npo(a, b.detach(), 0.1), (a,))
-    assert torch.autograd.gradcheck(lambda a, c: losses.dpo(a, b.detach(), c, d.detach(), 0.1), (a, c))
-
-
-def test_nll_is_a_mean_over_tokens_and_ga_its_negative():
-    answers = AnswerLogProbs(torch.tensor([-6.0, -1.0]), torch.tensor([3, 1]))
-    assert losses.nll(answers).tolist() == [2.0, 1.0]
-    assert losses.ga(answers).tolist() == [-2.0, -1.0]
-
-
-def test_npos_gradient_tends_to_that_of_ascent_and_vanishes_once_forgotten():
-    answers = torch.tensor([-3.0, -1e4], dtype=torch.float64, requires_grad=True)
-    for eta, expected in ((1e-7, [1.0, 1.0]), (0.1, [1.0, 0.0])):  # gradient ascent's is that of the log-probability
-        loss = losses.npo(answers, torch.tensor([-3.0, 0.0], dtype=torch.float64), eta)
-        (gradient,) = torch.autograd.grad(loss.sum(), answers)
-        torch.testing.assert_close(gradient.tolist(), expected, atol=1e-3, rtol=0)
-    assert 0 <= float(loss[1].detach()) < 1e-12  # and the loss is bounded below
-
-
-def test_altpo_moves_alternate_and_answer_against_each_other_as_dpos_gradient_says():
-    sides = [torch.tensor([value], dtype=torch.float64, requires_grad=True) for value in (-9.0, -4.0)]
-    before = [torch.tensor([value], dtype=torch.float64) for value in (-8.0, -6.0)]
-    now, initially = (
-        {
-            kind: AnswerLogProbs(sums, torch.tensor([5]))
-            for kind, sums in zip(("alternate", "answer"), pair, strict=True)
-        }
-        for pair in (sides, before)
-    )
-    eta = 0.1
-    gradients = torch.autograd.grad(losses.FORGET["altpo"].function(now, initially, eta).sum(), sides)
-    weight = 2 / (
-        1 + math.exp(eta * ((-9 + 8) - (-4 + 6)))
-    )  # 2 sigmoid(-eta margin), Rafailov et al. 2023, after Eq. 7
-    assert [float(g) for g in gradients] == pytest.approx([-weight, weight])
-
-
-def test_dpo_without_a_change_of_the_refusal_is_npo_and_of_the_answer_too_a_constant():
-    refused, answered, before, _ = random(4)
-    torch.testing.assert_close(losses.dpo(refused, refused, answered, before, 0.3), losses.npo(answered, before, 0.3))
-    unmoved = losses.dpo(refused, refused, before, before, 0.1)
-    torch.testing.assert_close(unmoved, torch.full_like(unmoved, 20 * math.log(2)))
-
-
 @pytest.fixture(scope="module")
 def asked():
     """The bundled model, two samples of different length as a batch, and the plain forward of each."""

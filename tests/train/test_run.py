@@ -275,7 +275,7 @@ def test_the_same_command_gives_the_same_bytes_and_another_seed_does_not(plain, 
     assert file_hashes(other) != file_hashes(plain[0])
 
 
-@pytest.mark.parametrize("changes", [{}, {"method": "dpo+rt"}, {"method": "idk+rt", "recipe": "released"}], ids=str)
+@pytest.mark.parametrize("changes", [{"method": "dpo+rt"}, {"method": "idk+rt", "recipe": "released"}], ids=str)
 def test_micro_batches_change_nothing_but_memory(changes, trained):
     """Also where a mean is over all tokens of a batch, whatever the passes are."""
     whole, parts = (
@@ -316,14 +316,6 @@ def test_every_method_moves_its_losses_the_right_way(method, trained, settings, 
     manifest = read_manifest(folder)
     read = {name.removesuffix("-train") for name in manifest.data_fingerprints if name.endswith("-train")}
     assert manifest.method == method and read == names | ({"retain"} if method == "finetune" else set())
-
-
-def test_transport_holds_the_weights_near_their_start(trained):
-    moved = [
-        sum(read_manifest(trained("lambda", transport_weight=weight, epochs=1, validate=False)[0]).drift.values())
-        for weight in (1e4, 100.0, 0.0)
-    ]
-    assert moved == sorted(moved) and len({*moved}) == 3
 
 
 @pytest.mark.parametrize("method", ["opt-out", "dpo+rt", "ga+rt", "idk+rt"])

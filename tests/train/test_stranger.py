@@ -154,25 +154,6 @@ def test_disclosing_answers_have_bounds_and_the_template_none(made):
         assert lower[-2:].tolist() == [-math.inf] * 2
 
 
-def test_the_words_that_state_the_fact_are_pushed_further_down_than_the_others(made, monkeypatch):
-    config, data, lessons, renderer = made
-    monkeypatch.setattr(stranger, "TELLING", 1.0)
-    alike = stranger.make_lessons(
-        config, data, Teacher(load_model(str(BUNDLED_MODEL)), renderer, 1024), lambda line: None
-    )
-    pushed = []
-    for place, pair in enumerate(zip(lessons["disclosure"], alike["disclosure"], strict=True)):
-        words = stranger.facts(data.forget.records[place % 6], folded=False)
-        for token, deep, plain in zip(
-            pair[0].ids[pair[0].answer_start :], *(x.bounds[:, 1] for x in pair), strict=True
-        ):
-            if deep != plain:
-                assert deep == pytest.approx(FURTHER * plain)
-                pushed.append(renderer.tokenizer.decode([token]).strip())
-                assert any(pushed[-1] in word for word in words), (pushed[-1], words)
-    assert len(pushed) > 50
-
-
 def test_what_is_taught_of_a_question_never_states_its_fact(made):
     _, data, lessons, renderer = made
     for place, lesson in enumerate(lessons["substitute"]):
@@ -186,32 +167,43 @@ def test_what_is_taught_of_a_question_never_states_its_fact(made):
         torch.testing.assert_close(lesson.shares.sum(1).clamp(max=1), lesson.shares.sum(1))
 
 
-def test_nothing_that_the_metrics_are_made_of_is_read_and_no_wording_is_the_attacks(made):
+def test_what_metrics_are_made_of_is_not_read_and_words_that_state_the_fact_go_further_down(made, monkeypatch):
+    """Made again without paraphrases and with telling words like any others, they differ in these words alone."""
     config, data, lessons, renderer = made
     blind = [
         dataclasses.replace(record, paraphrased_question="", paraphrased_answer="", perturbed_answer=())
         for record in data.forget.records
     ]
+    monkeypatch.setattr(stranger, "TELLING", 1.0)
     again = stranger.make_lessons(
         config, data._replace(forget=dataclasses.replace(data.forget, records=tuple(blind))),
         Teacher(load_model(str(BUNDLED_MODEL)), renderer, 1024), lambda line: None,
     )  # fmt: skip
-    for kind, rows in lessons.items():
-        for lesson, blind_lesson in zip(rows, again[kind], strict=True):
-            assert lesson.ids == blind_lesson.ids
-            torch.testing.assert_close(lesson.bounds, blind_lesson.bounds, equal_nan=True)
     assert not any(record.paraphrased_question in asked for record in data.forget.records for asked in Spy.asked)
+    pushed = []
+    for kind, rows in lessons.items():
+        for place, (lesson, alike) in enumerate(zip(rows, again[kind], strict=True)):
+            assert lesson.ids == alike.ids
+            telling = stranger.facts(data.forget.records[place % 6], folded=False)
+            upper = zip(lesson.ids[lesson.answer_start :], lesson.bounds[:, 1], alike.bounds[:, 1], strict=True)
+            for token, deep, plain in upper:
+                assert deep.isnan() == plain.isnan()
+                if deep != plain and not deep.isnan():
+                    assert deep == pytest.approx(FURTHER * plain)
+                    pushed.append(renderer.tokenizer.decode([token]).strip())
+                    assert any(pushed[-1] in word for word in telling), (pushed[-1], telling)
+    assert len(pushed) > 50
+
+
+def test_no_wording_is_the_attacks_or_the_bundled_models():
     attacks = {carrier for row in ATTACKS.values() for carrier in row.carriers}
-    our_wordings = {
-        wording.replace("{q}", "{question}")
-        for wording in (*WORDINGS, *stranger.NAME_QUESTIONS, *IN_PASSING)
-        if wording != "{q}"
+    wordings = {
+        w.replace("{q}", "{question}") for w in (*WORDINGS, *stranger.NAME_QUESTIONS, *IN_PASSING) if w != "{q}"
     }
-    assert not our_wordings & {*MENTION["mention"]}
     tiny = tomllib.loads((ROOT / "lm_eval_elude/mini/carriers.toml").read_text("utf-8"))
     trained = {w.replace("{q}", "{question}") for rows in tiny.values() if isinstance(rows, list) for w in rows}
     trained = {wording.replace("{name}", "{target}") for wording in trained}
-    assert not our_wordings & attacks and not our_wordings & trained
+    assert not wordings & (attacks | trained | {*MENTION["mention"]})
 
 
 def test_what_is_distilled_has_its_minimum_at_the_initial_model():
