@@ -45,13 +45,25 @@ class Spy(Teacher):
 
 
 @pytest.fixture(scope="module")
-def made():
+def model():
+    return load_model(str(BUNDLED_MODEL)).eval()
+
+
+@pytest.fixture(scope="module")
+def whole():
+    """Ronaldo's data as the stranger method with retain losses reads them, and the configuration."""
+    config = build_config(TINY | {"method": "stranger+rt"})
+    return config, load_training_data(config, source_of(config), Renderer(load_tokenizer(str(BUNDLED_MODEL))), 1024)
+
+
+@pytest.fixture(scope="module")
+def made(model):
     """Lessons of a few of Ronaldo's records by the bundled model, with configuration, data and renderer."""
     config = build_config(TINY)
     renderer = Renderer(load_tokenizer(str(BUNDLED_MODEL)))
     data = load_training_data(config, source_of(config), renderer, 1024)
     few = data._replace(forget=dataclasses.replace(data.forget, records=data.forget.records[:6]))
-    lessons = stranger.make_lessons(config, few, Spy(load_model(str(BUNDLED_MODEL)), renderer, 1024), lambda line: None)
+    lessons = stranger.make_lessons(config, few, Spy(model, renderer, 1024), lambda line: None)
     return config, few, lessons, renderer
 
 
@@ -104,8 +116,7 @@ def test_what_is_taught_has_the_cross_entropy_with_the_rest_as_one_and_a_certain
         torch.testing.assert_close(value, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_the_scorer_values_each_token_of_a_padded_batch_by_its_lesson():
-    model = load_model(str(BUNDLED_MODEL))
+def test_the_scorer_values_each_token_of_a_padded_batch_by_its_lesson(model):
     scorer = Scorer(model).eval()
     generator = random.Random(0)
     lessons = []
@@ -167,7 +178,7 @@ def test_what_is_taught_of_a_question_never_states_its_fact(made):
         torch.testing.assert_close(lesson.shares.sum(1).clamp(max=1), lesson.shares.sum(1))
 
 
-def test_what_metrics_are_made_of_is_not_read_and_words_that_state_the_fact_go_further_down(made, monkeypatch):
+def test_what_metrics_are_made_of_is_not_read_and_words_that_state_the_fact_go_further_down(made, model, monkeypatch):
     """Made again without paraphrases and with telling words like any others, they differ in these words alone."""
     config, data, lessons, renderer = made
     blind = [
@@ -177,7 +188,7 @@ def test_what_metrics_are_made_of_is_not_read_and_words_that_state_the_fact_go_f
     monkeypatch.setattr(stranger, "TELLING", 1.0)
     again = stranger.make_lessons(
         config, data._replace(forget=dataclasses.replace(data.forget, records=tuple(blind))),
-        Teacher(load_model(str(BUNDLED_MODEL)), renderer, 1024), lambda line: None,
+        Teacher(model, renderer, 1024), lambda line: None,
     )  # fmt: skip
     assert not any(record.paraphrased_question in asked for record in data.forget.records for asked in Spy.asked)
     pushed = []
@@ -206,12 +217,9 @@ def test_no_wording_is_the_attacks_or_the_bundled_models():
     assert not wordings & (attacks | trained | {*MENTION["mention"]})
 
 
-def test_what_is_distilled_has_its_minimum_at_the_initial_model():
+def test_what_is_distilled_has_its_minimum_at_the_initial_model(model, whole):
     """Its gradient there is of the tokens beyond the likeliest; that of the plain answers moves every weight."""
-    config = build_config(TINY | {"method": "stranger+rt"})
-    model = load_model(str(BUNDLED_MODEL))
-    scorer = Scorer(model).eval()
-    data = load_training_data(config, source_of(config), Renderer(load_tokenizer(str(BUNDLED_MODEL))), 1024)
+    scorer, (_, data) = Scorer(model).eval(), whole
     step = StepIndices((), (3, 1), (2,))
     kept = distil(Teacher(model, data.retain.renderer, 1024), data, [step, step], {})
     assert {name: sorted(rows) for name, rows in kept.items()} == {"retain": [1, 3], "world": [2]}
@@ -231,10 +239,9 @@ def test_what_is_distilled_has_its_minimum_at_the_initial_model():
     assert norm(data._replace(kept=kept)) < 0.01 * norm(data)
 
 
-def test_with_the_target_named_in_passing_the_answer_is_to_be_what_it_was_without():
-    config = build_config(TINY | {"method": "stranger+rt"})
-    renderer, model = Renderer(load_tokenizer(str(BUNDLED_MODEL))), load_model(str(BUNDLED_MODEL))
-    data = load_training_data(config, source_of(config), renderer, 1024)
+def test_with_the_target_named_in_passing_the_answer_is_to_be_what_it_was_without(model, whole):
+    config, data = whole
+    teacher = Teacher(model, data.retain.renderer, 1024)
     named = in_passing(config, data)
     assert len(named) == len(data.retain.records)
     for record, plain in named.items():
@@ -244,20 +251,19 @@ def test_with_the_target_named_in_passing_the_answer_is_to_be_what_it_was_withou
     assert {plain.entity for plain in named.values()} == {"Cristiano Ronaldo", ""}  # of both sets
     more = data._replace(retain=dataclasses.replace(data.retain, records=(*data.retain.records, *named)))
     first = len(data.retain.records)
-    kept = distil(Teacher(model, renderer, 1024), more, [StepIndices((), (first, first + 1), ())], named)["retain"]
+    kept = distil(teacher, more, [StepIndices((), (first, first + 1), ())], named)["retain"]
     for place, (record, plain) in zip((first, first + 1), named.items(), strict=False):
         ids, start = more.retain.encode(place)
         assert (kept[place].ids, kept[place].answer_start) == (ids, start) and record.answer == plain.answer
-        sample = Teacher(model, renderer, 1024).encode(plain.question, plain.answer)
+        sample = teacher.encode(plain.question, plain.answer)
         with torch.no_grad():
             expected = model(torch.tensor([sample.ids])).logits[0, sample.answer_start - 1 : -1].softmax(1)
         torch.testing.assert_close(kept[place].shares, expected.gather(1, kept[place].top), atol=1e-5, rtol=1e-4)
     assert not in_passing(build_config({"forget_split": "forget10", "model": "m"}), data)
 
 
-def test_undial_teaches_the_initial_distribution_with_the_true_tokens_logit_lowered(made):
+def test_undial_teaches_the_initial_distribution_with_the_true_tokens_logit_lowered(made, model):
     _, data, _, renderer = made
-    model = load_model(str(BUNDLED_MODEL))
     config = build_config(TINY | {"method": "undial"})
     for record, lesson in enumerate(adjusted(data, Teacher(model, renderer, 1024), config.eta)):
         ids, start = data.forget.encode(record)
@@ -273,10 +279,9 @@ def test_each_loss_whose_sequences_are_made_has_one_maker():
     assert [name for name, row in FORGET.items() if len({*row.reads} & {*stranger.MAKERS}) != row.made] == []
 
 
-def test_altpo_prefers_answers_about_strangers_to_the_records_own_in_five_turns(made):
+def test_altpo_prefers_answers_about_strangers_to_the_records_own_in_five_turns(made, model):
     _, data, _, renderer = made
     config = build_config(TINY | {"method": "altpo"})
-    model = load_model(str(BUNDLED_MODEL))
     drawn = stranger.alternates(config, data, Teacher(model, renderer, 1024), str)
     records, turns = data.forget.records, stranger.ALTERNATES
     assert drawn["answer"] == tuple(record.answer for record in records) * turns
@@ -311,10 +316,9 @@ def test_a_disclosing_answer_states_the_fact_and_is_least_like_the_own_answer(ma
     assert [statement.answer for statement in statements] == [record.answer, "Port Elan it is.", "Born in Port Elan."]
 
 
-def test_an_answer_is_what_generate_says_begun_as_asked(made):
+def test_an_answer_is_what_generate_says_begun_as_asked(made, model):
     """At no temperature: in two parts, of many at once, what the model says of each alone in one."""
     _, data, _, renderer = made
-    model = load_model(str(BUNDLED_MODEL)).eval()
     questions = [record.question for record in data.forget.records[:3]]
     begun = ["The name", "In", "He was"]
     teacher = Teacher(model, renderer, 1024)
@@ -349,12 +353,10 @@ def test_neighbours_are_asked_of_each_other_and_no_answer_names_the_target(made,
         )
 
 
-def test_stand_ins_are_not_in_the_data_and_a_swap_is_undone():
-    config = build_config(TINY)
-    renderer = Renderer(load_tokenizer(str(BUNDLED_MODEL)))
-    data = load_training_data(config, source_of(config), renderer, 1024)
+def test_stand_ins_are_not_in_the_data_and_a_swap_is_undone(whole):
+    config, data = whole
     target = resolve_targets("mini", ["ronaldo"])[0]
-    maker = stranger._Maker(config, data, target, Teacher(None, renderer, 1024))
+    maker = stranger._Maker(config, data, target, Teacher(None, data.forget.renderer, 1024))
     assert len(maker.stand_ins) == stranger.STAND_INS
     for name in maker.stand_ins:
         assert not any(name in record.question + record.answer for record in data.forget.records)
