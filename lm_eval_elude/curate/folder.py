@@ -130,7 +130,7 @@ def read_manifest(out: Path) -> Manifest | None:
 
 def finished(out: Path) -> Manifest | None:
     """The manifest of a data set that this version has finished and whose files are as it left them."""
-    if not (manifest := read_manifest(out)) or manifest.version != __version__:
+    if not (manifest := read_manifest(out)) or manifest.version != __version__ or not manifest.files:
         return None
     same = all((out / name).is_file() and sha256(out / name) == digest for name, digest in manifest.files.items())
     return manifest if same else None

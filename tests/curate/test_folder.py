@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from lm_eval_elude.cli import cli
-from lm_eval_elude.curate.folder import MANIFEST, MARK, PLAN, WIKI_CACHE, purge
+from lm_eval_elude.curate.folder import MANIFEST, MARK, PLAN, WIKI_CACHE, finished, purge
 from lm_eval_elude.errors import UserError
 from tests.curate.company import answer, make, tree
 from tests.endpoints import endpoint
@@ -67,6 +67,13 @@ def test_purge_takes_only_a_folder_that_a_build_made(tmp_path):
     (tmp_path / "link").symlink_to(other)
     with pytest.raises(UserError, match="no data set"):
         purge(tmp_path / "link")
+
+
+def test_a_manifest_that_lists_no_file_is_of_no_finished_data_set(copy):
+    manifest = json.loads((copy / MANIFEST).read_text())
+    assert finished(copy)
+    (copy / MANIFEST).write_text(json.dumps(manifest | {"files": {}}))
+    assert finished(copy) is None
 
 
 def test_an_unfinished_data_set_is_purged_too(folder, tmp_path):
