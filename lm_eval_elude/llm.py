@@ -15,7 +15,7 @@ import os
 import re
 from base64 import b64encode
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
@@ -34,7 +34,7 @@ PATIENCE = 10
 KNOCK = "Reply with the JSON object {} and nothing else."
 CUT = "the reply is cut off at the endpoint's token limit"
 _REFUSED = frozenset((400, 413, 422))  # what an endpoint says of a text that it does not take
-T = TypeVar("T")
+T, Item = TypeVar("T"), TypeVar("Item")
 
 
 class BadReply(ValueError):
@@ -119,6 +119,19 @@ class Journal:
     def close(self) -> None:
         self._file.close()
         self._lock.release()
+
+
+async def at_once(items: Iterable[Item], work: Callable[[Item], Coroutine[Any, Any, T]]) -> list[T]:
+    """What ``work`` makes of all items, in their order; an error in one ends the others.
+
+    Where several fail, what is no :class:`FetchError` is raised.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(work(item)) for item in items]
+    except ExceptionGroup as errors:
+        raise (errors.split(FetchError)[1] or errors).exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
 class Client(Fetcher):

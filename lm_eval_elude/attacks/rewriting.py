@@ -25,7 +25,7 @@ from lm_eval_elude.data.records import QARecord, fingerprint
 from lm_eval_elude.data.targets import Target
 from lm_eval_elude.errors import UserError, printable
 from lm_eval_elude.fetch import FetchError
-from lm_eval_elude.llm import BadReply, Client, Outcome, parse_table
+from lm_eval_elude.llm import BadReply, Client, at_once, parse_table
 
 _TASK = """Rewrite a test prompt of the type "{type}" for a study of what a language model still knows about {target}.
 {guide}
@@ -85,47 +85,40 @@ def generate_attacks(
 
     client = Client(url, model, workers=workers, timeout=timeout, retries=retries)
 
-    async def ask(key: _Key) -> tuple[_Key, Outcome[AttackPrompt]]:
-        draft = drafts[key]
-        return key, await client.until(_task(draft, target), lambda reply: check(draft, reply), attempts=attempts)
+    written, rejected = len(done), 0
 
-    async def write_all() -> Report:
+    async def write_all() -> None:
         from tqdm import tqdm  # type: ignore[import-untyped]
 
-        written, rejected = len(done), 0
+        async def write(key: _Key) -> None:
+            nonlocal written, rejected
+            draft, item = drafts[key], key[1]
+            outcome = await client.until(_task(draft, target), lambda reply: check(draft, reply), attempts=attempts)
+            for reply, reason in outcome.rejects:
+                _append(rejects, {"type": draft.type, "item": item, "reason": reason, "reply": reply, **origin})
+            rejected += len(outcome.rejects)
+            if outcome.value:
+                _append(file, asdict(outcome.value) | {"item": item} | origin)
+                written += 1
+                bar.update()
+            if client.gone:
+                raise FetchError(
+                    f"--llm {client.shown}: stopped answering ({outcome.rejects[-1][1]}) with "
+                    f"{written} of {len(drafts)} prompts in {out}; the same command goes on from there"
+                )
+
         async with client:
             await client.knock()
             out.parent.mkdir(parents=True, exist_ok=True)
-            tasks = [asyncio.ensure_future(ask(key)) for key in todo]
-            bar = tqdm(total=len(drafts), initial=written, disable=None, desc=printable(out.name), unit="prompt")
-            try:
-                with (
-                    bar,
-                    out.open("a", encoding="utf-8") as file,
-                    rejects_path(out).open("a", encoding="utf-8") as rejects,
-                ):
-                    for finished in asyncio.as_completed(tasks):
-                        (attack, item), outcome = await finished
-                        for reply, reason in outcome.rejects:
-                            _append(rejects, {"type": attack, "item": item, "reason": reason, "reply": reply, **origin})
-                        rejected += len(outcome.rejects)
-                        if outcome.value:
-                            _append(file, asdict(outcome.value) | {"item": item} | origin)
-                            written += 1
-                            bar.update()
-                        if client.gone:
-                            raise FetchError(
-                                f"--llm {client.shown}: stopped answering ({outcome.rejects[-1][1]}) with "
-                                f"{written} of {len(drafts)} prompts in {out}; the same command goes on from there"
-                            )
-            finally:
-                # Requests still on their way after an error or Ctrl-C must not be tried again.
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-        return Report(len(drafts), written, len(done), rejected)
+            with (
+                tqdm(total=len(drafts), initial=written, disable=None, desc=printable(out.name), unit="prompt") as bar,
+                out.open("a", encoding="utf-8") as file,
+                rejects_path(out).open("a", encoding="utf-8") as rejects,
+            ):
+                await at_once(todo, write)
 
-    return asyncio.run(write_all())
+    asyncio.run(write_all())
+    return Report(len(drafts), written, len(done), rejected)
 
 
 def rejects_path(out: Path) -> Path:

@@ -11,10 +11,10 @@ import math
 import random
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -28,6 +28,7 @@ from lm_eval_elude.data.records import QARecord, fingerprint
 from lm_eval_elude.data.rows import read_rows
 from lm_eval_elude.data.targets import Target
 from lm_eval_elude.errors import UserError
+from lm_eval_elude.scoring.estimates import wilson
 from lm_eval_elude.text.words import STOP, words
 
 CRITERIA = ("relevance", "diversity", "factuality")
@@ -80,7 +81,9 @@ def rows_of(source: str) -> list[Row]:
             if subset == "forget":
                 raise
             continue
-        more = _columns(source, subset, split) if texts else []
+        file = Path(source) / f"{subset}_qa-{split}.parquet"
+        columns = read_rows(file, columns=["subject", "paragraph"]) if texts and file.is_file() else ()
+        more = [row for _, row in columns]
         for number, record in enumerate(records, 1):
             extra = more[number - 1] if len(more) == len(records) else {}
             text = texts.get(str(extra.get("paragraph")), "")
@@ -231,7 +234,8 @@ def merge(paths: Sequence[Path]) -> list[Judged]:
             means = [sum(values) / len(values) for values in given if values]
             if means:
                 share = sum(means) / len(means)
-                results.append(Judged(subset, criterion, share, *wilson(share, len(means)), len(means), alpha(table)))
+                interval = wilson(share, math.sqrt(share * (1 - share) / len(means)), len(means))
+                results.append(Judged(subset, criterion, share, *interval, len(means), alpha(table)))
     return results
 
 
@@ -247,13 +251,6 @@ def alpha(table: Sequence[Sequence[bool | None]]) -> float | None:
     if len(np.unique(data[:, twice][~np.isnan(data[:, twice])])) < 2:
         return 1.0  # all agree on one value, where the formula is 0 / 0
     return float(krippendorff.alpha(reliability_data=data, level_of_measurement="nominal"))
-
-
-def wilson(share: float, n: int, z: float = 1.959964) -> tuple[float, float]:
-    """Wilson's interval of a share of n."""
-    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half))
 
 
 def _names(record: QARecord, target: Target, subject: str) -> tuple[str, ...]:
@@ -275,8 +272,3 @@ def _alike(row: Row, rows: Sequence[Row]) -> list[str]:
         and other.subject == row.subject
     ]  # fmt: skip
     return sorted(others, key=lambda text: -len(asked & words(text)) / len(asked | words(text)))[:3]
-
-
-def _columns(source: str, subset: str, split: str) -> list[Mapping[str, Any]]:
-    file = Path(source) / f"{subset}_qa-{split}.parquet"
-    return [row for _, row in read_rows(file, columns=["subject", "paragraph"])] if file.is_file() else []

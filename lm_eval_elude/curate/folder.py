@@ -36,13 +36,10 @@ AUDIT_PAGE, AUDIT_MARK = "audit.html", "elude-audit-1"  # the page's file, and w
 SPLITS = {"train": 0.8, "validation": 0.1, "test": 0.1}
 NAMES = ("forget_qa-train", *(f"{subset}-{split}" for subset in ("retain_qa", "world") for split in SPLITS))
 FILES = (*(f"{name}.parquet" for name in NAMES), "README.md")
-_WORK = {
-    MARK, PLAN, PERIOD,
-    *(f"work/{name}.jsonl" for name in ("sources", "paragraphs", "journal", "rejected", "pairs")),
-    "work/journal.jsonl.lock",
-}  # fmt: skip
-_HASHED = re.compile(
-    rf"work/raw/[0-9a-f]{{64}}(?:{'|'.join(map(re.escape, READERS))})|{WIKI_CACHE}/[0-9a-f]{{32}}\.json"
+_WORK = re.compile(
+    rf"{MARK}|{re.escape(PLAN)}|{PERIOD}|{WIKI_CACHE}/[0-9a-f]{{32}}\.json|work/journal\.jsonl\.lock"
+    r"|work/(?:sources|paragraphs|journal|rejected|pairs)\.jsonl"
+    rf"|work/raw/[0-9a-f]{{64}}(?:{'|'.join(map(re.escape, READERS))})"
 )
 
 
@@ -269,4 +266,4 @@ def _is_listed(path: Path, name: str, manifest: Manifest | None) -> bool:
         return manifest is None or manifest.files.get(name) == sha256(path)
     if name == AUDIT_PAGE:
         return AUDIT_MARK.encode() in path.read_bytes()
-    return name in _WORK or _HASHED.fullmatch(name) is not None
+    return _WORK.fullmatch(name) is not None

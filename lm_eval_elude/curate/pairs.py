@@ -6,10 +6,10 @@ something: the run stops, and the same command goes on.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import tomllib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
@@ -22,7 +22,7 @@ from lm_eval_elude.curate.documents import Paragraph
 from lm_eval_elude.curate.duplicates import duplicates
 from lm_eval_elude.data.records import PERTURBATIONS
 from lm_eval_elude.fetch import FetchError
-from lm_eval_elude.llm import CUT, BadReply, Client, Outcome, Usage, estimate, parse_table
+from lm_eval_elude.llm import CUT, BadReply, Client, Usage, at_once, estimate, parse_table
 
 PROMPTS: dict[str, str] = {
     name: text.strip() for name, text in
@@ -108,6 +108,10 @@ def rejection(stage: str, pair: Pair, reason: str) -> Rejection:
     return Rejection(stage, pair.paragraph.key, pair.question, pair.answer, reason)
 
 
+class _Dropped(Exception):
+    """No reply to a call was of use: stage and reason."""
+
+
 def task(kind: str, material: dict[str, Any], **values: object) -> str:
     """The user turn of one call: the task, and the material as one JSON object."""
     return f"{PROMPTS[kind].format(**values)}\n\n{json.dumps(material, ensure_ascii=False, indent=1)}"
@@ -134,48 +138,51 @@ class Maker:
             FetchError: some calls got no answer.
             UserError: the budget is used up.
         """
-        drafted = await self._each("asking", parts, self._pairs)
-        pairs = self._without_duplicates([pair for part in drafted for pair in part])
-        verified = [pair for pair in await self._each("checking", pairs, self._verified) if pair]
-        return [pair for pair in await self._each("rewording", verified, self._reworded) if pair]
+        drafted = await self._each("asking", [Pair(part, "", "") for part in parts], self._pairs)
+        verified = await self._each("checking", self._without_duplicates(drafted), self._verified)
+        return await self._each("rewording", verified, self._reworded)
 
     async def _each(
-        self, name: str, items: Sequence[Any], work: Callable[[Any, list[Rejection]], Awaitable[T]]
-    ) -> list[T]:
-        """``work`` done on every item; results and rejections in the items' order."""
+        self, name: str, pairs: Sequence[Pair], work: Callable[[Pair], Awaitable[list[Pair | Rejection]]]
+    ) -> list[Pair]:
+        """The pairs that ``work`` makes of each; those and the rejections are kept in the order of ``pairs``."""
         from tqdm import tqdm  # type: ignore[import-untyped]
 
         unanswered: list[str] = []
-        results: list[Any] = [None] * len(items)
-        dropped: list[list[Rejection]] = [[] for _ in items]
 
-        async def run(place: int) -> None:
+        async def run(pair: Pair) -> list[Pair | Rejection]:
             try:
-                results[place] = await work(items[place], dropped[place])
+                return await work(pair)
+            except _Dropped as dropped:
+                return [rejection(dropped.args[0], pair, dropped.args[1])]
             except FetchError as error:
                 unanswered.append(str(error))
                 if self.client.gone:
                     raise
-            bar.update()
+                return []
+            finally:
+                bar.update()
 
-        with tqdm(total=len(items), disable=None, desc=name) as bar:
-            try:
-                async with asyncio.TaskGroup() as group:  # an error in one call ends the others
-                    for place in range(len(items)):
-                        group.create_task(run(place))
-            except ExceptionGroup as errors:
-                if others := errors.split(FetchError)[1]:
-                    raise others.exceptions[0] from None
+        made: list[list[Pair | Rejection]] = []
+        with tqdm(total=len(pairs), disable=None, desc=name) as bar, suppress(FetchError):
+            made = await at_once(pairs, run)
         if unanswered:
             raise FetchError(
                 f"--llm {self.client.shown}: {len(unanswered)} calls got no answer ({unanswered[-1]}); the same "
                 "command goes on from there"
             )
-        self.rejections += [each for drops in dropped for each in drops]
-        return results
+        self.rejections += [each for several in made for each in several if isinstance(each, Rejection)]
+        return [each for several in made for each in several if isinstance(each, Pair)]
 
-    async def _ask(self, kind: str, material: dict[str, Any], check: Callable[[Any], T]) -> Outcome[T]:
-        """Ask until ``check`` takes a reply; with half the pairs where the last reply was cut off."""
+    async def _ask(
+        self, kind: str, material: dict[str, Any], check: Callable[[Any], T], stage: str, complaint: str = ""
+    ) -> T:
+        """Ask until ``check`` takes a reply; with half the pairs where the last reply was cut off.
+
+        Raises:
+            FetchError: no answer.
+            _Dropped: no reply was taken; the reason is the ``complaint``, then what is wrong with the last one.
+        """
         text, count = task(kind, material, count=self.count), self.count
 
         def shorter(reason: str) -> str:
@@ -193,23 +200,23 @@ class Maker:
         outcome = await self.client.until(text, checked, system=PROMPTS["system"], again=shorter, schema=form)
         if outcome.failed:
             raise FetchError(outcome.rejects[-1][1])
-        return outcome
+        if outcome.value is None:
+            raise _Dropped(stage, complaint + outcome.rejects[-1][1])
+        return outcome.value
 
-    async def _pairs(self, part: Paragraph, dropped: list[Rejection]) -> list[Pair]:
+    async def _pairs(self, empty: Pair) -> list[Pair | Rejection]:
+        part = empty.paragraph
+
         def check(reply: _Pairs) -> list[Pair]:
             return [Pair(part, _line(each.question), _line(each.answer)) for each in reply.pairs[: 2 * self.count]]
 
-        outcome = await self._ask("pairs", {"subject": part.subject, "paragraph": part.text}, check)
-        if outcome.value is None:
-            dropped.append(Rejection("asking", part.key, "", "", f"no usable reply: {outcome.rejects[-1][1]}"))
-        pairs = []
-        for pair in outcome.value or ():
+        material = {"subject": part.subject, "paragraph": part.text}
+        made: list[Pair | Rejection] = []
+        for pair in await self._ask("pairs", material, check, "asking", "no usable reply: "):
             names = self.names[part.subject]
-            if flaw := pair_flaw(pair.question, pair.answer, part.text, part.subject, names, self.target):
-                dropped.append(rejection("rules", pair, flaw))
-            else:
-                pairs.append(pair)
-        return pairs
+            flaw = pair_flaw(pair.question, pair.answer, part.text, part.subject, names, self.target)
+            made.append(rejection("rules", pair, flaw) if flaw else pair)
+        return made
 
     def _without_duplicates(self, pairs: list[Pair]) -> list[Pair]:
         subjects = [pair.paragraph.subject for pair in pairs]
@@ -219,22 +226,17 @@ class Maker:
             self.rejections.append(rejection("duplicates", pairs[late], reason))
         return [pair for index, pair in enumerate(pairs) if index not in earlier]
 
-    async def _verified(self, pair: Pair, dropped: list[Rejection]) -> Pair | None:
+    async def _verified(self, pair: Pair) -> list[Pair | Rejection]:
         def check(reply: _Support) -> str:
             if not reply.supported:
-                return ""
+                raise _Dropped("checking", "the paragraph does not say so")
             if not quoted(quote := _line(reply.quote or ""), pair.paragraph.text):
                 raise BadReply("its quote does not stand in the paragraph")
             return quote
 
-        outcome = await self._ask("verify", _material(pair), check)
-        if not outcome.value:
-            reason = "the paragraph does not say so" if outcome.value == "" else f"no quote: {outcome.rejects[-1][1]}"
-            dropped.append(rejection("checking", pair, reason))
-            return None
-        return replace(pair, quote=outcome.value)
+        return [replace(pair, quote=await self._ask("verify", _material(pair), check, "checking", "no quote: "))]
 
-    async def _reworded(self, pair: Pair, dropped: list[Rejection]) -> Pair | None:
+    async def _reworded(self, pair: Pair) -> list[Pair | Rejection]:
         subject = pair.paragraph.subject
         names = self.names[subject]
 
@@ -247,28 +249,19 @@ class Maker:
                 raise BadReply(flaw)
             return replace(pair, paraphrased_question=question, paraphrased_answer=answer, wrong=wrong)
 
-        outcome = await self._ask("reword", _material(pair), check)
-        if (reworded := outcome.value) is None:
-            dropped.append(rejection("rewording", pair, outcome.rejects[-1][1]))
-            return None
-        candidates = {str(number): text for number, text in enumerate(reworded.wrong, 1)}
-        judged = await self._ask(
-            "check",
-            _material(pair) | {
-                "paraphrased_question": reworded.paraphrased_question, "paraphrase": reworded.paraphrased_answer,
-                "candidates": candidates,
-            },
-            lambda reply: (reply.same, reply.true),
-        )  # fmt: skip
-        if judged.value != (True, []):
-            reason = (
-                f"no usable check: {judged.rejects[-1][1]}" if judged.value is None
-                else "a wrong answer is true" if judged.value[1] else "the paraphrase says something else"
-            )  # fmt: skip
-            dropped.append(rejection("checking back", pair, reason))
-            return None
+        reworded = await self._ask("reword", _material(pair), check, "rewording")
+        rewording = {
+            "paraphrased_question": reworded.paraphrased_question, "paraphrase": reworded.paraphrased_answer,
+            "candidates": {str(number): text for number, text in enumerate(reworded.wrong, 1)},
+        }  # fmt: skip
+        judged: _Judged = await self._ask(
+            "check", _material(pair) | rewording, lambda reply: reply, "checking back", "no usable check: "
+        )
+        if judged.true or not judged.same:
+            reason = "a wrong answer is true" if judged.true else "the paraphrase says something else"
+            return [rejection("checking back", pair, reason)]
         if not (self.translate and subject == self.target):
-            return reworded
+            return [reworded]
 
         def translation(reply: msgspec.Struct) -> dict[str, str]:
             texts = {code: _line(text) for code, text in msgspec.structs.asdict(reply).items()}
@@ -277,11 +270,12 @@ class Maker:
                     raise BadReply(f"{code}: {flaw}")
             return texts
 
-        translated = await self._ask("translate", {"question": pair.question}, translation)
-        if translated.value is None:
-            # The pair is good without them; the cross-lingual attack goes without it.
-            dropped.append(rejection("translating", pair, f"kept without: {translated.rejects[-1][1]}"))
-        return replace(reworded, translated=translated.value or {})
+        try:
+            material = {"question": pair.question}
+            translated = await self._ask("translate", material, translation, "translating", "kept without: ")
+        except _Dropped as dropped:  # the pair is good without them; the cross-lingual attack goes without it
+            return [rejection(dropped.args[0], pair, dropped.args[1]), reworded]
+        return [replace(reworded, translated=translated)]
 
 
 def foresee(parts: Iterable[Paragraph], target: str, count: int, translate: bool) -> Usage:

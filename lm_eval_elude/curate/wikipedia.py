@@ -114,18 +114,11 @@ class _Kept(msgspec.Struct):
 
 
 class Page(NamedTuple):
-    """A page: the document, and the titles that its running text links to, in order."""
+    """A page: the document, titles that its running text links to (in order), other names of whom it is about."""
 
     document: Document
     links: tuple[str, ...]
-
-
-class Person(NamedTuple):
-    """Somebody with a page: its title, what else they are called, and how often it was read."""
-
-    title: str
     aliases: tuple[str, ...] = ()
-    views: int = 0
 
 
 def plain_name(title: str) -> str:
@@ -194,8 +187,8 @@ class Wiki(Fetcher):
         name = plain_name(answer.title)
         return Page(Document(answer.title, text, answer.html.encode(), link, when, licence, revision, name), links)
 
-    async def people(self, titles: Sequence[str], linking_to: Sequence[str] = ()) -> list[Person]:
-        """Those of the titles that are people and, where ``linking_to`` is given, link to one of those pages."""
+    async def people(self, titles: Sequence[str], linking_to: Sequence[str] = ()) -> dict[str, tuple[str, ...]]:
+        """Other names of those of the titles that are people and, with ``linking_to``, link to one of those pages."""
         items: dict[str, str] = {}
         linking: set[str] = set()
         query = {"prop": "pageprops", "ppprop": "wikibase_item", "redirects": "1"}
@@ -207,7 +200,7 @@ class Wiki(Fetcher):
                     items[page.title] = item
                 if page.links:
                     linking.add(page.title)
-        people = []
+        people = {}
         for batch in _batches([title for title in items if not linking_to or title in linking]):
             ids = "|".join(items[title] for title in batch)
             answer, _ = await self._answer(
@@ -218,10 +211,10 @@ class Wiki(Fetcher):
                 entity = answer.entities.get(items[title], _Item())
                 if entity.is_person:
                     names = [alias.get("value", "") for alias in entity.aliases.get("en", ())]
-                    people.append(Person(title, tuple(name for name in names if 2 < len(name) < 60)[:6]))
+                    people[title] = tuple(name for name in names if 2 < len(name) < 60)[:6]
         return people
 
-    async def neighbours(self, page: Page, period: str, count: int = 10) -> list[tuple[Person, Page]]:
+    async def neighbours(self, page: Page, period: str, count: int = 10) -> list[Page]:
         """The most viewed people whose pages and the target's link to each other in their running text."""
         title = page.document.name
         names = [title]
@@ -229,16 +222,12 @@ class Wiki(Fetcher):
         async for listed in self._query(query):
             names += [redirect.title for redirect in listed.redirects if redirect.title not in names]
         people = await self.people([link for link in page.links if link not in names], names)
-        viewed = [
-            person._replace(views=await self._viewed(person.title, period))
-            for person in people
-            if person.title not in names
-        ]
-        chosen: list[tuple[Person, Page]] = []
-        for person in sorted(viewed, key=lambda person: (-person.views, person.title)):
-            other = await self.page(person.title)
+        views = {title: await self._viewed(title, period) for title in people if title not in names}
+        chosen: list[Page] = []
+        for title in sorted(views, key=lambda title: (-views[title], title)):
+            other = await self.page(title)
             if set(names) & set(other.links):
-                chosen.append((person, other))
+                chosen.append(other._replace(aliases=people[title]))
                 if len(chosen) == count:
                     break
         return chosen

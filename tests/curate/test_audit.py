@@ -19,7 +19,6 @@ from lm_eval_elude.curate.audit import (
     near_duplicates,
     page,
     rows_of,
-    wilson,
 )
 from lm_eval_elude.data.records import QARecord
 from lm_eval_elude.data.targets import Target
@@ -99,8 +98,8 @@ def test_judges_are_merged_with_intervals_and_agreement(tmp_path):
     assert results["factuality"].share == pytest.approx((0.5 * 3 + 0) / 4) and results["factuality"].items == 4
     assert all(result.low <= result.share <= result.high for result in results.values())
     assert merge([exported(tmp_path, "c", first)])[0].alpha is None
-    # Wilson's interval of 8 of 10, as tables have it.
-    assert wilson(0.8, 10) == pytest.approx((0.4902, 0.9433), abs=1e-4)
+    # Wilson's interval of 3 of 4, as tables have it.
+    assert results["relevance"][3:5] == pytest.approx((0.3006, 0.9544), abs=1e-4)
     assert alpha([[True, None], [None, True]]) is None
     with pytest.raises(UserError, match="seed is 1, but"):
         merge([exported(tmp_path, "a", first), exported(tmp_path, "d", first, seed=1)])
