@@ -34,7 +34,8 @@ PATIENCE = 10
 KNOCK = "Reply with the JSON object {} and nothing else."
 CUT = "the reply is cut off at the endpoint's token limit"
 _REFUSED = frozenset((400, 413, 422))  # what an endpoint says of a text that it does not take
-T, Item = TypeVar("T"), TypeVar("Item")
+T = TypeVar("T")
+Item = TypeVar("Item")
 
 
 class BadReply(ValueError):

@@ -2,7 +2,7 @@
 
 The model rewrites the prompts that :mod:`lm_eval_elude.attacks.builders` builds; records, answers and languages stay
 theirs, and a reply counts only where :func:`lm_eval_elude.attacks.builders.flaw` finds nothing wrong with it. What is
-written can be read by :func:`lm_eval_elude.attacks.files.load_attack_file`; the columns ``item``, ``model``, ``seed``
+written can be read by :func:`lm_eval_elude.attacks.prompt.load_attack_file`; the columns ``item``, ``model``, ``seed``
 and ``data`` say where from.
 """
 
@@ -18,8 +18,7 @@ from typing import Any, NamedTuple, TextIO
 from msgspec.structs import asdict, replace
 
 from lm_eval_elude.attacks.builders import ATTACKS, build_attacks, flaw
-from lm_eval_elude.attacks.files import parse_attack
-from lm_eval_elude.attacks.prompt import LANGUAGES, AttackPrompt, language_of
+from lm_eval_elude.attacks.prompt import LANGUAGES, AttackPrompt, language_of, parse_attack
 from lm_eval_elude.data import jsonio
 from lm_eval_elude.data.records import QARecord, fingerprint
 from lm_eval_elude.data.targets import Target

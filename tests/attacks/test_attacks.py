@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from msgspec.structs import asdict
 
 from lm_eval_elude.attacks.builders import ATTACKS, PLACES, Suite, build_attacks, build_control, flaw
-from lm_eval_elude.attacks.files import load_attack_file
-from lm_eval_elude.attacks.prompt import LANGUAGES, language_of
+from lm_eval_elude.attacks.prompt import LANGUAGES, language_of, load_attack_file
 from lm_eval_elude.data.records import QARecord
 from lm_eval_elude.data.targets import TARGETS, Target, resolve_target
 from lm_eval_elude.errors import UserError

@@ -15,7 +15,7 @@ import pytest
 from msgspec import structs
 
 from lm_eval_elude.attacks.builders import ATTACKS, build_attacks
-from lm_eval_elude.attacks.files import load_attack_file
+from lm_eval_elude.attacks.prompt import load_attack_file
 from lm_eval_elude.attacks.rewriting import generate_attacks, rejects_path
 from lm_eval_elude.data.targets import resolve_target
 from lm_eval_elude.errors import UserError

@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 
 from lm_eval_elude import __version__, llm
 from lm_eval_elude.attacks.builders import ATTACKS
-from lm_eval_elude.attacks.files import load_attack_file
+from lm_eval_elude.attacks.prompt import load_attack_file
 from lm_eval_elude.board import keeper, pages, site
 from lm_eval_elude.board import score as scores
 from lm_eval_elude.board import submission as packed

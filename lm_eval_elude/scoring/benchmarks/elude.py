@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from lm_eval_elude.attacks import builders
-from lm_eval_elude.attacks.files import load_attack_file
+from lm_eval_elude.attacks.prompt import load_attack_file
 from lm_eval_elude.data import dataset
 from lm_eval_elude.data.records import PERTURBATIONS, QARecord
 from lm_eval_elude.data.sets import FORGET, RETAIN, WORLD, SetSpec, Subset
