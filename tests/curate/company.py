@@ -118,13 +118,9 @@ def pdf(pages: list[str], pack: Callable[[bytes], bytes] | None = None) -> bytes
         objects.append(f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 900 800] {page} >>".encode())
         filters = " /Filter /FlateDecode" if pack else ""
         objects.append(f"<< /Length {len(stream)}{filters} >>\nstream\n".encode() + stream + b"\nendstream")
-    body, places = b"%PDF-1.4\n", []
-    for number, content in enumerate(objects, 1):
-        places.append(len(body))
-        body += b"%d 0 obj\n%b\nendobj\n" % (number, content)
-    table = "".join(f"{place:010} 00000 n \n" for place in places)
-    end = f"trailer << /Size {len(objects) + 1} /Root 1 0 R >>\nstartxref\n{len(body)}\n%%EOF"
-    return body + f"xref\n0 {len(objects) + 1}\n0000000000 65535 f \n{table}{end}".encode()
+    body = b"".join(b"%d 0 obj\n%b\nendobj\n" % numbered for numbered in enumerate(objects, 1))
+    # Without a table of the objects' places, which a reader forms anew.
+    return b"%PDF-1.4\n" + body + b"trailer << /Root 1 0 R >>\n%%EOF"
 
 
 def kind_of(task: str) -> tuple[str, dict]:

@@ -21,14 +21,19 @@ def _key(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
 
 
-def ask(url: str, *tasks: str, check=str, attempts: int = 1, client: dict | None = None):
-    """The outcomes of some tasks, and the client that got them."""
+def ask(url: str, *tasks: str, check=str, together: bool = False, client: dict | None = None, **arguments):
+    """The outcomes of some tasks, asked one after the other or ``together``, and the client that got them."""
 
     async def run():
         async with Client(url, "m", **{"timeout": 1.0, "retries": 0} | (client or {})) as asking:
-            return [await asking.until(task, check, attempts=attempts) for task in tasks], asking
+            calls = [asking.until(task, check, **{"attempts": 1} | arguments) for task in tasks]
+            return await asyncio.gather(*calls) if together else [await call for call in calls], asking
 
     return asyncio.run(run())
+
+
+def values(outcomes: list) -> list:
+    return [outcome.value for outcome in outcomes]
 
 
 def drip(server: Endpoint, task: str, count: int) -> None:
@@ -113,7 +118,7 @@ def test_the_key_is_never_shown_or_kept(tmp_path, echo):
     traces = (KEY, KEY[:16], base64.b64encode(KEY.encode()).decode(), "\\u0073\\u006b", "736b", "&#115", "%73")
     for secret in traces:
         assert secret not in shown
-    assert [outcome.value for outcome in outcomes] == [None, None, None]
+    assert values(outcomes) == [None, None, None]
     assert outcomes[2].rejects[0][1] == "the reply holds the key"
 
 
@@ -152,7 +157,7 @@ def test_the_journal_answers_what_was_asked_before_and_survives_a_cut(tmp_path):
     def run(url: str, *tasks: str) -> list:
         journal = Journal(path)
         try:
-            return [outcome.value for outcome in ask(url, *tasks, client={"journal": journal})[0]]
+            return values(ask(url, *tasks, client={"journal": journal})[0])
         finally:
             journal.close()
 
@@ -176,16 +181,11 @@ def test_what_is_no_completion_is_no_answer_and_the_same_words_are_asked_once(tm
         time.sleep(0.02)
         server.reply(*((200, "oops") if count == 1 else (400, "no") if count == 2 else (200, completion(f"{count}"))))
 
-    async def run(url: str) -> list:
-        async with Client(url, "m", journal=journal) as client:
-            return await asyncio.gather(*(client.until("x", str, attempts=3) for _ in range(3)))
-
     journal = Journal(tmp_path / "j")
     with endpoint(act) as (url, tasks):
-        assert [outcome.value for outcome in asyncio.run(run(url))] == ["3", "3", "3"]
-        assert len(tasks) == 3
-        # The answer is the first attempt's, whatever the server sent before it.
-        assert [outcome.value for outcome in asyncio.run(run(url))] == ["3", "3", "3"] and len(tasks) == 3
+        for _ in range(2):  # the answer is the first attempt's, whatever the server sent before it
+            outcomes, _ = ask(url, *"xxx", together=True, attempts=3, client={"journal": journal})
+            assert values(outcomes) == ["3", "3", "3"] and len(tasks) == 3
     assert [row.reply[0] for row in journal.rows.values()] == ["3"]
 
 
@@ -215,12 +215,8 @@ def test_an_endpoint_that_refuses_a_schema_is_asked_without():
         forms.append(server.asked.get("response_format"))
         server.reply(400, '{"error": "no response_format here"}') if forms[-1] else server.reply(200, completion("{}"))
 
-    async def run(url: str) -> list:
-        async with Client(url, "m", workers=1) as client:
-            return [await client.until(text, str, schema={"type": "object"}) for text in "ab"]
-
     with endpoint(act) as (url, _):
-        assert [outcome.value for outcome in asyncio.run(run(url))] == ["{}", "{}"]
+        assert values(ask(url, *"ab", schema={"type": "object"})[0]) == ["{}", "{}"]
     assert [bool(form) for form in forms] == [True, False, False]
     assert forms[0]["json_schema"]["schema"] == {"type": "object"}
 
@@ -235,12 +231,8 @@ def test_as_many_at_a_time_as_workers():
         under_way.remove(task)
         server.reply(200, completion("x"))
 
-    async def run(url: str) -> None:
-        async with Client(url, "m", workers=3) as client:
-            await asyncio.gather(*(client.until(str(i), str) for i in range(12)))
-
     with endpoint(act) as (url, _):
-        asyncio.run(run(url))
+        ask(url, *map(str, range(12)), together=True, client={"workers": 3})
     assert max(counts) == 3
 
 
