@@ -92,7 +92,7 @@ def build(
         # The same months when it goes on later.
         period = folder.once(out / folder.PERIOD, period or wikipedia.last_year(datetime.now(UTC)))
         reader = wikipedia.Wiki(out / folder.WIKI_CACHE, contact, wiki=wiki)
-        material = room.from_pages(target, aliases, asyncio.run(room.read_wikipedia(reader, target, others, period)))
+        material = asyncio.run(room.from_wikipedia(reader, target, aliases, others, period))
         say(f"{reader.requests} requests to {wiki} and Wikimedia, the rest from {out / folder.WIKI_CACHE}")
     for problem in material.problems:
         say(f"left out: {problem.name}: {problem.reason}", err=True)

@@ -28,7 +28,7 @@ from lm_eval_elude.curate.documents import (
 )
 from lm_eval_elude.curate.pairs import Maker, Pair, Rejection
 from lm_eval_elude.curate.readers import READERS
-from lm_eval_elude.curate.wikipedia import Page, Wiki
+from lm_eval_elude.curate.wikipedia import Wiki
 from lm_eval_elude.data.files import write_bytes
 from lm_eval_elude.data.records import fingerprint, parse_record
 from lm_eval_elude.errors import UserError
@@ -76,22 +76,12 @@ def from_folder(
     return Material(documents, problems, assign(parts, names, chosen), subjects)
 
 
-def from_pages(target: str, aliases: tuple[str, ...], pages: Sequence[Page]) -> Material:
-    """Material of Wikipedia pages, the target's first; ``aliases`` come before those that Wikidata has."""
-    names: dict[str, tuple[str, ...]] = {}
-    for number, page in enumerate(pages):
-        name = page.document.subject if number else target
-        more = (page.document.subject, *(aliases if not number else ()), *page.aliases)
-        names[name] = tuple(dict.fromkeys((name, *more)))
-    documents = [page.document for page in pages]
-    parts = [part for document in documents for part in paragraphs(document)]
-    title = documents[0].subject
-    parts = [replace(part, subject=target) if part.subject == title else part for part in parts]
-    return Material(documents, [], parts, names)
-
-
-async def read_wikipedia(wiki: Wiki, target: str, neighbours: tuple[str, ...], period: str) -> list[Page]:
+async def from_wikipedia(
+    wiki: Wiki, target: str, aliases: tuple[str, ...], neighbours: tuple[str, ...], period: str
+) -> Material:
     """The target's page and those of its neighbours: the ones named, or by the paper's rule.
+
+    ``aliases`` come before those that Wikidata has.
 
     Raises:
         FetchError: a page is missing, or Wikimedia does not answer.
@@ -99,12 +89,18 @@ async def read_wikipedia(wiki: Wiki, target: str, neighbours: tuple[str, ...], p
     """
     async with wiki:
         page = await wiki.page(target)
-        people = await wiki.people([page.document.name])
+        known = await wiki.people([page.document.name])
         if neighbours:
             others = [await wiki.page(name) for name in neighbours]
         elif not (others := await wiki.neighbours(page, period)):
             raise UserError(f"no person's page and that of {target} link to each other; say --neighbours")
-    return [page._replace(aliases=people.get(page.document.name, ())), *others]
+    title = page.document.subject
+    names = {target: (target, title, *aliases, *known.get(page.document.name, ()))}
+    names |= {other.document.subject: (other.document.subject, *other.aliases) for other in others}
+    documents = [page.document, *(other.document for other in others)]
+    parts = [part for document in documents for part in paragraphs(document)]
+    parts = [replace(part, subject=target) if part.subject == title else part for part in parts]
+    return Material(documents, [], parts, {name: tuple(dict.fromkeys(called)) for name, called in names.items()})
 
 
 def limit(material: Material, most: int) -> Material:

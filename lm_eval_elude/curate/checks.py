@@ -41,7 +41,7 @@ def facts(text: str) -> frozenset[str]:
 
 def gives_away(question: str, answer: str, telling: frozenset[str] = frozenset()) -> bool:
     """Whether the answer stands in the question: all its words, by their beginnings, or all those that tell it."""
-    asked = {_NUMBERS.get(word, word) for word in words(question)} | facts(f"- {question}")
+    asked = _with_digits(question) | facts(f"- {question}")
     beginnings = {word[:5] for word in asked}
     return {word[:5] for word in words(answer) - STOP} <= beginnings or (bool(telling) and telling <= asked)
 
@@ -65,7 +65,7 @@ def pair_flaw(question: str, answer: str, paragraph: str, subject: str, names: S
         return "the answer stands in the question"
     if subject != target and words(target) - STOP <= words(question) | words(answer):
         return "a neighbour's pair names the target"
-    known = {_NUMBERS.get(word, word) for word in words(f"{paragraph} {subject} {question}")} | facts(paragraph)
+    known = _with_digits(f"{paragraph} {subject} {question}") | facts(paragraph)
     if strange := sorted(facts(answer) - known):
         return f"not in the paragraph: {', '.join(strange)[:80]}"
     return ""
@@ -102,8 +102,8 @@ def rewording_flaw(
         return "the answer stands in a question"
     if len({_folded(text) for text in (answer, pair[1], *wrong)}) != PERTURBATIONS + 2:
         return "a wrong answer stands twice or is the right one"
-    known = words(f"{paragraph} {pair[0]} {pair[1]} {names[0]}")
-    if strange := sorted(facts(answer) - {_NUMBERS.get(word, word) for word in known} - facts(paragraph)):
+    known = _with_digits(f"{paragraph} {pair[0]} {pair[1]} {names[0]}") | facts(paragraph)
+    if strange := sorted(facts(answer) - known):
         return f"the paraphrase adds: {', '.join(strange)[:80]}"
     # A number may be beside the point, unless it is what the wrong answers vary.
     asked_for = facts(pair[1]) - words(pair[0]) - words(names[0])
@@ -145,6 +145,11 @@ def _residue(text: str, source: str, pattern: re.Pattern[str] | str = _RESIDUE) 
     residues = (match.group() for match in re.finditer(pattern, text))
     unseen = (c for c in text if unicodedata.category(c).startswith("C"))
     return next((residue for residue in residues if residue.casefold() not in source.casefold()), next(unseen, ""))
+
+
+def _with_digits(text: str) -> set[str]:
+    """The words of a text, small numbers as digits."""
+    return {_NUMBERS.get(word, word) for word in words(text)}
 
 
 def _folded(text: str) -> str:

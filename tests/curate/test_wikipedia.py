@@ -126,7 +126,8 @@ def reader(cache, base: str, contact: str = CONTACT, **options) -> Wiki:
 
 
 def read(cache, base: str, target: str = "Oda Brint", neighbours: tuple[str, ...] = (), **options):
-    return asyncio.run(build.read_wikipedia(reader(cache, base, **options), target, neighbours, "2023-01:2023-12"))
+    wiki = reader(cache, base, **options)
+    return asyncio.run(build.from_wikipedia(wiki, target, ("Oda",), neighbours, "2023-01:2023-12"))
 
 
 FAULTS = [
@@ -137,20 +138,21 @@ FAULTS = [
 
 def test_neighbours_are_people_linked_both_ways_in_the_text_by_views(tmp_path):
     with wikimedia(*FAULTS) as (base, server):
-        pages = read(tmp_path, base, retries=4)
+        material = read(tmp_path, base, retries=4)
         # Sorvik links by a redirect; Okell only in a box; Harrow not back; Ostin is a lake; Dusk stands in boxes.
-        assert [page.document.name for page in pages] == ["Oda Brint", "Run Sorvik", "Pell Marrow", "Zed (actor)"]
+        names = [document.name for document in material.documents]
+        assert names == ["Oda Brint", "Run Sorvik", "Pell Marrow", "Zed (actor)"]
         assert server.most == 1 and not server.faults
         asked = Counter(server.log)
         assert sum(asked.values()) - len(asked) == len(FAULTS)
         # Nothing is asked for twice, also by another process.
         server.log.clear()
-        assert read(tmp_path, base) == pages and not server.log
-    document = pages[0].document
+        assert read(tmp_path, base) == material and not server.log
+    document = material.documents[0]
     assert document.text.startswith("Oda Brint is known for Pell Marrow, Run Sorvik") and "[1]" not in document.text
     assert document.address.endswith("/w/index.php?title=Oda_Brint&oldid=7") and document.revision == "7"
     assert document.licence == "CC BY-SA 4.0, https://creativecommons.org/licenses/by-sa/4.0/deed.en"
-    material = build.limit(build.from_pages("Oda Brint", ("Oda",), pages), 0)
+    material = build.limit(material, 0)
     assert [*material.names] == ["Oda Brint", "Run Sorvik", "Pell Marrow", "Zed"]
     assert material.names["Oda Brint"] == ("Oda Brint", "Oda", "Oda the Great")
     assert Counter(part.subject for part in material.parts) == dict.fromkeys(material.names, 2)
@@ -158,8 +160,8 @@ def test_neighbours_are_people_linked_both_ways_in_the_text_by_views(tmp_path):
 
 def test_a_title_that_redirects_and_named_neighbours(tmp_path):
     with wikimedia() as (base, _):
-        pages = read(tmp_path, base, "O. Brint", ("Old Marrow",))
-        assert [page.document.name for page in pages] == ["Oda Brint", "Pell Marrow"]
+        material = read(tmp_path, base, "O. Brint", ("Old Marrow",))
+        assert [document.name for document in material.documents] == ["Oda Brint", "Pell Marrow"]
         with pytest.raises(FetchError, match="HTTP 404"):
             read(tmp_path, base, "Nobody")
 
@@ -195,7 +197,7 @@ def test_an_answer_that_is_none_is_one_line_and_asked_for_again(tmp_path, place,
             read(tmp_path, base)
         assert "\n" not in str(error.value)
         assert len([*tmp_path.iterdir()]) == place
-        assert len(read(tmp_path, base)) == 4
+        assert len(read(tmp_path, base).documents) == 4
         for kept in tmp_path.iterdir():
             kept.write_text('{"answer": [], "time": ""}')
         with pytest.raises(UserError, match=r"\.json: expected `object`"):
