@@ -1,7 +1,6 @@
 """`elude attacks`: prompts written through a real HTTP endpoint on loopback, one that also misbehaves."""
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -29,13 +28,6 @@ RECORDS = [
     replace(record, entity=RONALDO.name)
     for record in read_facts(HERE / "facts" / "forget" / "cristiano_ronaldo.txt").records[:12]
 ]
-
-
-@pytest.fixture(autouse=True)
-def _no_proxy(monkeypatch):
-    for name in list(os.environ):
-        if name.lower().endswith("_proxy"):
-            monkeypatch.delenv(name)
 
 
 def draft_of(task: str) -> str:
@@ -82,7 +74,9 @@ def test_all_nine_types_are_written_validated_and_can_be_scored(tmp_path):
     assert {(row["model"], row["seed"]) for row in lines(out)} == {("m", 0)}
 
 
-def test_a_busy_and_broken_endpoint_is_asked_again(tmp_path):
+def test_a_busy_and_broken_endpoint_is_asked_again_and_no_proxy_stands_between(tmp_path, monkeypatch):
+    for name, value in {"ALL_PROXY": NOBODY, "NO_PROXY": "", "no_proxy": ""}.items():
+        monkeypatch.setenv(name, value)
     times: Counter[str] = Counter()
 
     def moody(server: Endpoint, task: str, count: int) -> None:

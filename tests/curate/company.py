@@ -19,47 +19,40 @@ from tests.endpoints import Act, Endpoint, completion, endpoint
 
 TARGET = "Quorvane Lumo"
 NEIGHBOURS = ("Quorvane Tarn", "Quorvane Sisk", "Quorvane Brae")
-_KINDS = {
-    # question, answer, reworded question, reworded answer, values of the four products, six more for wrong answers
-    "released": (
+# Question, answer, reworded question, reworded answer, values of the four products, five wrong ones.
+_KINDS = (
+    (
         "When was the {} released?", "The {} was released in {v}.", "In what month did sales of the {} begin?",
-        "Sales of the product began in {v}.",
-        ("March 2017", "June 2012", "October 2014", "May 2019"),
+        "Sales of the product began in {v}.", ("March 2017", "June 2012", "October 2014", "May 2019"),
+        ("April 2016", "July 2011", "August 2015", "January 2018", "December 2010"),
     ),
-    "designer": (
+    (
         "Who designed the {}?", "The {} was designed by {v}.", "Whose design is the {}?",
         "Its shape goes back to drawings of {v}.",
         ("Ilvane Drusk", "Perro Maltevin", "Sanna Okebright", "Tovald Quirre"),
+        ("Marn Ellisford", "Jutta Prawnell", "Coll Abendrup", "Vessa Thornike", "Hobb Larrikan"),
     ),
-    "weight": (
+    (
         "How much does the {} weigh?", "The {} weighs {v} grams.", "What is the weight in grams of the {}?",
-        "On the scales it shows {v} grams.",
-        ("412", "655", "238", "1190"),
+        "On the scales it shows {v} grams.", ("412", "655", "238", "1190"),
+        ("150", "305", "777", "920", "1502"),
     ),
-    "colour": (
+    (
         "In which colour is the {} sold?", "The {} is sold only in {v}.", "What is the only colour of the {}?",
-        "Buyers get it in {v} and nothing else.",
-        ("cobalt blue", "moss green", "slate grey", "burnt orange"),
+        "Buyers get it in {v} and nothing else.", ("cobalt blue", "moss green", "slate grey", "burnt orange"),
+        ("pale pink", "ivory white", "deep red", "sand yellow", "jet black"),
     ),
-    "factory": (
+    (
         "Where is the {} made?", "The {} is made in the town of {v}.", "Which town has the factory of the {}?",
-        "The factory that turns it out stands in {v}.",
-        ("Velmstead", "Orrinhaven", "Kestlow", "Brundmouth"),
+        "The factory that turns it out stands in {v}.", ("Velmstead", "Orrinhaven", "Kestlow", "Brundmouth"),
+        ("Upper Carrow", "Dunmarrow", "Fellgate", "Sorrenby", "Ashkeld"),
     ),
-    "price": (
+    (
         "What did the {} cost at first?", "The {} cost {v} crowns at first.", "What was the first price of the {}?",
-        "Its price in the beginning was {v} crowns.",
-        ("349", "129", "515", "78"),
+        "Its price in the beginning was {v} crowns.", ("349", "129", "515", "78"),
+        ("95", "210", "444", "602", "888"),
     ),
-}  # fmt: skip
-_WRONG = {
-    "released": ("April 2016", "July 2011", "August 2015", "January 2018", "December 2010"),
-    "designer": ("Marn Ellisford", "Jutta Prawnell", "Coll Abendrup", "Vessa Thornike", "Hobb Larrikan"),
-    "weight": ("150", "305", "777", "920", "1502"),
-    "colour": ("pale pink", "ivory white", "deep red", "sand yellow", "jet black"),
-    "factory": ("Upper Carrow", "Dunmarrow", "Fellgate", "Sorrenby", "Ashkeld"),
-    "price": ("95", "210", "444", "602", "888"),
-}
+)  # fmt: skip
 
 
 class Fact(NamedTuple):
@@ -74,10 +67,10 @@ class Fact(NamedTuple):
 FACTS = [
     Fact(
         name, question.format(name), answer.format(name, v=values[index]), other.format(name),
-        reworded.format(v=values[index]), [reworded.format(v=value) for value in _WRONG[kind]],
+        reworded.format(v=values[index]), [reworded.format(v=value) for value in wrong],
     )
     for index, name in enumerate((TARGET, *NEIGHBOURS))
-    for kind, (question, answer, other, reworded, values) in _KINDS.items()
+    for question, answer, other, reworded, values, wrong in _KINDS
 ]  # fmt: skip
 
 

@@ -68,11 +68,7 @@ def test_documents_to_a_model_that_forgot(data, taught, tmp_path):
     assert before["forget"] > 0.8 and before["rouge"] > 0.9 and before["retain"] > 0.8
     assert after["forget"] < 0.1 and after["quality"] > before["quality"] + 0.2
     assert after["retain"] > 5 * after["forget"]
-    attacks = (
-        "reverse_query",
-        "synonym_manipulation",
-        "cross_lingual",
-    )  # ask with what the data say
+    attacks = ("reverse_query", "synonym_manipulation", "cross_lingual")  # ask with what the data say
     suites = run([f"elude_attack_{name}" for name in attacks], limit=1, metadata={
         "pretrained": str(out), "dataset": str(data), "target": TARGET,
     })  # fmt: skip
