@@ -1,12 +1,16 @@
-"""Servers on loopback that stand in for real ones; here the OpenAI-compatible endpoint of a language model."""
+"""Servers on loopback that stand in for real ones, and a client that is killed."""
 
 from __future__ import annotations
 
 import json
+import multiprocessing
+import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 from lm_eval_elude.llm import KNOCK
@@ -75,3 +79,15 @@ def endpoint(act: Act, knocks: bool = False) -> Iterator[tuple[str, list[str]]]:
     """A server whose answers ``act`` gives; also those to the first request where ``knocks``."""
     with serve(Endpoint, act=act, tasks=[], knocks=knocks) as (place, server):
         yield f"{place}/v1", server.tasks
+
+
+def kill_after(rows: int, path: Path, work: Callable[..., object], *arguments: object, **options: object) -> None:
+    """Have ``work`` done by a process that is killed (-9) once a file has so many rows."""
+    # A new interpreter would take longer to start than the work takes.
+    process = multiprocessing.get_context("fork").Process(target=work, args=arguments, kwargs=options)
+    process.start()
+    while process.is_alive() and (not path.exists() or path.read_bytes().count(b"\n") < rows):
+        time.sleep(0.002)
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL

@@ -2,8 +2,6 @@
 
 import json
 import re
-import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -19,7 +17,7 @@ from lm_eval_elude.attacks.rewriting import generate_attacks, rejects_path
 from lm_eval_elude.data.targets import resolve_target
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.fetch import FetchError
-from tests.endpoints import Endpoint, completion, endpoint
+from tests.endpoints import Endpoint, completion, endpoint, kill_after
 from tools.mini.build import HERE, read_facts
 
 NOBODY = "http://127.0.0.1:9/v1"
@@ -162,21 +160,12 @@ def test_data_without_translations_get_them_from_the_model(tmp_path):
     assert set(reasons(out)) == {"the question is not translated"}
 
 
-def test_it_goes_on_where_it_was_killed(tmp_path):
+def test_it_goes_on_where_it_was_killed(tmp_path, capfd):
     """A real kill -9 in the middle; what was written stays as it was, and nothing is asked for twice."""
     out = tmp_path / "a.jsonl"
-    script = (
-        "import sys; from pathlib import Path; from tests.attacks.test_generation import generate\n"
-        "generate(sys.argv[1], Path(sys.argv[2]), n=40, workers=2)\n"
-    )
-    root = Path(__file__).resolve().parents[2]
     with endpoint(slow) as (url, _):
-        command = [sys.executable, "-c", script, url, str(out)]
-        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=root)
-        while process.poll() is None and (not out.exists() or out.read_bytes().count(b"\n") < 5):
-            time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
-        errors = process.communicate()[1]
+        kill_after(5, out, generate, url, out, n=40, workers=2)
+    errors = capfd.readouterr().err
     before = out.read_bytes()
     kept = before[: before.rfind(b"\n") + 1]
     done = kept.count(b"\n")

@@ -3,10 +3,8 @@
 import gc
 import hashlib
 import json
-import multiprocessing
 import random
 import shutil
-import signal
 import stat
 import time
 from collections import Counter
@@ -24,10 +22,7 @@ from lm_eval_elude.data.dataset import load_records, resolve_targets
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.fetch import FetchError
 from tests.curate.company import FACTS, NEIGHBOURS, TARGET, answer, kind_of, made, make, reply_to, tree
-from tests.endpoints import Endpoint, completion, endpoint
-
-# A new interpreter would take longer to start than a build takes.
-FORK = multiprocessing.get_context("fork")
+from tests.endpoints import Endpoint, completion, endpoint, kill_after
 
 
 def json_lines(path: Path) -> list[dict]:
@@ -169,13 +164,7 @@ def test_killed_at_random_moments_it_ends_in_the_same_bytes(built, folder, tmp_p
     journal = out / "work" / "journal.jsonl"
     with endpoint(slow) as (url, _):
         for stop in sorted(random.Random(3).sample(range(1, 90), 4)):
-            process = FORK.Process(target=make, args=(out, folder, url), kwargs={"workers": 2})
-            process.start()
-            while process.is_alive() and (not journal.exists() or journal.read_bytes().count(b"\n") < stop):
-                time.sleep(0.002)
-            process.kill()
-            process.join()
-            assert process.exitcode == -signal.SIGKILL
+            kill_after(stop, journal, make, out, folder, url, workers=2)
             assert not (out / MANIFEST).exists()
     answered = journal.read_bytes().count(b"\n")
     # A server of its own: the first may still be about to count what the killed process had sent.
