@@ -83,7 +83,6 @@ def generate_attacks(
         return replace(draft, prompt=prompt)
 
     client = Client(url, model, workers=workers, timeout=timeout, retries=retries)
-
     written, rejected = len(done), 0
 
     async def write_all() -> None:
