@@ -204,15 +204,12 @@ def card(plan: folder.Plan, material: Material, report: Report) -> str:
     from jinja2 import Environment, StrictUndefined
 
     licences = sorted({document.licence for document in material.documents})
-    parts: dict[str, list[str]] = {}
-    for name in folder.NAMES:
-        subset, _, part = name.partition("-")
-        parts.setdefault(subset, []).append(part)
+    subsets = {"forget_qa": ["train"], "retain_qa": [*folder.SPLITS], "world": [*folder.SPLITS]}
     environment = Environment(undefined=StrictUndefined, autoescape=False, keep_trailing_newline=True)
     environment.filters |= {"md": _escape, "link": _link}
     template = environment.from_string(Path(__file__).with_name("card.md.j2").read_text(encoding="utf-8"))
     return template.render(
-        plan=plan, documents=material.documents, problems=material.problems, counts=report.counts, subsets=parts,
+        plan=plan, documents=material.documents, problems=material.problems, counts=report.counts, subsets=subsets,
         rejected=report.rejected, licences=licences, free=all("by-sa/4.0" in licence for licence in licences),
     )  # fmt: skip
 
