@@ -89,13 +89,14 @@ async def from_wikipedia(
     """
     async with wiki:
         page = await wiki.page(target)
-        known = await wiki.people([page.document.name])
+        # Of one title; the two interfaces need not spell it alike.
+        known = [name for names in (await wiki.people([page.document.name])).values() for name in names]
         if neighbours:
             others = [await wiki.page(name) for name in neighbours]
         elif not (others := await wiki.neighbours(page, period)):
             raise UserError(f"no person's page and that of {target} link to each other; say --neighbours")
     title = page.document.subject
-    names = {target: (target, title, *aliases, *known.get(page.document.name, ()))}
+    names = {target: (target, title, *aliases, *known)}
     names |= {other.document.subject: (other.document.subject, *other.aliases) for other in others}
     documents = [page.document, *(other.document for other in others)]
     parts = [part for document in documents for part in paragraphs(document)]

@@ -20,17 +20,18 @@ from lm_eval_elude.llm import Usage
 from tests.endpoints import Handler, serve
 
 CONTACT = "operator@example.org"
-# Invented people; Oda Brint is the target. Title -> links in running text, links in a navigation box, kind, views.
+# Invented people; Oda Brint is the target. Title -> links in running text, links in a navigation box, kind, views by month.
+# Sorvik has more views than Marrow in all, and fewer in the first month and in the last.
 PAGES = {
     "Oda Brint": (["Pell Marrow", "Run Sorvik", "Tam Okell", "Vint Harrow", "Lake Ostin", "O. Brint", "Zed (actor)"],
-                  ["Ann Dusk"], "Q5", 900),
-    "Pell Marrow": (["Oda Brint"], [], "Q5", 50),
-    "Run Sorvik": (["O. Brint"], [], "Q5", 70),
-    "Tam Okell": ([], ["Oda Brint"], "Q5", 999),
-    "Vint Harrow": (["Pell Marrow"], [], "Q5", 800),
-    "Lake Ostin": (["Oda Brint"], [], "Q23397", 5000),
-    "Ann Dusk": (["Oda Brint"], [], "Q5", 700),
-    "Zed (actor)": (["Oda Brint"], [], "Q5", 10),
+                  ["Ann Dusk"], "Q5", (900,)),
+    "Pell Marrow": (["Oda Brint"], [], "Q5", (31, 5, 15)),
+    "Run Sorvik": (["O. Brint"], [], "Q5", (30, 40, 1)),
+    "Tam Okell": ([], ["Oda Brint"], "Q5", (999,)),
+    "Vint Harrow": (["Pell Marrow"], [], "Q5", (800,)),
+    "Lake Ostin": (["Oda Brint"], [], "Q23397", (5000,)),
+    "Ann Dusk": (["Oda Brint"], [], "Q5", (700,)),
+    "Zed (actor)": (["Oda Brint"], [], "Q5", (10,)),
 }  # fmt: skip
 REDIRECTS = {"O. Brint": "Oda Brint", "Old Marrow": "Pell Marrow"}
 ITEMS = {title: f"Q{100 + number}" for number, title in enumerate(PAGES)}
@@ -89,7 +90,7 @@ class Wikimedia(Handler):
             title = unquote(path.split("/")[-4]).replace("_", " ")
             if title == "Zed (actor)":
                 return self.reply(404, {"title": "Not found."})
-            return self.reply(200, {"items": [{"views": PAGES[title][3]}, {"views": 1}]})
+            return self.reply(200, {"items": [{"views": views} for views in PAGES[title][3]]})
         assert path == "/w/api.php" and query["maxlag"] == "5" and query["format"] == "json"
         if query["action"] == "wbgetentities":
             titles = [next(t for t, item in ITEMS.items() if item == i) for i in query["ids"].split("|")]
