@@ -20,8 +20,8 @@ from lm_eval_elude.llm import Usage
 from tests.endpoints import Handler, serve
 
 CONTACT = "operator@example.org"
-# Invented people; Oda Brint is the target. Title -> links in running text, links in a navigation box, kind, views by month.
-# Sorvik has more views than Marrow in all, and fewer in the first month and in the last.
+# Invented people; Oda Brint is the target. Title -> links in running text, links in a navigation box, kind, views by
+# month: Sorvik has more than Marrow in all, and fewer in the first month and in the last.
 PAGES = {
     "Oda Brint": (["Pell Marrow", "Run Sorvik", "Tam Okell", "Vint Harrow", "Lake Ostin", "O. Brint", "Zed (actor)"],
                   ["Ann Dusk"], "Q5", (900,)),
