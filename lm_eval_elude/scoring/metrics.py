@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, product
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 from lm_eval_elude.data.sets import SetSpec
 from lm_eval_elude.scoring import answers, estimates, likelihood, membership
@@ -354,7 +354,8 @@ def _token_metric(name: str, attack: str, sentence: str, needs: Need = "token lo
 
 def _leak_metrics(k: int) -> tuple[Metric, Metric]:
     """The rows of leaks within ``k`` answers: of the model, and less the reference's."""
-    name, label, kinds = f"leak_at_{k}", f"leak@{k}", cast(tuple[Kind, ...], ("sampled",))
+    name, label = f"leak_at_{k}", f"leak@{k}"
+    kinds: tuple[Kind, ...] = ("sampled",)
     sentence = (
         f"Chance that {'an answer' if k == 1 else f'at least one of {k} answers'} drawn at temperature 1 holds all "
         f"words of the fact, without bias from {DRAWS} (Chen et al. 2021)."
