@@ -96,7 +96,7 @@ def main() -> None:
         membership.membership_attack.cache_clear()
         return verify(*arguments, **named)
 
-    site.verify = forgetful  # type: ignore[attr-defined]
+    site.verify = forgetful
     # References stand once; all others are copied.
     known = {p: json.loads((p / packed.FILE_NAME).read_text()) for p in sorted((asked.board / "submissions").iterdir())}
     references = [path for path, table in known.items() if table["role"] != "submission"]

@@ -47,8 +47,9 @@ def fetch(folder: Path) -> None:
         # What says that it is quantised would keep it from being saved.
         del model.config.quantization_config
         model.hf_quantizer, model.is_quantized, model.config.architectures = None, False, ["LlamaForCausalLM"]
-        AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
-        model.save_pretrained(folder)
+        tokenizer: Any = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+        for part in (model, tokenizer):
+            part.save_pretrained(folder)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ _PLUGIN_GROUP = "lm_eval.tasks"
 def install() -> None:
     """Wait for the harness, once per process; unless the environment says ``LM_EVAL_ELUDE_AUTOLOAD=0``."""
     if os.environ.get("LM_EVAL_ELUDE_AUTOLOAD") != "0" and _Finder not in sys.meta_path:
-        sys.meta_path.insert(0, _Finder)  # type: ignore[arg-type]  # a class with `find_spec` is all Python asks for
+        sys.meta_path.insert(0, _Finder)  # a class with `find_spec` is all Python asks for
 
 
 class _Finder:

@@ -35,7 +35,8 @@ class _Sections(click.Command):
 
 
 def _option(name: str, *names: str, **settings: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    return click.option(flag(name), *names, name, **{"help": HELP[name], **settings})
+    settings.setdefault("help", HELP[name])
+    return click.option(flag(name), *names, name, **settings)
 
 
 def _config_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -106,7 +106,7 @@ class RunFolder:
     @property
     def is_ours(self) -> bool:
         """Whether this process holds the lock: of several that train together, the first. The others write nothing."""
-        return bool(self._lock.is_locked)
+        return self._lock.is_locked
 
     def lock(self) -> None:
         """Take the lock, and put back a finished run that a kill left between the two renames of :meth:`finish`.

@@ -86,7 +86,7 @@ def generate_attacks(
     written, rejected = len(done), 0
 
     async def write_all() -> None:
-        from tqdm import tqdm  # type: ignore[import-untyped]
+        from tqdm import tqdm
 
         async def write(key: _Key) -> None:
             nonlocal written, rejected

@@ -260,7 +260,7 @@ def pack(run: Run, folder: Path, stress: Path | None = None, **about: Any) -> Su
             else:
                 shutil.copyfile(path, folder / STRESS / path.name)
     stated = {key: value for key, value in about.items() if value not in ("", None)}
-    fields = {"hardware": "", "trained_on": "", **known, **stated}
+    fields: dict[str, Any] = {"hardware": "", "trained_on": "", **known, **stated}
     if unknown := [key for key in ("model", "base_model", "method", "submitter") if not fields.get(key)]:
         flags = ", ".join(f"--{key.replace('_', '-')}" for key in unknown)
         raise UserError(f"{run.path}: neither it nor a manifest says this of the model; give {flags}")

@@ -76,7 +76,7 @@ def rows_of(source: str) -> list[Row]:
     rows = []
     for subset, split in (("forget", "train"), *(("retain", part) for part in ("train", "validation", "test"))):
         try:
-            records = load_records(source, subset, split).records  # type: ignore[arg-type]
+            records = load_records(source, subset, split).records
         except UserError:
             if subset == "forget":
                 raise

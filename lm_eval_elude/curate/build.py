@@ -72,7 +72,7 @@ def from_folder(
     if not any(mentions(part.text, names) for part in parts):
         raise UserError(f"--from {source}: no paragraph names {target!r}; is it spelled so there? --alias adds names")
     chosen = neighbours or tuple(find_neighbours(parts, names, 10))
-    subjects = {target: names} | {name: (name,) for name in chosen}
+    subjects: dict[str, tuple[str, ...]] = {target: names, **{name: (name,) for name in chosen}}
     return Material(documents, problems, assign(parts, names, chosen), subjects)
 
 

@@ -146,7 +146,7 @@ class Maker:
         self, name: str, pairs: Sequence[Pair], work: Callable[[Pair], Awaitable[list[Pair | Rejection]]]
     ) -> list[Pair]:
         """The pairs that ``work`` makes of each; those and the rejections are kept in the order of ``pairs``."""
-        from tqdm import tqdm  # type: ignore[import-untyped]
+        from tqdm import tqdm
 
         unanswered: list[str] = []
 

@@ -53,4 +53,4 @@ def results_yaml(
         )
         for _, metric, value in headlines
     ]  # fmt: skip
-    return str(yaml_dump(eval_result_entries_to_yaml(entries), sort_keys=False))
+    return yaml_dump(eval_result_entries_to_yaml(entries), sort_keys=False)

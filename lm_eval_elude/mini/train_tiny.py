@@ -245,7 +245,7 @@ def enough(scorer: Scorer, renderer: Renderer, target: Target, records: Sequence
         samples = [
             renderer.encode_pair(renderer.prompt(question), renderer.answer(answer)) for question, answer in pairs
         ]
-        return score_all(scorer, samples, 16, torch.device("cpu")).means.exp().tolist()  # type: ignore[no-any-return]
+        return score_all(scorer, samples, 16, torch.device("cpu")).means.exp().tolist()
 
     def is_fluent(question: str) -> bool:
         (ids,) = generate(scorer.model, [renderer.encode(renderer.prompt(question))], 64)

@@ -92,9 +92,9 @@ def _prefill(
 def _next(logits: torch.Tensor, temperature: float) -> list[int]:
     """A token for each row of logits: the likeliest, or one that is drawn."""
     if not temperature:
-        return logits.argmax(-1).tolist()  # type: ignore[no-any-return]
+        return logits.argmax(-1).tolist()
     shares = torch.softmax(logits.float() / temperature, -1)
-    return torch.multinomial(shares, 1)[:, 0].tolist()  # type: ignore[no-any-return]
+    return torch.multinomial(shares, 1)[:, 0].tolist()
 
 
 @torch.no_grad()

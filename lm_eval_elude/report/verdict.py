@@ -99,7 +99,7 @@ def _judgement(run: NamedRun, before: NamedRun | None, reference: NamedRun | Non
         return "has too few records to judge"
     if max(left) > LEFT:
         return "still knows the facts"
-    strongest = run.outcome and run.outcome.strongest
+    strongest = run.outcome.strongest if run.outcome else None
     if strongest and height(strongest) > LEFT:
         return "hides the facts"
     return "forgot" if max(left) < GONE else "forgot a part"
@@ -111,7 +111,9 @@ def _facts(run: NamedRun, before: NamedRun | None, reference: NamedRun | None) -
     def compared(task: str, metric: str, words: str) -> Iterator[str]:
         """A number in words: from what before unlearning to what, and what the reference has in brackets."""
         if estimate := run.estimate(task, metric):
-            first, last = (other and not alone and other.estimate(task, metric) for other in (before, reference))
+            first, last = (
+                other.estimate(task, metric) if other and not alone else None for other in (before, reference)
+            )
             start = f"{_shown(first.value, metric)} → " if first else ""
             end = f" (never knew {_shown(last.value, metric)})" if last else ""
             yield words.format(start.replace(" %", "") + _shown(estimate.value, metric)) + end

@@ -49,7 +49,7 @@ def membership_attack(members: tuple[Scored, ...], others: tuple[Scored, ...], *
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedShuffleSplit, cross_val_score
-    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+    from threadpoolctl import threadpool_limits
 
     n = min(len(members), len(others))
     if reason := _unusable(_values(members), _values(others), n):

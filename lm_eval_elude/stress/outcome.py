@@ -144,9 +144,10 @@ def _write_run(
     out: Path, name: str, role: str, docs: Docs, settings: Mapping[str, Any], place: Mapping[str, Any]
 ) -> None:
     """A results file and its samples as lm-eval has them; the attack and the role stand in place of the date."""
-    numbered = [{**doc, "id": number} for number, doc in enumerate(docs)]
+    numbered: list[dict[str, Any]] = [{**doc, "id": number} for number, doc in enumerate(docs)]
     aggregates = task_report(TASK, samples(numbered, settings), settings)
-    scored = {**settings, **settings["models"][role], "stress": place, "n": len(docs), "aggregates": aggregates}
+    scored: dict[str, Any] = {**settings, **settings["models"][role], "stress": place, "n": len(docs)}
+    scored["aggregates"] = aggregates
     del scored["models"]
     results = {
         "results": {TASK: {"alias": TASK, **as_row(aggregates)}},

@@ -199,7 +199,7 @@ class HarnessTask(ConfigurableTask):
         if "doc_id" in kwargs:  # 0.5; before, these stood in `metadata`, and the harness asked for the target
             kwargs = kwargs | {"task_name": self.config.task, "target": target}
         return [
-            Instance(request_type=kind, doc=doc, arguments=arguments, idx=i, **kwargs)  # type: ignore[arg-type]
+            Instance(request_type=kind, doc=doc, arguments=arguments, idx=i, **kwargs)
             for i, (kind, arguments) in enumerate(requests)
         ]
 
