@@ -6,18 +6,24 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEV := $(VENV)/.installed-dev
 export HF_HUB_OFFLINE := 1
 # The bundled model is too small for a second thread to help, and threads that wait for a busy core cost much.
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: venv install demo test slow lint compat fuzz leaderboard tofu-mini
 
-venv install: $(STAMP)
+venv install: $(DEV)
 
-# The stamp is newer than what it was made from: a second run installs nothing. A new pip finds the versions in a third
+# A stamp is newer than what it was made from: a second run installs nothing. A new pip finds the versions in a third
 # of the time of the one that comes with Python 3.11, and what is never imported need not be compiled.
 $(STAMP): pyproject.toml constraints.txt lm_eval_elude/_autoload.py lm_eval_elude/_autoload.pth lm_eval_elude/_autoload.start
 	test -x $(BIN)/python || $(PYTHON) -m venv --upgrade-deps $(VENV)
+	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e .
+	touch $@
+
+# What the demo does without.
+$(DEV): $(STAMP)
 	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[dev]'
 	touch $@
 
@@ -35,15 +41,15 @@ demo: $(STAMP)
 	$(BIN)/elude report runs/demo/stranger/scores runs/demo/stress --reference retrained --out runs/demo/report.html
 
 # Six checkpoints of different methods, scored, submitted, verified and ranked: runs/board/site/index.html.
-leaderboard: $(STAMP)
+leaderboard: $(DEV)
 	$(BIN)/python benchmarks/leaderboard.py
 
 # TOFU's circle on made-up authors: starting, retained and unlearned models, scored beside the retained one.
-tofu-mini: $(STAMP)
+tofu-mini: $(DEV)
 	$(BIN)/python benchmarks/tofu_mini.py
 	$(BIN)/elude tables runs/tofu-mini/scores --out runs/tofu-mini/tables
 
-lint: $(STAMP)
+lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyrefly check --python-interpreter-path $(BIN)/python --summary=none
@@ -51,13 +57,13 @@ lint: $(STAMP)
 test: lint
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
 
-slow: $(STAMP)
+slow: $(DEV)
 	$(BIN)/pytest -n 2 --dist loadfile -m slow
 
 # A hundred thousand mutated inputs (the suite has 2,000); another FUZZ_SEED gives others.
-fuzz: $(STAMP)
+fuzz: $(DEV)
 	FUZZ_CASES=100000 FUZZ_KILLS=20 $(BIN)/pytest -n 2 tests/fuzz tests/train/test_run.py::test_killed_at_any_moment_and_resumed_it_ends_with_the_same_bytes
 
 # Installs each supported lm-eval (network) and scores the bundled model with it.
-compat: $(STAMP)
+compat: $(DEV)
 	$(BIN)/python benchmarks/compat.py
