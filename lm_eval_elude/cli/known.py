@@ -10,7 +10,7 @@ from lm_eval_elude.cli import options
 
 
 @click.command()
-@click.option("--model", required=True, help="Model folder or Hub id, before unlearning.")
+@click.option("--model", required=True, help="Model folder, Hub id or tiny (the bundled one), before unlearning.")
 @options.dataset
 @click.option("--target", "names", multiple=True, help="Whose facts (repeatable) [default: all of the data set].")
 @click.option("--share", default=0.5, show_default=True, type=click.FloatRange(0, 1), help="Warn below it.")
@@ -23,13 +23,13 @@ def known(
     """Say which facts a model knows, before they are unlearned: where it knows few, Forget Quality says nothing."""
 
     from lm_eval_elude.curate import known as room
+    from lm_eval_elude.data import bundled, jsonio
     from lm_eval_elude.data import dataset as data
-    from lm_eval_elude.data import jsonio
     from lm_eval_elude.errors import printable
 
     targets = data.resolve_targets(dataset, names) if names else data.targets_of(dataset)
     sets = [data.load_records(dataset, "forget", "train", [target.name], scored=True).records for target in targets]
-    judge = room.Judge(model, batch_size)
+    judge = room.Judge(str(bundled.MODEL) if model == bundled.MODEL_NAME else model, batch_size)
     reports = []
     click.echo(f"{'':22}{'facts':>6}{'known':>8}{'above':>8}{'beyond':>8}{'stated':>8}{'prob.':>8}")
     for target, records in zip(targets, sets, strict=True):

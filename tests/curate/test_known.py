@@ -74,10 +74,11 @@ def test_the_trainer_warns_below_the_stated_share():
 def test_the_command_line(tmp_path):
     rows = [json.dumps(record.columns()) for record in records(2)]
     (tmp_path / "few.jsonl").write_text("\n".join(rows))
-    arguments = ["known", "--model", str(BLANK), "--dataset", str(tmp_path / "few.jsonl"), "--out", str(tmp_path / "o")]
-    done = CliRunner().invoke(cli, arguments)
+    arguments = ["known", "--dataset", str(tmp_path / "few.jsonl"), "--out", str(tmp_path / "o"), "--model"]
+    done = CliRunner().invoke(cli, [*arguments, str(BLANK)])
     assert done.exit_code == 0 and "warning: of Cristiano Ronaldo the model knows" in done.output, done.output
     (report_,) = json.loads((tmp_path / "o").read_text())
     assert report_["n"] == 2 == len(report_["facts"])
+    assert "100.0%" in CliRunner().invoke(cli, [*arguments, "tiny"]).output  # by its name, as for the trainer
     with pytest.raises((UserError, ValueError)):
         CliRunner().invoke(cli, ["known", "--model", str(tmp_path), "--dataset", "mini"], catch_exceptions=False)
