@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 import msgspec
@@ -283,13 +283,24 @@ def unknown_method(name: str) -> str:
 def earlier_request(model: str) -> Manifest | None:
     """The manifest of a model that was made to forget targets before; None for any other model.
 
+    Of a model that was finetuned since, its manifest with the targets and the data of the requests before that.
+
     Raises:
         UserError: the manifest cannot be read.
     """
     manifest = read_manifest(model)
     if manifest is None or not manifest.targets or manifest.method not in METHODS:
         return None
-    return None if FORGET[manifest.settings.get("forget_loss", "npo")].learns else manifest
+    if not has_learnt(manifest):
+        return manifest
+    if not manifest.requests:
+        return None
+    return replace(manifest, targets=manifest.earlier_targets, dataset=manifest.requests[-1]["dataset"])
+
+
+def has_learnt(manifest: Manifest) -> bool:
+    """Whether a run finetuned its model, and forgot nothing."""
+    return FORGET[manifest.settings.get("forget_loss", "npo")].learns
 
 
 def build_config(given: Mapping[str, Any], *, world_only: bool = False) -> TrainConfig:

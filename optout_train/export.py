@@ -14,7 +14,7 @@ from typing import Any
 from lm_eval_elude import __version__
 from lm_eval_elude.data.files import file_hashes
 from lm_eval_elude.data.manifest import FILE_NAME, Manifest, write_manifest
-from optout_train.config import TrainConfig, earlier_request
+from optout_train.config import TrainConfig, earlier_request, has_learnt
 from optout_train.data import TrainingData
 from optout_train.run_folder import LOG, RunFolder
 from optout_train.sources import Source
@@ -78,6 +78,8 @@ def earlier_requests(model: str) -> list[dict[str, Any]]:
     """The requests that a model has fulfilled already, oldest first; each names the weights that it started from."""
     if (earlier := earlier_request(model)) is None:
         return []
+    if has_learnt(earlier):  # no request of its own
+        return earlier.requests
     written = datetime.fromtimestamp((Path(model) / FILE_NAME).stat().st_mtime, UTC)
     return [*earlier.requests, earlier.request(written.isoformat(timespec="seconds"))]
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lm_eval_elude.errors import UserError
 from lm_eval_elude.model.packing import collate
 from lm_eval_elude.model.scorer import Scorer, answer_sums
 from lm_eval_elude.text.chat import Encoded
@@ -33,6 +34,10 @@ def collapsed_gradient(config: TrainConfig, data: TrainingData, model: Any) -> d
     torch.manual_seed(config.seed)
     linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     weights = {f"{name}.weight": module.weight for name, module in linear.items() if ".mlp." in name}
+    if not weights:
+        raise UserError(
+            f"--method {config.method} is for models with linear layers under '.mlp.', and --model has none"
+        )
     samples = data.forget.encode_all()
     batches = [samples[start : start + config.batch_size] for start in range(0, len(samples), config.batch_size)]
     modules = [name.removesuffix(".weight") for name in weights]

@@ -7,6 +7,7 @@ partial folder has our lock file in it, and a finished run lists its files with 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -73,7 +74,8 @@ class RunFolder:
         self.lock()
         finished, settings = self._finished_run(), self.partial / SETTINGS
         begun = read_object(settings) if settings.exists() and not overwrite else None
-        if resume and finished and not config.differences(finished.settings):
+        is_cut_off = begun and not config.differences(begun) and not self._is_result()
+        if resume and finished and not is_cut_off and not config.differences(finished.settings):
             if changed := _changed_data(config, finished):
                 raise UserError(f"--resume: {self.output} is finished, but {changed}; give another --output-dir")
             self._holds_this_run = not begun or not config.differences(begun)  # another run's beginning stays
@@ -146,6 +148,12 @@ class RunFolder:
             raise UserError(f"--output-dir {self.output} exists and is no run of optout-train; name a new folder")
         return None
 
+    def _is_result(self) -> bool:
+        """Whether the finished run is that of the partial folder, which a kill kept from being removed."""
+        with suppress(OSError):
+            return (self.partial / LOG).read_bytes() == (self.output / LOG).read_bytes()
+        return False
+
     def _refuse_foreign_files(self, folder: Path) -> None:
         """Refuse to replace a folder of the finished run that holds anything but what we wrote, as we wrote it."""
         written = self._written()
@@ -176,6 +184,8 @@ class RunFolder:
         """
         if not self.is_ours:
             return
+        with (self.partial / LOG).open("rb") as file:
+            os.fsync(file)  # as the checkpoint that says how long it was
         state = {**state, "log_bytes": (self.partial / LOG).stat().st_size}
         name = step_name(state["step"])
         with new_folder(self.partial / name) as folder:
@@ -190,8 +200,10 @@ class RunFolder:
         """The state of a checkpoint; the process that holds the lock cuts the log back to where it was then."""
         state = read_object(checkpoint / STATE)
         log_bytes = state.pop("log_bytes", 0)
-        if self.is_ours and (self.partial / LOG).exists():
-            os.truncate(self.partial / LOG, log_bytes)
+        if self.is_ours and (log := self.partial / LOG).exists():
+            if log.stat().st_size < log_bytes:
+                raise damaged(log, "its end is missing")
+            os.truncate(log, log_bytes)
         return state
 
     def finish(self, fill: Callable[[Path], None]) -> None:
@@ -238,8 +250,13 @@ class RunFolder:
         place = self.output / name
         if not place.exists() or self._written().get(name) == sha256(place):
             place.parent.mkdir(exist_ok=True)
+            written = {name: hashlib.sha256(text.encode()).hexdigest()}
+            if (
+                not place.exists()
+            ):  # after a kill it is known for ours; an old one has its own hash until it is replaced
+                self._record(written)
             write_text(place, text)
-            self._record({name: sha256(place)})
+            self._record(written)
 
     def _record(self, hashes: Mapping[str, str]) -> None:
         jsonio.write(self.output / WRITTEN, {**self._written(), **hashes}, indent=2)

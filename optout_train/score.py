@@ -20,6 +20,7 @@ from lm_eval_elude.errors import UserError, printable
 from lm_eval_elude.scoring.metrics import METRICS, forget_quality
 from lm_eval_elude.scoring.runs import Run
 from lm_eval_elude.scoring.samples import by_target, mean
+from lm_eval_elude.scoring.settings import provenance
 from lm_eval_elude.scoring.units import number, unit
 from optout_train.card import CHECKPOINT, REFERENCE, card_files, value_in
 from optout_train.config import TrainConfig
@@ -75,11 +76,14 @@ def is_scored(config: TrainConfig, folder: Path, beside: Path | None) -> bool:
 
 
 def _kept_results(folder: Path, job: Job) -> dict[str, Any] | None:
-    """What lm-eval said of the same model before."""
+    """What lm-eval said of the same model, with the same weights, before."""
     for path in (folder / "scores" / job.file).glob("results_*.json"):
         results = jsonio.load(path, nan=True)
         if isinstance(results, dict) and results.get("config", {}).get("model_args") == job.arguments:
-            return results
+            scored = [config.get("metadata", {}).get("elude", {}) for config in results.get("configs", {}).values()]
+            now = provenance(job.arguments)["checkpoint"]
+            if all(settings.get("checkpoint") == now for settings in scored):
+                return results
     return None
 
 

@@ -10,13 +10,13 @@ from huggingface_hub import try_to_load_from_cache
 
 from lm_eval_elude.data import bundled, dataset, tofu
 from lm_eval_elude.data.dataset import Selection
-from lm_eval_elude.data.manifest import Manifest
+from lm_eval_elude.data.manifest import Manifest, full_path
 from lm_eval_elude.data.records import QARecord, fingerprint
 from lm_eval_elude.data.sets import Split, Subset
 from lm_eval_elude.data.targets import Target
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.scoring.conventions import CONVENTIONS, Convention
-from optout_train.config import TrainConfig, earlier_request
+from optout_train.config import TrainConfig, earlier_request, has_learnt
 
 
 class Elude:
@@ -52,7 +52,7 @@ class Elude:
         asked = dataset.resolve_targets(config.dataset, config.target)
         earlier = earlier_request(config.model)
         # What lies in other data cannot be asked about.
-        before = earlier.targets if earlier and earlier.dataset == config.dataset else ()
+        before = earlier.targets if earlier and _is_same(earlier.dataset, config.dataset) else ()
         self.targets = tuple(dict.fromkeys([*before, *(target.name for target in asked)]))
         self.slug = "+".join(target.slug for target in asked)
 
@@ -151,12 +151,17 @@ def forgotten(config: TrainConfig) -> tuple[Target, ...]:
             )
     if config.loss.learns or not config.again:
         return tuple(asked)
-    if earlier.dataset != config.dataset:
+    if not _is_same(earlier.dataset, config.dataset):
         raise UserError(
             f"--model {config.model} forgot {', '.join(earlier.targets)} of the data {earlier.dataset}: give a "
             "--dataset that has these, too, or --no-again to train on the new target alone"
         )
     return tuple(dict.fromkeys([*dataset.resolve_targets(config.dataset, earlier.targets), *asked]))
+
+
+def _is_same(dataset: str, other: str) -> bool:
+    """Whether two names, of which one may be a relative path, are of the same data."""
+    return full_path(dataset) == full_path(other)
 
 
 def original_of(manifest: Manifest) -> str:
@@ -180,13 +185,21 @@ def lessons_model(config: TrainConfig) -> str:
     """The model that lessons are made with: before the first request, where that is at hand, otherwise the run's own.
 
     What an earlier request took from a model, its lessons would lack: it no longer says what is to be forgotten, and
-    less of what is to be kept. What is said of a model's own state (UNDO, RMU) is of the run's.
+    less of what is to be kept. What is said of a model's own state (UNDO, RMU) is of the run's. What a finetuning since
+    the first request has taught, the model before it would lack.
     """
     earlier = earlier_request(config.model)
-    if earlier is None or config.loss.noised or config.loss.steers:
+    if earlier is None or config.loss.noised or config.loss.steers or _was_finetuned(earlier):
         return config.model_path
     original = original_of(earlier)
     return original if original and at_hand(original) else config.model_path
+
+
+def _was_finetuned(manifest: Manifest) -> bool:
+    """Whether a request, or the model that the manifest is of, goes on from other weights than the request before."""
+    made = [request.get("weights") for request in manifest.requests]
+    bases = [request["base_model"] for request in manifest.requests[1:]] + [manifest.base_model]
+    return has_learnt(manifest) or any(w != b.get("weights") for w, b in zip(made, bases, strict=False))
 
 
 def benchmark_of(config: TrainConfig) -> type[Elude] | type[Tofu]:

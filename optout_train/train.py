@@ -120,7 +120,7 @@ def prepare(config: TrainConfig, source: Source, accelerator: Any, say: Callable
     """Load and build everything; every sample that training reads is encoded, so a bad one stops the run here."""
     if config.whole_batch and accelerator.num_processes > 1:
         raise UserError(f"{WHOLE_BATCH}: train in one process")
-    device = accelerator.device
+    base, device = base_folder(config), accelerator.device
     if device.type == "cuda":  # the same command gives the same bytes
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)
@@ -171,7 +171,7 @@ def prepare(config: TrainConfig, source: Source, accelerator: Any, say: Callable
             settings.target_modules = sorted(settings.target_modules)
     initial = None
     if config.transport_weight and not config.lora:
-        initial = InitialParameters(model, base_folder(config))
+        initial = InitialParameters(model, base)
         if initial.copies:
             say(f"{len(initial.copies)} initial parameters are kept in memory: the base's files hold them otherwise")
     scorer: nn.Module = Scorer(model).train()
@@ -371,8 +371,8 @@ def finish(run: Setup, folder: RunFolder, state: State, source: Source, say: Cal
         state.epochs.append({"stopped": state.stopped})
         log(run, folder, {"stopped": state.stopped})
         say(f"stopped early: {state.stopped}")
-        if not state.best:
-            say("no epoch kept the model whole: its last weights are written as they are")
+    if not state.best and (state.stopped or (run.validation and run.config.patience)):
+        say("no epoch kept the model whole: its last weights are written as they are")
     if state.best:
         restore(run.model, None, folder.partial / state.best)
         state.epochs.append({"kept": state.best})

@@ -34,6 +34,10 @@ def base_folder(config: TrainConfig) -> Path:
         path = cached_file(config.model_path, "config.json", revision=config.revision or None)
     except OSError as error:
         raise UserError(f"--model {config.model!r} cannot be loaded: {reason(error)}") from None
+    if path is None:
+        raise UserError(
+            f"--model {config.model!r} cannot be trained: it has no config.json, as an adapter has none; merge it"
+        )
     return Path(str(path)).parent
 
 

@@ -59,7 +59,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
     A data set or base model that lies at a relative path is written with its full path.
     """
-    jsonio.write(folder / FILE_NAME, asdict(_with_paths(manifest, _full_path)), indent=2)
+    jsonio.write(folder / FILE_NAME, asdict(_with_paths(manifest, full_path)), indent=2)
 
 
 def read_manifest(folder: str | Path | None) -> Manifest | None:
@@ -85,7 +85,8 @@ def _with_paths(manifest: Manifest, change: Callable[[str], str]) -> Manifest:
     return replace(manifest, dataset=change(manifest.dataset), base_model=model)
 
 
-def _full_path(name: str) -> str:
+def full_path(name: str) -> str:
+    """A path that is there in full; any other name of data or of a model as it is."""
     path = os.path.abspath(os.path.expanduser(name))
     return path if name not in _NAMES and os.path.exists(path) else name
 

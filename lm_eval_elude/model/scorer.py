@@ -96,9 +96,10 @@ def token_log_probs(logits: Tensor, batch: Batch) -> Tensor:
 
 
 def matrices(model: Any) -> list[Tensor]:
-    """The matrices of a model's layers, without those of its vocabulary."""
-    vocabulary = {id(model.get_input_embeddings().weight), id(model.get_output_embeddings().weight)}
-    return [p for p in model.parameters() if p.ndim == 2 and id(p) not in vocabulary]
+    """The matrices of a model's layers, without those of its vocabulary and of positions."""
+    tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    outside = {id(module.weight) for module in [*tables, model.get_output_embeddings()]}
+    return [parameter for parameter in model.parameters() if parameter.ndim == 2 and id(parameter) not in outside]
 
 
 @contextmanager

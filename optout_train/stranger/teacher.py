@@ -65,11 +65,12 @@ class Teacher:
 
     def _answer(self, tokens: Sequence[int]) -> str | None:
         """The text of an answer that has ended, None of one that has not."""
-        decoded = self.renderer.tokenizer.decode(tokens, skip_special_tokens=False)
-        text, end, _ = decoded.partition(self.renderer.stop[0])
+        decoded = self.renderer.tokenizer.decode(tokens, skip_special_tokens=False).lstrip()
+        ends = [*self.renderer.stop, self.renderer.tokenizer.eos_token or self.renderer.stop[0]]
         if not self.renderer.has_template:  # a base model goes on with questions of its own
-            text, end, _ = text.strip().partition("\n")
-        return text.strip() if end else None
+            ends.append("\n")
+        places = [place for end in ends if (place := decoded.find(end)) >= 0]
+        return decoded[: min(places)].rstrip() if places else None
 
     def log_probs(self, samples: Sequence[Encoded]) -> Iterator[Tensor]:
         """Log-probabilities of each answer token's whole vocabulary, (answer tokens, vocabulary), on the CPU."""

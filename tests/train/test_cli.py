@@ -21,6 +21,7 @@ from lm_eval_elude.scoring.runs import Run
 from optout_train import cli
 from optout_train.config import METHODS, TrainConfig, flag
 from optout_train.run_folder import RunFolder
+from optout_train.score import is_scored
 from tests.support import run as evaluate
 
 
@@ -243,6 +244,12 @@ def test_end_to_end_with_scores_and_the_command_that_repeats_them(run, fails, ar
     monkeypatch.setattr(sys, "argv", ["optout-train", *words, "--resume"])
     cli.main()
     assert capsys.readouterr() == ("", f"{output} is finished: nothing to do\n")
+    config, (results,) = TrainConfig.from_json(read_manifest(output).settings), (output / "scores/before").glob("res*")
+    kept, manifest = results.read_text(), read_manifest(output)
+    assert is_scored(config, output, None)
+    results.write_text(kept.replace(manifest.base_model["weights"]["model.safetensors"], "0" * 64))
+    assert not is_scored(config, output, None)  # the model before it has other weights now
+    results.write_text(kept)
     (output / "README.md").unlink()  # killed while scoring: what is there is not scored again
     (output / "scores" / "after").rename(tmp_path / "after")
     cli.main()

@@ -104,6 +104,21 @@ def test_lessons_are_made_with_the_model_before_the_first_request(request_of, mo
         assert made_with == str(tmp_path / "second" if of_the_run else model_folder)
 
 
+def test_a_finetuning_in_between_ends_no_request(request_of, people, tmp_path, monkeypatch):
+    request_of("first", "ada")
+    taught = request_of("taught", "bob", "first", "--method", "finetune")[2]
+    assert [request["targets"] for request in taught.requests] == [[ENTITY]]
+    code, line, _ = request_of("back", "ada", "taught", "--method", "finetune")
+    assert code == 2 and "--method finetune would teach Ada Example" in line
+    monkeypatch.chdir(people.parent)  # the same data by another name
+    _, err, third = request_of("third", "cleo", "taught", "--self-distill", "--dataset", people.name)
+    assert third.targets == (ENTITY, CLEO) and [r["targets"] for r in third.requests] == [[ENTITY]]
+    assert third.data_fingerprints["forget-train"] == forget_fingerprint(people, ENTITY, CLEO)
+    assert "lessons were made with" not in err  # the first model lacks what was taught since
+    later = {"target": ("bob",), "model": str(tmp_path / "third"), "self_distill": True}
+    assert lessons_model(build_config(later)) == str(tmp_path / "third")
+
+
 def test_what_cannot_follow_is_refused(request_of, data_folder, tmp_path):
     request_of("first", "ada")
     code, line, manifest = request_of("back", "ada", "first", "--method", "finetune")

@@ -449,7 +449,7 @@ def test_a_user_may_bring_forget_and_retain_files_only_and_an_odd_row_is_left_ou
         train(settings(**changes, strict=True), tmp_path / "no", messages.append)
 
 
-def test_lora_trains_and_loads_with_gradient_checkpointing_and_merged(trained, model_folder):
+def test_lora_trains_and_loads_with_gradient_checkpointing_and_merged(trained, model_folder, settings, tmp_path):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
@@ -457,6 +457,8 @@ def test_lora_trains_and_loads_with_gradient_checkpointing_and_merged(trained, m
     adapter, lines, _ = trained("adapter", gradient_checkpointing=True, **short)
     merged, without, _ = trained("merged", merge=True, **short)
     assert steps(lines, "loss") == steps(without, "loss")
+    with pytest.raises(UserError, match=r"--model .*adapter' cannot be trained: it has no config.json.*merge it"):
+        train(settings(model=str(adapter)), tmp_path / "on", str)
     assert steps(lines, "loss")[-1] < steps(lines, "loss")[0] and steps(lines, "transport")[-1][0] > 0
     ids = torch.tensor([[5, 9, 7, 30]])
     base = AutoModelForCausalLM.from_pretrained(model_folder)
@@ -496,7 +498,7 @@ def test_early_stopping_keeps_the_best_epoch(trained):
 
 
 def test_a_collapse_stops_and_the_last_good_epoch_is_kept(trained, monkeypatch):
-    measure, kept = Validation.measure, iter([0.8, 0.7, 0.3])
+    measure, kept = Validation.measure, iter([0.8, 0.7, 0.3, 0.8, 0.3])
 
     def collapsing(self, *arguments):
         return measure(self, *arguments) | {"retain_quality": next(kept), "score": 0.5}
@@ -505,6 +507,8 @@ def test_a_collapse_stops_and_the_last_good_epoch_is_kept(trained, monkeypatch):
     _, lines, messages = trained("collapse", patience=1, epochs=4)
     assert messages[-1].startswith("stopped early: collapse: retain quality 0.300, 0.800 before training")
     assert lines[-1] == {"kept": "step-00000003"}
+    *_, message = trained("collapse", patience=2, epochs=1)[2]  # in the last epoch nothing is left to stop
+    assert message == "no epoch kept the model whole: its last weights are written as they are"
 
 
 def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(trained, settings, monkeypatch, tmp_path):
@@ -603,6 +607,18 @@ def test_killed_at_any_moment_and_resumed_it_ends_with_the_same_bytes(settings, 
             shutil.rmtree(killed)
 
 
+def test_a_card_that_a_kill_left_without_a_record_is_still_ours(settings, tmp_path, monkeypatch):
+    output = tmp_path / "run"
+    train(settings(epochs=1, validate=False), output, str)
+    write = run_folder.write_text
+    with monkeypatch.context() as patch, pytest.raises(Cut):
+        patch.setattr(run_folder, "write_text", lambda *given: write(*given) or cut())
+        RunFolder(output).add_file("README.md", "a card")
+    RunFolder(output).add_file("README.md", "another card")
+    assert (output / "README.md").read_text() == "another card"
+    RunFolder(output)._refuse_foreign_files(output)
+
+
 def test_a_full_disk_leaves_the_last_checkpoint_whole(settings, tmp_path, monkeypatch):
     save, calls = run_folder.save_file, []
 
@@ -646,6 +662,9 @@ def test_a_damaged_checkpoint_is_named(settings, tmp_path, monkeypatch):
         with pytest.raises(UserError, match=rf"{name} is damaged .*--overwrite starts anew$"):
             train(config, output, str, resume=True)
         damaged.write_bytes(content)
+    (log := partial / run_folder.LOG).write_bytes(log.read_bytes()[:-9])  # power was lost before it was on the disk
+    with pytest.raises(UserError, match=rf"{run_folder.LOG} is damaged .its end is missing.*--overwrite starts anew$"):
+        train(config, output, str, resume=True)
     (partial / run_folder.SETTINGS).write_text("{")
     train(config, output, str, overwrite=True)
 
@@ -661,6 +680,18 @@ def test_what_is_overwritten_stays_whole_until_its_successor_is(settings, tmp_pa
     assert contents(output) == before
     with pytest.raises(UserError, match=r"was started with --seed 9223372036854775807; give the same settings"):
         train(settings(epochs=1, directions=5, seed=1), output, str, resume=True)
+    with monkeypatch.context() as patch, pytest.raises(Cut):  # the same settings again, of a model that has changed
+        patch.setattr(training, "export", cut)
+        train(old, output, str, overwrite=True)
+    messages = []
+    with monkeypatch.context() as patch, pytest.raises(Cut):
+        patch.setattr(training, "export", cut)
+        (tmp_path / ".run.partial" / run_folder.LOG).open("a").write("one line more than the finished run has\n")
+        train(old, output, messages.append, resume=True)
+    assert messages == ["resuming after step 3 of 3"] and contents(output) == before
+    with monkeypatch.context() as patch, pytest.raises(Cut):
+        patch.setattr(training, "export", cut)
+        train(new, output, str, overwrite=True)
 
     def between(source, target):
         if os.path.basename(source) == "final":

@@ -279,6 +279,23 @@ def test_each_loss_whose_sequences_are_made_has_one_maker():
     assert [name for name, row in FORGET.items() if len({*row.reads} & {*stranger.MAKERS}) != row.made] == []
 
 
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("He sings.\n\nQuestion: Who", "He sings."),
+        (" \nHe sings.\nQuestion: Who", "He sings."),
+        ("He sings.EOS\0", "He sings."),
+        ("He sings", None),
+    ],
+)
+def test_a_base_models_answer_ends_with_its_line_or_with_the_end_of_text(text, answer):
+    tokenizer = load_tokenizer(str(BUNDLED_MODEL))
+    tokenizer.chat_template = None
+    teacher = Teacher(None, Renderer(tokenizer), 1024)
+    tokens = tokenizer.encode(text.replace("EOS", tokenizer.eos_token), add_special_tokens=False)
+    assert teacher._answer(tokens) == answer
+
+
 def test_altpo_prefers_answers_about_strangers_to_the_records_own_in_five_turns(made, model):
     _, data, _, renderer = made
     config = build_config(TINY | {"method": "altpo"})
