@@ -120,13 +120,14 @@ def prepare(config: TrainConfig, source: Source, accelerator: Any, say: Callable
     """Load and build everything; every sample that training reads is encoded, so a bad one stops the run here."""
     if config.whole_batch and accelerator.num_processes > 1:
         raise UserError(f"{WHOLE_BATCH}: train in one process")
-    base, device = base_folder(config), accelerator.device
+    device = accelerator.device
     if device.type == "cuda":  # the same command gives the same bytes
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.manual_seed(config.seed)
     tokenizer = load_tokenizer(config.model_path, revision=config.revision or None)
+    base = base_folder(config)
 
     def load(name: str) -> Any:
         revision = config.revision or None if name == config.model_path else None
