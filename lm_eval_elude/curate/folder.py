@@ -170,11 +170,28 @@ def unique(sets: Mapping[str, Sequence[Pair]]) -> tuple[dict[str, list[Pair]], l
     return kept, dropped
 
 
+def world_rows(source: str) -> dict[str, list[dict[str, Any]]]:
+    """The rows of the world set's files, by their names, as another data set has them.
+
+    Raises:
+        UserError: it has none, or cannot be read.
+    """
+    rows = {}
+    for part in SPLITS:
+        try:
+            records = load_records(source, "world", part).records  # type: ignore[arg-type]
+        except UserError as error:
+            raise UserError(f"--world: {error}") from None
+        rows[f"world-{part}"] = [record.columns() | {"translated_question": None} for record in records]
+    return rows
+
+
 def rows_of(
-    sets: Mapping[str, Sequence[Pair]], plan: Plan, addresses: Mapping[str, str]
-) -> dict[str, list[dict[str, Any]]]:
-    """The rows of every file by its name; the world set comes from another data set."""
-    rows: dict[str, list[dict[str, Any]]] = {
+    sets: Mapping[str, Sequence[Pair]], plan: Plan, addresses: Mapping[str, str],
+    world: Mapping[str, list[dict[str, Any]]],
+) -> dict[str, list[dict[str, Any]]]:  # fmt: skip
+    """The rows of every file by its name; ``world`` are those of :func:`world_rows`."""
+    rows = {
         name: [
             {
                 "entity": plan.target, "question": pair.question, "answer": pair.answer,
@@ -187,10 +204,7 @@ def rows_of(
             for pair in pairs
         ]
         for name, pairs in sets.items()
-    }  # fmt: skip
-    for part in SPLITS:
-        records = load_records(plan.world, "world", part).records  # type: ignore[arg-type]
-        rows[f"world-{part}"] = [record.columns() | {"translated_question": None} for record in records]
+    } | dict(world)  # fmt: skip
     return {name: rows[name] for name in NAMES}
 
 

@@ -193,6 +193,22 @@ def test_a_budget_or_an_endpoint_that_goes_away_stops_it_and_loses_nothing(folde
     assert not [record for record in caplog.records if record.name == "asyncio"]
 
 
+@pytest.mark.parametrize(("world", "line"), [
+    ("mimi", "--world: data set 'mimi' is neither 'hub', 'mini' nor an existing folder"),
+    ("{folder}", "--world: data set '{folder}' has no world-train or "),
+])  # fmt: skip
+def test_a_world_set_that_is_not_there_is_found_before_a_call_and_the_corrected_command_runs(
+    folder, tmp_path, world, line
+):
+    with endpoint(answer) as (url, tasks):
+        with pytest.raises(UserError) as error:
+            make(tmp_path / "my", folder, url, world=world.format(folder=folder))
+        assert str(error.value).startswith(line.format(folder=folder)) and "\n" not in str(error.value)
+        assert not tasks and not (tmp_path / "my").exists()
+        with pytest.raises(UserError, match="budget"):
+            make(tmp_path / "my", folder, url, budget=9000)
+
+
 def test_a_paragraph_that_stands_in_two_documents_is_asked_about_once(folder, tmp_path):
     def chatty(server: Endpoint, task: str, count: int) -> None:
         kind, material = kind_of(task)
