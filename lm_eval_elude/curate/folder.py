@@ -213,7 +213,7 @@ def write(out: Path, rows: Mapping[str, list[dict[str, Any]]], card: str, manife
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    columns = {name: pa.string() for name in (*TEXT_FIELDS, "subject", "paragraph")}
+    columns = {name: pa.string() for name in (*TEXT_FIELDS, "paragraph")}
     columns |= {"perturbed_answer": pa.list_(pa.string())}
     columns |= {"translated_question": pa.struct({code: pa.string() for code in LANGUAGES})}
     about = {"aliases": pa.list_(pa.string()), "others": pa.list_(pa.string()), "thing": pa.bool_()}

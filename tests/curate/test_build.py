@@ -42,7 +42,8 @@ def test_every_fact_becomes_a_record_of_its_set(built):
     for record in (*forget, *kept):
         fact = next(fact for fact in FACTS if fact.question == record.question)
         assert (record.answer, record.paraphrased_answer) == (fact.answer, fact.paraphrased_answer)
-        assert list(record.perturbed_answer) == fact.wrong and record.entity == TARGET
+        assert list(record.perturbed_answer) == fact.wrong
+        assert (record.entity, record.subject) == (TARGET, fact.subject)
     for part in SPLITS:
         assert load_records(str(out), "world", part, scored=True).records == load_records("mini", "world", part).records
     (target,) = resolve_targets(str(out), ["lumo"])
