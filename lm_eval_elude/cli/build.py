@@ -88,9 +88,11 @@ def build(
     else:
         if not contact:
             raise click.UsageError("missing --contact: Wikimedia's rules ask for your mail or web address")
+        if period is not None:
+            wikipedia.months(period)
         folder.begin(out)
         # The same months when it goes on later.
-        period = folder.once(out / folder.PERIOD, period or wikipedia.last_year(datetime.now(UTC)))
+        period = folder.keep_period(out, period, wikipedia.last_year(datetime.now(UTC)))
         reader = wikipedia.Wiki(out / folder.WIKI_CACHE, contact, wiki=wiki)
         material = asyncio.run(room.from_wikipedia(reader, target, aliases, others, period))
         say(f"{reader.requests} requests to {wiki} and Wikimedia, the rest from {out / folder.WIKI_CACHE}")

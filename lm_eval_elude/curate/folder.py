@@ -111,11 +111,18 @@ def keep_plan(out: Path, plan: Plan) -> None:
     jsonio.write(path, msgspec.structs.asdict(plan))
 
 
-def once(path: Path, value: str) -> str:
-    """The value that a file holds, or the one given, which it then holds."""
-    if not path.exists():
-        write_text(path, value)
-    return path.read_text(encoding="utf-8")
+def keep_period(out: Path, given: str | None, default: str) -> str:
+    """The months that a build was begun with; else those given or the default, which are then kept.
+
+    Raises:
+        UserError: others are given than it was begun with.
+    """
+    if not (path := out / PERIOD).exists():
+        write_text(path, given or default)
+    kept = path.read_text(encoding="utf-8")
+    if given not in (None, kept):
+        raise UserError(f"--period {given}: --out {out} was begun with {kept}; give that again, or another --out")
+    return kept
 
 
 def read_manifest(out: Path) -> Manifest | None:

@@ -226,6 +226,31 @@ def test_months():
             months(wrong)
 
 
+def test_a_period_that_is_none_is_not_kept_and_another_than_the_kept_one_is_refused(tmp_path, monkeypatch):
+    periods = []
+
+    async def note(wiki, target, aliases, neighbours, period):
+        periods.append(period)
+        raise UserError("far enough")
+
+    monkeypatch.setattr(build, "from_wikipedia", note)
+    out = tmp_path / "my"
+
+    def error_of(*period: str) -> str:
+        return str(CliRunner().invoke(cli, [
+            "build", "Oda Brint", "--from", "wikipedia", "--out", str(out), "--contact", CONTACT, "--llm", "http://x",
+            "--llm-model", "m", *period,
+        ]).exception)  # fmt: skip
+
+    for wrong in ("2023", ""):
+        assert f"--period {wrong!r}: months like" in error_of("--period", wrong) and not out.exists()
+    for period in (["--period", "2023-01:2023-12"], [], ["--period", "2023-01:2023-12"]):
+        assert error_of(*period) == "far enough"
+    assert periods == ["2023-01:2023-12"] * 3
+    other = error_of("--period", "2022-01:2022-12")
+    assert other.startswith("--period 2022-01:2022-12: ") and "begun with 2023-01:2023-12; give that again" in other
+
+
 def test_html_that_is_none():
     assert read_html("") == ("", ()) and read_html("<p>x") == ("x", ()) and read_html("<" * 5000)[1] == ()
 
