@@ -274,9 +274,9 @@ def test_the_command_line(folder, tmp_path):
     secret = invoke(*base, "--llm", "http://me:pass-word@example.com/v1")
     assert "without a name and password" in str(secret.exception) and "pass-word" not in f"{secret.exception}"
     done = invoke(*base, "--dry-run", "--prices", 1, 2)
-    assert done.exit_code == 0 and "at most " in done.output and "cost 0." in done.output
+    assert done.exit_code == 0 and "if each reply passes" in done.output and "cost 0." in done.output
     assert r"left out: \x1b[31m.xls" in done.output and "\x1b" not in done.output
-    most = int(done.output.split("at most ")[1].split()[0])
+    most = int(done.output.split("about ")[-1].split()[0])
     assert "missing --from, --llm, --llm-model" in invoke(TARGET).output
     for arguments, line in ((["Nobody Here", *base[1:]], "no paragraph names 'Nobody Here'"),
                             ([*base[:-1], "Quorvane Nix"], "no paragraph is about 'Quorvane Nix'")):  # fmt: skip

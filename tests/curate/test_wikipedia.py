@@ -267,8 +267,14 @@ def test_the_command_lines(tmp_path, monkeypatch):
         })  # fmt: skip
         done = invoke(*base, "--contact", CONTACT, "--wiki", url)
         assert done.exit_code == 0, done.output
-        assert "to keep: Run Sorvik, Pell Marrow, Zed" in done.output and "at most " in done.output
-        asked = len(server.log)
-        assert invoke(*base, "--contact", CONTACT, "--wiki", url).exit_code == 0 and len(server.log) == asked
+        assert "to keep: Run Sorvik, Pell Marrow, Zed" in done.output and "if each reply passes" in done.output
+        assert not [*tmp_path.iterdir()]
+        # Without --dry-run the answers are kept.
+        monkeypatch.setattr(build, "build", lambda *_, **__: build.Report({}, {}, Usage()))
+        for _ in range(2):
+            server.log.clear()
+            done = invoke(*base[:-1], "--contact", CONTACT, "--wiki", url, "--llm", "http://x", "--llm-model", "m")
+            assert done.exit_code == 0, done.output
+        assert not server.log
     assert invoke(base[4], "--purge").exit_code == 0
     assert [path.name for path in (tmp_path / "my").iterdir()] == ["elude-build.json"]
