@@ -32,7 +32,7 @@ from lm_eval_elude.errors import printable
 @click.option("--licence", default="not stated", show_default=True, help="Of the documents, for the data card.")
 @click.option("--no-translations", is_flag=True, help="Leave out what the cross-lingual attack asks with.")
 @click.option("--allow-remote", is_flag=True, help="Send your own documents to an endpoint on another machine.")
-@click.option("--dry-run", is_flag=True, help="Say how many calls and tokens it takes, and write nothing.")
+@click.option("--dry-run", is_flag=True, help="Say about how many calls and tokens it takes; keep nothing.")
 @click.option("--prices", type=(float, float), help="Of a million tokens read and written, for --dry-run's cost.")
 @click.option("--token-budget", type=click.IntRange(1), help="Stop when so many are used; a larger one goes on.")
 @click.option("--seed", default=0, show_default=True, help="Of the splits.")
@@ -51,6 +51,8 @@ def build(
     Killed anywhere, the same command goes on where it was.
     """
     import asyncio
+    import tempfile
+    from contextlib import nullcontext
     from datetime import UTC, datetime
 
     from lm_eval_elude.curate import build as room
@@ -88,12 +90,17 @@ def build(
     else:
         if not contact:
             raise click.UsageError("missing --contact: Wikimedia's rules ask for your mail or web address")
-        folder.begin(out)
-        # The same months when it goes on later.
-        period = folder.once(out / folder.PERIOD, period or wikipedia.last_year(datetime.now(UTC)))
-        reader = wikipedia.Wiki(out / folder.WIKI_CACHE, contact, wiki=wiki)
-        material = asyncio.run(room.from_wikipedia(reader, target, aliases, others, period))
-        say(f"{reader.requests} requests to {wiki} and Wikimedia, the rest from {out / folder.WIKI_CACHE}")
+        if period is not None:
+            wikipedia.months(period)
+        with tempfile.TemporaryDirectory() if dry_run else nullcontext(out) as place:
+            begun = Path(place)
+            folder.begin(begun)
+            # The same months when it goes on later.
+            period = folder.keep_period(begun, period, wikipedia.last_year(datetime.now(UTC)))
+            reader = wikipedia.Wiki(begun / folder.WIKI_CACHE, contact, wiki=wiki)
+            material = asyncio.run(room.from_wikipedia(reader, target, aliases, others, period))
+        kept = "" if dry_run else f", the rest from {out / folder.WIKI_CACHE}"
+        say(f"{reader.requests} requests to {wiki} and Wikimedia{kept}")
     for problem in material.problems:
         say(f"left out: {problem.name}: {problem.reason}", err=True)
     if several := sum(part.subject not in material.names for part in material.parts):
@@ -104,9 +111,12 @@ def build(
         f"{', '.join([*material.names][1:])}"
     )
     if dry_run:
-        most = foresee(material.parts, target, pairs, not no_translations)
-        price = f", cost {(most.tokens_in * prices[0] + most.tokens_out * prices[1]) / 1e6:.2f}" if prices else ""
-        say(f"at most {most.calls:,} calls, about {most.tokens_in:,} tokens in and {most.tokens_out:,} out{price}")
+        cost = foresee(material.parts, target, pairs, not no_translations)
+        price = f", cost {(cost.tokens_in * prices[0] + cost.tokens_out * prices[1]) / 1e6:.2f}" if prices else ""
+        say(
+            f"about {cost.calls:,} calls, {cost.tokens_in:,} tokens in and {cost.tokens_out:,} out{price}, if each "
+            "reply passes; one that does not is asked for up to three times"
+        )
         return
     report = room.build(
         out, material, url=url or "", model=model or "", pairs=pairs, seed=seed, world=world,

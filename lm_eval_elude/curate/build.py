@@ -142,7 +142,8 @@ def build(
 
     Raises:
         FetchError: the endpoint does not answer; the same command goes on.
-        UserError: the folder is another's, too little passed the checks, or the budget is used up.
+        UserError: the folder is another's, ``world`` has no world set, too little passed the checks, or the budget is
+            used up.
     """
     documents, names = material.documents, material.names
     target, *others = names
@@ -151,9 +152,12 @@ def build(
         hashlib.sha256(repr(material.parts).encode()).hexdigest()[:16],
         {document.name: document.sha256[:16] for document in documents},
     )  # fmt: skip
+    manifest = folder.finished(out)
+    # Before anything is kept or paid for.
+    world_rows = {} if manifest else folder.world_rows(world)
     folder.begin(out)
     folder.keep_plan(out, plan)
-    if manifest := folder.finished(out):
+    if manifest:
         return Report(manifest.counts, manifest.rejected, Usage(**manifest.usage))
     work = out / "work"
     for document in documents:
@@ -184,7 +188,7 @@ def build(
         {"forget_qa-train": forget} | {f"retain_qa-{name}": retain[name] for name in ("test", "validation", "train")}
     )
     rejections = [*maker.rejections, *dropped]
-    rows = folder.rows_of(sets, plan, {document.name: document.address for document in documents})
+    rows = folder.rows_of(sets, plan, {document.name: document.address for document in documents}, world_rows)
     report = Report({name: len(table) for name, table in rows.items()}, _reasons(rejections), client.usage)
     folder.write_lines(work / "rejected.jsonl", (rejection._asdict() for rejection in rejections))
     folder.write_lines(work / "pairs.jsonl", (

@@ -63,7 +63,7 @@ def pair_flaw(question: str, answer: str, paragraph: str, subject: str, names: S
         return "a yes-or-no question"
     if gives_away(question, answer):
         return "the answer stands in the question"
-    if subject != target and words(target) - STOP <= words(question) | words(answer):
+    if subject != target and _is_named(target, f"{question} {answer}"):
         return "a neighbour's pair names the target"
     known = _with_digits(f"{paragraph} {subject} {question}") | facts(paragraph)
     if strange := sorted(facts(answer) - known):
@@ -116,7 +116,7 @@ def rewording_flaw(
             return "a wrong answer says nothing else"
         if not 1 / 3 < len(text) / len(answer) < 3:
             return "a wrong answer of another form"
-    if neighbour_of and any(words(neighbour_of) - STOP <= words(text) for text in texts):
+    if neighbour_of and any(_is_named(neighbour_of, text) for text in texts):
         return "a neighbour's pair names the target"
     return ""
 
@@ -138,6 +138,13 @@ def translation_flaw(code: str, text: str, question: str, answer: str, names: Se
     if telling and all(re.search(rf"(?<![a-z\d]){re.escape(fact)}(?![a-z\d])", text) for fact in telling):
         return "the answer stands in it"
     return ""
+
+
+def _is_named(name: str, text: str) -> bool:
+    """Whether a text has all words of a name but stop words; the name as it is where it has no others ("The Who")."""
+    if telling := words(name) - STOP:
+        return telling <= words(text)
+    return re.search(rf"(?i)(?<!\w){re.escape(name)}(?!\w)", text) is not None
 
 
 def _residue(text: str, source: str, pattern: re.Pattern[str] | str = _RESIDUE) -> str:

@@ -111,11 +111,18 @@ def keep_plan(out: Path, plan: Plan) -> None:
     jsonio.write(path, msgspec.structs.asdict(plan))
 
 
-def once(path: Path, value: str) -> str:
-    """The value that a file holds, or the one given, which it then holds."""
-    if not path.exists():
-        write_text(path, value)
-    return path.read_text(encoding="utf-8")
+def keep_period(out: Path, given: str | None, default: str) -> str:
+    """The months that a build was begun with; else those given or the default, which are then kept.
+
+    Raises:
+        UserError: others are given than it was begun with.
+    """
+    if not (path := out / PERIOD).exists():
+        write_text(path, given or default)
+    kept = path.read_text(encoding="utf-8")
+    if given not in (None, kept):
+        raise UserError(f"--period {given}: --out {out} was begun with {kept}; give that again, or another --out")
+    return kept
 
 
 def read_manifest(out: Path) -> Manifest | None:
@@ -170,11 +177,28 @@ def unique(sets: Mapping[str, Sequence[Pair]]) -> tuple[dict[str, list[Pair]], l
     return kept, dropped
 
 
+def world_rows(source: str) -> dict[str, list[dict[str, Any]]]:
+    """The rows of the world set's files, by their names, as another data set has them.
+
+    Raises:
+        UserError: it has none, or cannot be read.
+    """
+    rows = {}
+    for part in SPLITS:
+        try:
+            records = load_records(source, "world", part).records  # type: ignore[arg-type]
+        except UserError as error:
+            raise UserError(f"--world: {error}") from None
+        rows[f"world-{part}"] = [record.columns() | {"translated_question": None} for record in records]
+    return rows
+
+
 def rows_of(
-    sets: Mapping[str, Sequence[Pair]], plan: Plan, addresses: Mapping[str, str]
-) -> dict[str, list[dict[str, Any]]]:
-    """The rows of every file by its name; the world set comes from another data set."""
-    rows: dict[str, list[dict[str, Any]]] = {
+    sets: Mapping[str, Sequence[Pair]], plan: Plan, addresses: Mapping[str, str],
+    world: Mapping[str, list[dict[str, Any]]],
+) -> dict[str, list[dict[str, Any]]]:  # fmt: skip
+    """The rows of every file by its name; ``world`` are those of :func:`world_rows`."""
+    rows = {
         name: [
             {
                 "entity": plan.target, "question": pair.question, "answer": pair.answer,
@@ -187,10 +211,7 @@ def rows_of(
             for pair in pairs
         ]
         for name, pairs in sets.items()
-    }  # fmt: skip
-    for part in SPLITS:
-        records = load_records(plan.world, "world", part).records  # type: ignore[arg-type]
-        rows[f"world-{part}"] = [record.columns() | {"translated_question": None} for record in records]
+    } | dict(world)  # fmt: skip
     return {name: rows[name] for name in NAMES}
 
 
@@ -199,7 +220,7 @@ def write(out: Path, rows: Mapping[str, list[dict[str, Any]]], card: str, manife
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    columns = {name: pa.string() for name in (*TEXT_FIELDS, "subject", "paragraph")}
+    columns = {name: pa.string() for name in (*TEXT_FIELDS, "paragraph")}
     columns |= {"perturbed_answer": pa.list_(pa.string())}
     columns |= {"translated_question": pa.struct({code: pa.string() for code in LANGUAGES})}
     about = {"aliases": pa.list_(pa.string()), "others": pa.list_(pa.string()), "thing": pa.bool_()}

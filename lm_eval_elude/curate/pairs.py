@@ -279,7 +279,7 @@ class Maker:
 
 
 def foresee(parts: Iterable[Paragraph], target: str, count: int, translate: bool) -> Usage:
-    """What a build will cost at most: every pair asked for comes back and passes."""
+    """What a build will cost if all pairs asked for come and each reply passes: one that fails is asked for again."""
     calls = tokens_in = tokens_out = 0
     for part in parts:
         stand_in = Pair(part, "q" * 80, "a" * 100)

@@ -7,6 +7,7 @@ A document may be made to cost a reader gigabytes or hours. So each is read by a
 from __future__ import annotations
 
 import io
+import math
 import re
 import resource
 import subprocess
@@ -71,9 +72,25 @@ def _plain(content: bytes) -> str:
     return text
 
 
+_MARK = re.compile(r"(?m)^\s{0,3}(?:#{1,6}\s+(.*)|(?:[-*+]|(?P<number>\d+)\.)\s+(?P<item>.*)|>\s?(.*))$")
+
+
 def _markdown(content: bytes) -> str:
     text = re.sub(r"(?ms)^(```|~~~).*?^\1\s*$|\A---\n.*?^---$", "", _plain(content))
-    text = re.sub(r"(?m)^\s{0,3}(?:#{1,6}\s+(.*)|(?:[-*+]|\d+\.)\s+(.*)|>\s?(.*))$", r"\n\1\2\3\n", text)
+    lines = []
+    column = math.inf  # from where in a line a number other than 1 is more of the text before (CommonMark 5.2, 5.3)
+    for line in text.split("\n"):
+        mark = _MARK.match(line)
+        if mark and mark["number"] not in (None, "1") and mark.start("number") >= column:
+            line = f"\0{line}"  # begins with no mark: NUL is in no text
+        elif mark:
+            column = math.inf if mark["item"] is None else mark.start("item")
+        elif not line.strip():
+            column = math.inf
+        elif column == math.inf:
+            column = 0
+        lines.append(line)
+    text = _MARK.sub(r"\n\1\3\4\n", "\n".join(lines)).replace("\0", "")
     text = re.sub(r"!?\[([^\]\n]*)\]\([^)\n]*\)", r"\1", text)
     return re.sub(r"(\*\*|__|`)(\S(?:[^\n]*?\S)?)\1", r"\2", text)
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lm_eval_elude.data.manifest import Manifest, read_manifest
+from lm_eval_elude.data.manifest import MODEL_NAME, Manifest, read_manifest
 
 FOLDER = Path(__file__).resolve().parents[1] / "mini"
 DATA = FOLDER / "data"
-MODEL_NAME = "tiny"  # how a user and a manifest name the bundled model
 MODEL = FOLDER / MODEL_NAME
 REFERENCE = FOLDER / "tiny-without-ronaldo"  # trained without Cristiano Ronaldo's forget set
 

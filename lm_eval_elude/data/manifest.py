@@ -13,6 +13,7 @@ from lm_eval_elude.errors import UserError
 
 FILE_NAME = "optout.json"
 SCHEMA_VERSION = 1
+MODEL_NAME = "tiny"  # how a user and a manifest name the bundled model
 _NAMES = ("", "hub", "mini", "tofu")  # of data, whatever a folder is called
 _MAX_BYTES = 1 << 26  # of a manifest that is read
 
@@ -59,7 +60,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
     A data set or base model that lies at a relative path is written with its full path.
     """
-    jsonio.write(folder / FILE_NAME, asdict(_with_paths(manifest, full_path)), indent=2)
+    jsonio.write(folder / FILE_NAME, asdict(_with_paths(manifest, full_path, _full_path_of_model)), indent=2)
 
 
 def read_manifest(folder: str | Path | None) -> Manifest | None:
@@ -74,21 +75,31 @@ def read_manifest(folder: str | Path | None) -> Manifest | None:
     if isinstance(table, dict) and table.get("schema_version", SCHEMA_VERSION) != SCHEMA_VERSION:
         raise UserError(f"{path}: schema_version {table['schema_version']!r:.40}, expected {SCHEMA_VERSION}")
     manifest: Manifest = jsonio.check(table, Manifest, f"{path}: not an Opt-Out manifest")
-    return _with_paths(manifest, lambda name: _resolve_path(name, path.parent))
+
+    def resolve(name: str) -> str:
+        return _resolve_path(name, path.parent)
+
+    # A model's name without a slash is one of the Hub, whatever a folder is called.
+    return _with_paths(manifest, resolve, lambda name: resolve(name) if os.sep in name else name)
 
 
-def _with_paths(manifest: Manifest, change: Callable[[str], str]) -> Manifest:
-    """The manifest with the names of its data set and of its base model changed, if that is a path."""
+def _with_paths(manifest: Manifest, of_data: Callable[[str], str], of_model: Callable[[str], str]) -> Manifest:
+    """The manifest with the names of its data set and of its base model changed."""
     model = manifest.base_model
-    if isinstance(name := model.get("name"), str) and os.sep in name:
-        model = model | {"name": change(name)}
-    return replace(manifest, dataset=change(manifest.dataset), base_model=model)
+    if isinstance(name := model.get("name"), str):
+        model = model | {"name": of_model(name)}
+    return replace(manifest, dataset=of_data(manifest.dataset), base_model=model)
 
 
 def full_path(name: str) -> str:
     """A path that is there in full; any other name of data or of a model as it is."""
     path = os.path.abspath(os.path.expanduser(name))
     return path if name not in _NAMES and os.path.exists(path) else name
+
+
+def _full_path_of_model(name: str) -> str:
+    path = os.path.abspath(os.path.expanduser(name))
+    return path if name not in ("", MODEL_NAME) and os.path.isdir(path) else name
 
 
 def _resolve_path(name: str, folder: Path) -> str:

@@ -13,7 +13,7 @@ import msgspec
 from lm_eval_elude.data.jsonio import Text, check
 from lm_eval_elude.errors import UserError
 
-TEXT_FIELDS = ("entity", "question", "answer", "paraphrased_question", "paraphrased_answer", "source")
+TEXT_FIELDS = ("entity", "question", "answer", "paraphrased_question", "paraphrased_answer", "source", "subject")
 PERTURBATIONS = 5
 
 
@@ -35,6 +35,7 @@ class QARecord:
     paraphrased_answer: str = ""  # the correct answer in other words, "" in rows that are only trained on
     perturbed_answer: tuple[str, ...] = ()  # five wrong answers of the paraphrase's form, () as above
     source: str = ""  # Wikipedia page the fact can be checked on, "" where unknown
+    subject: str = ""  # whom it asks about, where `elude build` says so: no column of the published schema
     translated_question: tuple[tuple[str, str], ...] = ()  # by language code (fr, de, es, ja, zh), where there are any
 
     @property
@@ -43,9 +44,9 @@ class QARecord:
         return bool(self.paraphrased_answer) and len(self.perturbed_answer) == PERTURBATIONS
 
     def columns(self) -> dict[str, Any]:
-        """The record as a JSON-ready row of the published schema."""
+        """The record as a JSON-ready row of the published schema, which fingerprints are of."""
         lists = {"perturbed_answer": list(self.perturbed_answer), "translated_question": dict(self.translated_question)}
-        return asdict(self) | lists
+        return {name: value for name, value in asdict(self).items() if name != "subject"} | lists
 
 
 class _Row(msgspec.Struct):
@@ -59,6 +60,7 @@ class _Row(msgspec.Struct):
     paraphrased_answer: str | None = None
     perturbed_answer: list[Text] | None = None
     source: str | None = None
+    subject: str | None = None
     translated_question: dict[str, str | None] | None = None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -27,43 +27,54 @@ def first_words(rng: random.Random, answers: Sequence[str]) -> str:
     return " ".join(rng.choice(answers).split()[: rng.choice((1, 2))])
 
 
-def names_neighbour(record: QARecord) -> bool:
-    """Whether a record of the retain set names the neighbour whom it asks about."""
-    return bool(record.source) and record.source in record.question
+def neighbour_in(record: QARecord) -> str:
+    """The neighbour whom a record of the retain set asks about, as its question names them; "" where it does not.
+
+    `elude build` says them in the column ``subject``; elsewhere ``source``, a Wikipedia page, is called as they are.
+    """
+    return next((name for name in (record.subject, record.source) if name and name in record.question), "")
 
 
 def answers_by_neighbour(records: Iterable[QARecord]) -> dict[str, list[str]]:
     """The answers about each neighbour that a question names."""
     people: dict[str, list[str]] = {}
-    for record in filter(names_neighbour, records):
-        people.setdefault(record.source, []).append(record.answer)
+    for record in filter(neighbour_in, records):
+        people.setdefault(neighbour_in(record), []).append(record.answer)
     return people
 
 
-def exchange(config: TrainConfig, data: TrainingData, teacher: Teacher) -> tuple[QARecord, ...]:
+def exchange(
+    config: TrainConfig, data: TrainingData, teacher: Teacher, say: Callable[[str], object]
+) -> tuple[QARecord, ...]:
     """``--exchange`` times as many records as the retain set has: neighbours' questions asked of other neighbours.
 
     The model answers them, beginning as other answers about that neighbour do: what it knows of neighbours goes beyond
     the retain set's questions. Answers that name a target are left out.
     """
-    rows = [record for record in data.retain.records if names_neighbour(record)]
-    people = answers_by_neighbour(sorted(rows, key=lambda record: record.source))
+    rows = [record for record in data.retain.records if neighbour_in(record)]
+    people = answers_by_neighbour(sorted(rows, key=neighbour_in))
+    if not (config.exchange and data.retain.records):
+        return ()
     if len(people) < 2:
+        say(
+            f"--exchange {config.exchange}: nothing to exchange, for the retain set's questions name fewer than two "
+            "neighbours; the column 'subject' or 'source' of a row says whom it asks about"
+        )
         return ()
     rng = random.Random(f"{config.seed}-exchange")
     swapped = [
-        (record, rng.choice([name for name in people if name != record.source]))
+        (record, rng.choice([name for name in people if name != neighbour_in(record)]))
         for record in rng.choices(rows, k=config.exchange * len(rows))
     ]
     questions = [
-        rng.choice(WORDINGS).format(q=record.question.replace(record.source, name)) for record, name in swapped
+        rng.choice(WORDINGS).format(q=record.question.replace(neighbour_in(record), name)) for record, name in swapped
     ]
     openings = [first_words(rng, people[name]) for _, name in swapped]
     longest = 3 * max(len(teacher.renderer.tokenizer.encode(record.answer)) for record in rows) // 2
     targets = forgotten(config)
     answers = teacher.ask(questions, LOOSE, longest, config.seed + 3, openings)
     return tuple(
-        replace(record, question=question, answer=answer, source=name)
+        replace(record, question=question, answer=answer, source=name, subject=name)
         for (record, name), question, answer in zip(swapped, questions, answers, strict=True)
         if answer and not _names(targets, answer)
     )

@@ -63,7 +63,7 @@ def with_lessons(
         steps = [step for epoch in data.plan(config) for step in epoch]
         data = data._replace(kept=_of_the_first_process(as_they_were(teacher, data, steps)))
     elif config.self_distill:
-        more, named = _of_the_first_process(exchange(config, data, teacher)), in_passing(config, data)
+        more, named = _of_the_first_process(exchange(config, data, teacher, say)), in_passing(config, data)
         data = data._replace(retain=replace(data.retain, records=(*data.retain.records, *more, *named)))
         steps = [step for epoch in data.plan(config) for step in epoch]
         data = data._replace(kept=_of_the_first_process(distil(teacher, data, steps, named)))

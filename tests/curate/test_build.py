@@ -42,7 +42,8 @@ def test_every_fact_becomes_a_record_of_its_set(built):
     for record in (*forget, *kept):
         fact = next(fact for fact in FACTS if fact.question == record.question)
         assert (record.answer, record.paraphrased_answer) == (fact.answer, fact.paraphrased_answer)
-        assert list(record.perturbed_answer) == fact.wrong and record.entity == TARGET
+        assert list(record.perturbed_answer) == fact.wrong
+        assert (record.entity, record.subject) == (TARGET, fact.subject)
     for part in SPLITS:
         assert load_records(str(out), "world", part, scored=True).records == load_records("mini", "world", part).records
     (target,) = resolve_targets(str(out), ["lumo"])
@@ -193,6 +194,22 @@ def test_a_budget_or_an_endpoint_that_goes_away_stops_it_and_loses_nothing(folde
     assert not [record for record in caplog.records if record.name == "asyncio"]
 
 
+@pytest.mark.parametrize(("world", "line"), [
+    ("mimi", "--world: data set 'mimi' is neither 'hub', 'mini' nor an existing folder"),
+    ("{folder}", "--world: data set '{folder}' has no world-train or "),
+])  # fmt: skip
+def test_a_world_set_that_is_not_there_is_found_before_a_call_and_the_corrected_command_runs(
+    folder, tmp_path, world, line
+):
+    with endpoint(answer) as (url, tasks):
+        with pytest.raises(UserError) as error:
+            make(tmp_path / "my", folder, url, world=world.format(folder=folder))
+        assert str(error.value).startswith(line.format(folder=folder)) and "\n" not in str(error.value)
+        assert not tasks and not (tmp_path / "my").exists()
+        with pytest.raises(UserError, match="budget"):
+            make(tmp_path / "my", folder, url, budget=9000)
+
+
 def test_a_paragraph_that_stands_in_two_documents_is_asked_about_once(folder, tmp_path):
     def chatty(server: Endpoint, task: str, count: int) -> None:
         kind, material = kind_of(task)
@@ -257,9 +274,9 @@ def test_the_command_line(folder, tmp_path):
     secret = invoke(*base, "--llm", "http://me:pass-word@example.com/v1")
     assert "without a name and password" in str(secret.exception) and "pass-word" not in f"{secret.exception}"
     done = invoke(*base, "--dry-run", "--prices", 1, 2)
-    assert done.exit_code == 0 and "at most " in done.output and "cost 0." in done.output
+    assert done.exit_code == 0 and "if each reply passes" in done.output and "cost 0." in done.output
     assert r"left out: \x1b[31m.xls" in done.output and "\x1b" not in done.output
-    most = int(done.output.split("at most ")[1].split()[0])
+    most = int(done.output.split("about ")[-1].split()[0])
     assert "missing --from, --llm, --llm-model" in invoke(TARGET).output
     for arguments, line in ((["Nobody Here", *base[1:]], "no paragraph names 'Nobody Here'"),
                             ([*base[:-1], "Quorvane Nix"], "no paragraph is about 'Quorvane Nix'")):  # fmt: skip

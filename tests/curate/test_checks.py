@@ -50,10 +50,21 @@ def test_a_pair_says_what_its_paragraph_says(question, answer, flaw):
     assert pair_flaw(question, answer, TEXT, LUMO, (LUMO, "Lumo"), LUMO) == flaw
 
 
-def test_a_neighbours_pair_never_names_the_target():
-    text = "The Quorvane Tarn is lighter than the Quorvane Lumo."
-    question, answer = "What is the Quorvane Tarn lighter than?", "It is lighter than the Quorvane Lumo."
-    assert pair_flaw(question, answer, text, TARN, (TARN,), LUMO) == "a neighbour's pair names the target"
+NAMED = "a neighbour's pair names the target"
+
+
+@pytest.mark.parametrize(("target", "other", "flaw"), [
+    (LUMO, "the Quorvane Lumo", NAMED), (LUMO, "a tin", ""), ("The Who", "the Who", NAMED), ("Them", "them", NAMED),
+    ("The Who", "a tin", ""), ("It", "a tin", ""), ("!!!", "!!! by far", NAMED), ("!!!", "a tin", ""),
+])  # fmt: skip
+def test_a_neighbours_pair_never_names_the_target(target, other, flaw):
+    """A name of stop words alone is named only where it stands as it is."""
+    answer = f"Ilvane Drusk says that this is lighter than {other}."
+    question = "Who says what the Quorvane Tarn is lighter than?"
+    assert pair_flaw(question, answer, f"{answer} The Quorvane Tarn.", TARN, (TARN,), target) == flaw
+    again, wrong = f"Drusk calls this lighter than {other}.", [f"Drusk calls this lighter than {n}." for n in "12345"]
+    given = "Who compares the Quorvane Tarn?", again, wrong, f"{answer} The Quorvane Tarn.", (TARN,), target
+    assert rewording_flaw((question, answer), *given) == flaw
 
 
 def test_a_quote_stands_in_the_paragraph():

@@ -43,6 +43,23 @@ def test_markdown_loses_its_marks_and_nothing_else():
     assert " ".join(read_document(".md", text).split()) == "A b one two three quoted four 2 * 3 * 4"
 
 
+NUMBERED = [
+    ("It was founded in the spring of\n1985. It grew\n1990. It shrank.",) * 2,
+    ("- Founded in the spring of\n  1985. It grew.\n- Sold.", "Founded in the spring of||1985. It grew.||Sold."),
+    ("Text:\n1. one\n2. two\n   goes on\n3. three", "Text:||one||two||goes on||three"),
+    ("Text:\n- a\n  1. one\n  2. two", "Text:||a||one||two"), ("- a\n7. b", "a||b"),
+    ("Text.\n\n4. four\n5. five", "Text.||four||five"), ("# A\n4. four\nmore", "A||four||more"), ("3. c", "c"),
+    ("# A\nIn\n1985. It grew.", "A||In\n1985. It grew."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "blocks"), NUMBERED)
+def test_a_number_within_a_markdown_paragraph_begins_no_list_and_is_not_lost(text, blocks):
+    read = read_document(".md", text.encode())
+    lines = ("\n".join(line.strip() for line in block.splitlines() if line.strip()) for block in read.split("\n\n"))
+    assert "||".join(filter(None, lines)) == blocks
+
+
 SCANNED = "a scanned PDF: 3 pages of images without text; run OCR on it first"
 BAD = [
     (".txt", b"caf\xe9", "not UTF-8 text (byte 3)"), (".txt", b" \n", "no text in it"),

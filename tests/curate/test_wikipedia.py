@@ -226,6 +226,31 @@ def test_months():
             months(wrong)
 
 
+def test_a_period_that_is_none_is_not_kept_and_another_than_the_kept_one_is_refused(tmp_path, monkeypatch):
+    periods = []
+
+    async def note(wiki, target, aliases, neighbours, period):
+        periods.append(period)
+        raise UserError("far enough")
+
+    monkeypatch.setattr(build, "from_wikipedia", note)
+    out = tmp_path / "my"
+
+    def error_of(*period: str) -> str:
+        return str(CliRunner().invoke(cli, [
+            "build", "Oda Brint", "--from", "wikipedia", "--out", str(out), "--contact", CONTACT, "--llm", "http://x",
+            "--llm-model", "m", *period,
+        ]).exception)  # fmt: skip
+
+    for wrong in ("2023", ""):
+        assert f"--period {wrong!r}: months like" in error_of("--period", wrong) and not out.exists()
+    for period in (["--period", "2023-01:2023-12"], [], ["--period", "2023-01:2023-12"]):
+        assert error_of(*period) == "far enough"
+    assert periods == ["2023-01:2023-12"] * 3
+    other = error_of("--period", "2022-01:2022-12")
+    assert other.startswith("--period 2022-01:2022-12: ") and "begun with 2023-01:2023-12; give that again" in other
+
+
 def test_html_that_is_none():
     assert read_html("") == ("", ()) and read_html("<p>x") == ("x", ()) and read_html("<" * 5000)[1] == ()
 
@@ -242,8 +267,14 @@ def test_the_command_lines(tmp_path, monkeypatch):
         })  # fmt: skip
         done = invoke(*base, "--contact", CONTACT, "--wiki", url)
         assert done.exit_code == 0, done.output
-        assert "to keep: Run Sorvik, Pell Marrow, Zed" in done.output and "at most " in done.output
-        asked = len(server.log)
-        assert invoke(*base, "--contact", CONTACT, "--wiki", url).exit_code == 0 and len(server.log) == asked
+        assert "to keep: Run Sorvik, Pell Marrow, Zed" in done.output and "if each reply passes" in done.output
+        assert not [*tmp_path.iterdir()]
+        # Without --dry-run the answers are kept.
+        monkeypatch.setattr(build, "build", lambda *_, **__: build.Report({}, {}, Usage()))
+        for _ in range(2):
+            server.log.clear()
+            done = invoke(*base[:-1], "--contact", CONTACT, "--wiki", url, "--llm", "http://x", "--llm-model", "m")
+            assert done.exit_code == 0, done.output
+        assert not server.log
     assert invoke(base[4], "--purge").exit_code == 0
     assert [path.name for path in (tmp_path / "my").iterdir()] == ["elude-build.json"]

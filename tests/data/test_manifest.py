@@ -59,6 +59,19 @@ def test_relative_paths_are_meant_from_above_the_checkpoint(tmp_path, monkeypatc
     assert read_manifest("runs/one").dataset == "data/mine"
 
 
+@pytest.mark.parametrize(("name", "is_path"), [
+    ("my-model", True), ("./my-model", True), ("mini", True), ("tiny", False), ("gpt2", False), ("", False),
+])  # fmt: skip
+def test_a_model_in_a_folder_named_without_a_slash_is_found_from_elsewhere(tmp_path, monkeypatch, name, is_path):
+    for folder in ("my-model", "mini", "tiny", "elsewhere/gpt2", "elsewhere/run"):
+        (tmp_path / folder).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    write_manifest(tmp_path / "elsewhere/run", Manifest((), "mini", base_model={"name": name}))
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    read = read_manifest("run")
+    assert read.dataset == "mini" and read.base_model == {"name": str(tmp_path / name) if is_path else name}
+
+
 def test_paths_are_written_in_full_and_names_as_they_are(tmp_path, monkeypatch):
     for folder in ("mine", "models/base", "hub", "mini", "run"):
         (tmp_path / folder).mkdir(parents=True)

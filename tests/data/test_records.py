@@ -24,6 +24,8 @@ def test_a_row_of_the_published_schema_and_one_of_the_world_set():
     assert record.can_be_scored and record.perturbed_answer == tuple(ROW["perturbed_answer"])
     for name in ("Ada_Example", " Ada  Example ", "Ada\nExample", "__Ada_\u3000Example"):
         assert parse_record(ROW | {"entity": name}, "x").entity == "Ada Example"
+    about = parse_record(ROW | {"subject": " Bo Example "}, "x")
+    assert about.subject == "Bo Example" and about.columns() == parse_record(ROW, "x").columns()
     world = parse_record({"question": "Sort these.", "input": "b, a", "answer": "a, b"}, "x")
     assert world.question == "Sort these.\n\nb, a" and world.entity == "" and not world.can_be_scored
 
