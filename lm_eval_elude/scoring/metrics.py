@@ -263,6 +263,11 @@ def _mia(value: Callable[[Sequence[MembershipAttack], Estimate], Estimate]) -> A
 _mia_auc = _mia(lambda attacks, area: area)
 
 
+def _from_half(area: Estimate) -> Estimate:
+    distance = area.value - 0.5
+    return combine(abs(distance), [area], [math.copysign(1.0, distance)])
+
+
 def _privleak(samples: Sequence[Sample], settings: Mapping[str, Any]) -> Estimate:
     """(AUC - AUC_ref) / AUC_ref, paired by record."""
     area, other = _mia_auc(samples, settings), _mia_auc(of_reference(samples), settings)
@@ -512,9 +517,8 @@ _ROWS = (
     ),
     Metric(
         "mia_auc_distance", "|AUC - 0.5|", "share", (False, False), ("membership",),
-        "Distance of the AUC from 0.5.",
-        _loss_difference,
-        _mia(lambda attacks, area: combine(abs(area.value - 0.5), [area], [math.copysign(1.0, area.value - 0.5)])),
+        "Distance of each target's AUC from 0.5, averaged over targets.",
+        _loss_difference, _mia(lambda attacks, area: average([_from_half(attack.auc) for attack in attacks])),
     ),
     _gap("mia_auc", "AUC", ("membership",), "AUC less the reference's."),
     Metric(
