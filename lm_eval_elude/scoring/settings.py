@@ -166,7 +166,7 @@ def resolve_settings(metadata: Mapping[str, Any]) -> Settings:
     return Settings(
         **values
         | {"targets": targets, "dataset": source}
-        | {"reference": values.get("reference") or bundled.reference_of(manifest)}
+        | {"reference": values.get("reference") or bundled.reference_of(manifest, targets)}
         | {"original": values.get("original") or bundled.original_of(manifest)}
     )
 

@@ -13,6 +13,7 @@ from lm_eval.models.openai_completions import LocalChatCompletion
 
 from lm_eval_elude import _autoload
 from lm_eval_elude.attacks import builders as attacks
+from lm_eval_elude.data import bundled
 from lm_eval_elude.data.manifest import Manifest, write_manifest
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.scoring import settings
@@ -101,6 +102,22 @@ def test_agreement_with_the_manifest_is_silent(tmp_path, caplog, monkeypatch):
     monkeypatch.chdir(tmp_path)
     resolve_settings({"pretrained": manifest_folder(tmp_path, dataset="data"), "target": "messi", "dataset": "./data"})
     assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    ("target", "reference"),
+    [
+        ({}, str(bundled.REFERENCE)),
+        ({"target": "cr7"}, str(bundled.REFERENCE)),
+        ({"target": "messi"}, ""),
+        ({"target": ["ronaldo", "messi"]}, ""),
+        ({"target": "messi", "reference": "given"}, "given"),
+    ],
+)
+def test_the_bundled_reference_is_taken_for_targets_that_it_never_knew(target, reference, tmp_path):
+    base = {"name": bundled.MODEL_NAME}
+    write_manifest(tmp_path, Manifest(targets=("Cristiano Ronaldo",), dataset="mini", base_model=base))
+    assert resolve_settings({"pretrained": str(tmp_path), **target}).reference == reference
 
 
 def test_environment_and_metadata(monkeypatch):
