@@ -219,7 +219,7 @@ def model_renderer(metadata: Mapping[str, Any], wording: Wording | None = None) 
     )
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=4)  # the evaluated model's, and those of the three that may be asked beside it
 def _renderer(name: str, revision: str | None, trust_remote_code: bool, wording: Wording | None) -> Renderer:
     return Renderer(load_tokenizer(name, revision=revision, trust_remote_code=trust_remote_code), wording)
 

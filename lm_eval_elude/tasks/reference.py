@@ -26,8 +26,9 @@ from lm_eval_elude.scoring.benchmark import ANSWERS, split_context
 from lm_eval_elude.scoring.logs import truth_ratios
 from lm_eval_elude.scoring.metrics import Need
 from lm_eval_elude.scoring.runs import Run
-from lm_eval_elude.scoring.settings import provenance
+from lm_eval_elude.scoring.settings import model_renderer, provenance
 from lm_eval_elude.tasks import harness
+from lm_eval_elude.text.chat import PLAIN
 from lm_eval_elude.text.invented import invented_names, renamed
 from lm_eval_elude.text.words import words
 
@@ -91,20 +92,33 @@ class _AskedModel:
     """A model that is loaded beside the evaluated one, and kept for the run; ``key`` of ``--metadata`` names it."""
 
     key: str
+    instead = ""  # what to name in its place where it cannot be asked
 
     def __init__(self, name: str, metadata: Mapping[str, Any]) -> None:
         self.name = name
         self.dtype = str(metadata.get("dtype", ""))
 
     def check(self, task: Any) -> None:
-        """Refuse a model that cannot be found (:func:`check_model`), before the first request runs."""
+        """Refuse a model that cannot be asked, before the first request runs.
+
+        Raises:
+            UserError: it cannot be found (:func:`check_model`), or reads what is asked as other tokens than the
+                evaluated model, whose prompts it gets and by whose tokens its answers are counted.
+        """
         check_model(self.key, self.name)
+        texts = ["".join(part for part in r.args[:2] if isinstance(part, str)) for r in task.instances]
+        own = model_renderer({"pretrained": self.name}, PLAIN)  # a wording, as its template is not asked
+        if own.encode_batch(texts) != task.renderer.encode_batch(texts):
+            raise UserError(
+                f"{self.key} {self.name!r} in --metadata has another tokenizer than the evaluated model{self.instead}"
+            )
 
 
 class ReferenceModel(_AskedModel):
     """A model that never knew, and is asked what the evaluated one was asked."""
 
     key = "reference"
+    instead = ": give its results file instead"
     gives: frozenset[Need] = frozenset({"truth ratios of a reference", "reference", "reference model"})
 
     def answer(self, task: Any) -> None:

@@ -145,6 +145,19 @@ def test_an_original_that_is_no_model_is_one_line_before_the_first_request(pair)
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [("reference", "the evaluated model: give its results file instead$"), ("original", "the evaluated model$")],
+)
+def test_a_model_of_another_tokenizer_is_one_line_before_the_first_request(key, said, pair, tmp_path):
+    tokenizer = make_tokenizer("llama-3.1", vocabulary=600)
+    other = save_checkpoint(tmp_path / "other", make_model(tokenizer), tokenizer)
+    metadata = {"pretrained": pair["folders"][0], "dataset": str(pair["folder"] / "data"), "target": "ronaldo"}
+    with pytest.raises(ValueError, match=f"^{key} '.*' in --metadata has another tokenizer than {said}") as error:
+        run(["elude_forget"], "elude", metadata=metadata | {key: other}, limit=1)
+    assert "\n" not in str(error.value)
+
+
 def test_a_results_file_as_reference_says_the_same_but_for_what_needs_a_model(pair):
     needs_model = {"reference_divergence", "oddness"}
     for task in TASKS:
