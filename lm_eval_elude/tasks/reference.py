@@ -224,8 +224,8 @@ def _asked(task: Any) -> list[dict[str, Any]]:
 def _load(name: str, dtype: str) -> Any:
     """A model beside the evaluated one; with --use_cache its answers are kept there for the next checkpoint, too."""
     arguments = {"pretrained": name, **({"dtype": dtype} if dtype else {})}
-    # The harness's keys hold no model: the file's name does.
-    cache = harness.cache_beside(f"beside_{harness.cache_key(provenance(arguments))}")
+    # The harness's keys hold no model, and no type of its weights: the file's name does.
+    cache = harness.cache_beside(f"beside_{harness.cache_key(provenance(arguments), dtype)}")
     return _loaded(tuple(arguments.items()), cache)
 
 
