@@ -47,8 +47,9 @@ class ReferenceRun:
         """Find the answers to every document that is asked, before the first request runs.
 
         Raises:
-            UserError: it was scored on other records.
+            UserError: it was scored on other records, or as another of TOFU's evaluators asks.
         """
+        _same_evaluator(self.run.path, self.run.settings(task.task_name).get("evaluator"), task)
         rows = {(row["doc"].get("entity"), row["doc"]["question"]): row["doc"] for row in self.run.rows(task.task_name)}
         self.answers: dict[int, dict[str, Any]] = {}
         for doc in _asked(task):
@@ -71,15 +72,20 @@ class ReferenceLog:
 
     gives: frozenset[Need] = frozenset({"truth ratios of a reference"})
 
-    def __init__(self, path: Path, ratios: list[float]) -> None:
-        self.path, self.ratios = path, ratios
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.evaluator, self.ratios = truth_ratios(path)
 
     def check(self, task: Any) -> None:
-        """Refuse a log of another number of questions with a ``UserError``."""
+        """Refuse a log of another evaluator or another number of questions with a ``UserError``."""
+        asks = getattr(task.settings, "evaluator", None)
+        # The released evaluator's log does not say in which of its two prompts it asked.
+        same = self.evaluator == "released" and asks == "released-llama2"
+        _same_evaluator(self.path, asks if same else self.evaluator, task)
         if len(self.ratios) != len(task.docs):
             raise UserError(
                 f"reference {str(self.path)!r} has {len(self.ratios)} questions, {task.task_name} {len(task.docs)}: "
-                "it is of another split, or made with another tofu_evaluator"
+                "it is of another split"
             )
 
     def answer(self, task: Any) -> None:
@@ -187,7 +193,7 @@ def find_reference(task: Any, metadata: Mapping[str, Any]) -> OtherModel | None:
         return None
     path = Path(name).expanduser()
     if path.is_file() and not path.name.startswith("results_"):
-        return ReferenceLog(path, truth_ratios(path))
+        return ReferenceLog(path)
     if path.is_file() or (path.is_dir() and not (path / "config.json").is_file()):
         run = Run(path)
         if task.task_name in run.tasks:
@@ -213,6 +219,16 @@ def check_model(key: str, name: str) -> None:
             f"{key} {name!r} in --metadata is {'neither a results file nor' if key == 'reference' else 'not'} a model "
             f"that can be loaded ({reason(error)})"
         ) from None
+
+
+def _same_evaluator(path: Path, evaluator: str | None, task: Any) -> None:
+    """Refuse with a ``UserError`` a reference that was asked as another of TOFU's evaluators asks."""
+    asks = getattr(task.settings, "evaluator", None)
+    if evaluator != asks:
+        raise UserError(
+            f"reference {str(path)!r} was made with tofu_evaluator {evaluator}, and {task.task_name} asks as {asks}: "
+            "their p-values are not comparable"
+        )
 
 
 def _asked(task: Any) -> list[dict[str, Any]]:
