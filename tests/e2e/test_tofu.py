@@ -218,6 +218,18 @@ def test_settings_that_cannot_be(metadata, said, models, data):
     refused(said, models["own"], data, **metadata)
 
 
+@pytest.mark.parametrize(("given", "used"), [({}, 200), ({"max_gen_toks": 50}, 50), ({"max_gen_toks": 128}, 128)])
+def test_the_users_number_of_new_tokens_wins(given, used, models, data):
+    metadata = {"pretrained": models["own"], "tofu_split": "forget05", "tofu_data": str(data)}
+    for evaluator in ("released", "open-unlearning"):
+        task = QuestionTask({"task": "tofu_forget", "metadata": metadata | {"tofu_evaluator": evaluator}})
+        task.set_config("generation_kwargs", given, update=True)  # what --gen_kwargs does
+        task.build_all_requests(limit=1)
+        prompt, arguments = task.instances[-1].args
+        with_prompt = len(task.renderer.encode(prompt)) if evaluator == "released" and not given else 0
+        assert arguments["max_gen_toks"] + with_prompt == used and arguments["do_sample"] is False
+
+
 def released_layout(seed: int, count: int = 100) -> dict[str, dict[str, dict]]:
     """A whole log of the released evaluator, all of its keys by question number; losses and texts from a seed."""
     draw, rows, logs = random.Random(seed), mini_rows("forget_qa-train"), {}
