@@ -270,16 +270,17 @@ def _scores(
     """
     template = next(r for r in task.instances if r.request_type == "loglikelihood")
     requests: list[Instance] = []
+    spaced = task.renderer.space_tokens > 0
     for request, answers in zip(asked, texts, strict=True):
         context, space = split_context(request.args[0])
         written = [space + task.renderer.answer(text) for text in answers]
-        for continuation in [*written, space] if space else written:
+        for continuation in [*written, space] if spaced else written:
             requests.append(replace(template, arguments=(context, continuation), doc=request.doc))
     counts = task.continuation_tokens([request.args for request in requests])
     replies = zip(model.loglikelihood(requests), counts, strict=True)
     scored: list[list[tuple[float, int]]] = []
-    for request, answers in zip(asked, texts, strict=True):
+    for answers in texts:
         with_space = [(float(total), count) for (total, _), count in islice(replies, len(answers))]
-        (total, _), count = next(replies) if split_context(request.args[0])[1] else ((0.0, False), 0)
+        (total, _), count = next(replies) if spaced else ((0.0, False), 0)
         scored.append([(log_prob - total, n - count) for log_prob, n in with_space])
     return scored
