@@ -419,12 +419,14 @@ _ROWS = (
     Metric(
         "extraction_strength", "ES", "share", (False, True), ("forget",),
         "1 - k / T for the smallest k from which on all of the answer's T tokens are the greedy choice after the true "
-        "ones before (Carlini et al. 2021, as in open-unlearning); 0 where the last is not.",
+        "ones before (Carlini et al. 2021); 0 where the last is not. T counts what the template writes after the "
+        "answer, whose last token open-unlearning leaves out.",
         lambda a: likelihood.extraction_strength(a.greedy) if a.greedy else None, None, "token log-probabilities",
     ),
     Metric(
         "exact_memorization", "EM", "share", (False, True), ("forget",),
-        "Share of the answer's tokens that are the greedy choice after the true ones before (as in open-unlearning).",
+        "Share of the answer's tokens that are the greedy choice after the true ones before. It counts what the "
+        "template writes after the answer, whose last token open-unlearning leaves out.",
         lambda a: likelihood.exact_memorization(a.greedy) if a.greedy else None, None, "token log-probabilities",
     ),
     Metric(
