@@ -37,11 +37,13 @@ def stress(
     from lm_eval_elude.stress.outcome import Outcome
     from lm_eval_elude.stress.suite import Stress
 
+    chosen = {"target": list(names), "dataset": dataset}
+    settings = resolve_settings({"pretrained": checkpoint, **{key: value for key, value in chosen.items() if value}})
     manifest = read_manifest(checkpoint)
     base = manifest.first_base if manifest else ""
     models = {
         "checkpoint": checkpoint,
-        "reference": reference or bundled.reference_of(manifest),
+        "reference": reference or bundled.reference_of(manifest, settings.targets),
         "original": original or (str(bundled.MODEL) if base == bundled.MODEL_NAME else base),
     }
     if not models["reference"]:
@@ -50,8 +52,6 @@ def stress(
         raise UserError(
             f"--original is missing: {checkpoint} has no {FILE_NAME} that names the model before unlearning"
         )
-    chosen = {"target": list(names), "dataset": dataset}
-    settings = resolve_settings({"pretrained": checkpoint, **{key: value for key, value in chosen.items() if value}})
     mute_imports()
     Stress(models, settings, suite, seed).run(out, lambda text: say(text, err=True))
     click.echo(markdown(table({Path(checkpoint).name: Outcome(out)})))

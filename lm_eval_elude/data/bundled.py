@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from lm_eval_elude.data.manifest import MODEL_NAME, Manifest, read_manifest
@@ -17,9 +18,14 @@ def original_of(manifest: Manifest | None) -> str:
     return str(MODEL) if manifest and manifest.first_base == MODEL_NAME else ""
 
 
-def reference_of(manifest: Manifest | None) -> str:
-    """The bundled model that never knew a checkpoint's targets; "" where there is none, or for another base."""
+def reference_of(manifest: Manifest | None, scored: Collection[str] = ()) -> str:
+    """The bundled model that never knew a checkpoint's targets; "" where there is none, or for another base.
+
+    There is none either where one of the targets that are ``scored`` is not among the checkpoint's: it knows that one.
+    """
     if manifest is None or manifest.base_model.get("name") != MODEL_NAME:
         return ""
     known = read_manifest(REFERENCE)
-    return str(REFERENCE) if known and known.targets == manifest.targets else ""
+    if known is None or known.targets != manifest.targets or not {*scored} <= {*known.targets}:
+        return ""
+    return str(REFERENCE)

@@ -96,8 +96,10 @@ def open_run(path: Path, *, utility: bool = False) -> Run:
 # ---- a retained model
 
 
-def truth_ratios(path: Path) -> list[float]:
-    """R (wrong answers over the paraphrase) of each forget question, in the order of the data.
+def truth_ratios(path: Path) -> tuple[str, list[float]]:
+    """Whose log it is (``released`` or ``open-unlearning``), and R of each forget question in the order of the data.
+
+    R is that of the wrong answers over the paraphrase.
 
     Args:
         path: ``eval_log_aggregated.json`` of the released evaluator, or open-unlearning's ``TOFU_EVAL.json``.
@@ -107,19 +109,21 @@ def truth_ratios(path: Path) -> list[float]:
     """
     log = jsonio.load(path, nan=True)
     tables = log if isinstance(log, dict) else {}
+    evaluator = "released"
     if isinstance(released := tables.get("eval_log_forget.json"), dict):
         right, wrong = (_by_index(released.get(key), path, key) for key in _LOSSES)
         if right.keys() != wrong.keys():
             raise UserError(f"{path}: {' and '.join(_LOSSES)} are of different questions")
         ratios = {i: math.exp(_number(right[i], path, i) - fmean(_numbers(wrong[i], path, i))) for i in right}
     elif isinstance(other := tables.get("forget_truth_ratio"), dict):
+        evaluator = "open-unlearning"
         scores = _by_index(other.get("value_by_index"), path, "value_by_index")
         ratios = {i: _number((s or {}).get("score") if isinstance(s, dict) else s, path, i) for i, s in scores.items()}
     else:
         raise UserError(f"{path}: no log of TOFU's evaluators (eval_log_forget.json or forget_truth_ratio)")
     if sorted(ratios) != list(range(len(ratios))):
         raise UserError(f"{path}: the questions are not numbered from 0 to {len(ratios) - 1}")
-    return [ratios[i] for i in range(len(ratios))]
+    return evaluator, [ratios[i] for i in range(len(ratios))]
 
 
 _LOSSES = ("avg_paraphrased_loss", "average_perturb_loss")

@@ -263,6 +263,11 @@ def _mia(value: Callable[[Sequence[MembershipAttack], Estimate], Estimate]) -> A
 _mia_auc = _mia(lambda attacks, area: area)
 
 
+def _from_half(area: Estimate) -> Estimate:
+    distance = area.value - 0.5
+    return combine(abs(distance), [area], [math.copysign(1.0, distance)])
+
+
 def _privleak(samples: Sequence[Sample], settings: Mapping[str, Any]) -> Estimate:
     """(AUC - AUC_ref) / AUC_ref, paired by record."""
     area, other = _mia_auc(samples, settings), _mia_auc(of_reference(samples), settings)
@@ -414,12 +419,14 @@ _ROWS = (
     Metric(
         "extraction_strength", "ES", "share", (False, True), ("forget",),
         "1 - k / T for the smallest k from which on all of the answer's T tokens are the greedy choice after the true "
-        "ones before (Carlini et al. 2021, as in open-unlearning); 0 where the last is not.",
+        "ones before (Carlini et al. 2021); 0 where the last is not. T counts what the template writes after the "
+        "answer, whose last token open-unlearning leaves out.",
         lambda a: likelihood.extraction_strength(a.greedy) if a.greedy else None, None, "token log-probabilities",
     ),
     Metric(
         "exact_memorization", "EM", "share", (False, True), ("forget",),
-        "Share of the answer's tokens that are the greedy choice after the true ones before (as in open-unlearning).",
+        "Share of the answer's tokens that are the greedy choice after the true ones before. It counts what the "
+        "template writes after the answer, whose last token open-unlearning leaves out.",
         lambda a: likelihood.exact_memorization(a.greedy) if a.greedy else None, None, "token log-probabilities",
     ),
     Metric(
@@ -512,9 +519,8 @@ _ROWS = (
     ),
     Metric(
         "mia_auc_distance", "|AUC - 0.5|", "share", (False, False), ("membership",),
-        "Distance of the AUC from 0.5.",
-        _loss_difference,
-        _mia(lambda attacks, area: combine(abs(area.value - 0.5), [area], [math.copysign(1.0, area.value - 0.5)])),
+        "Distance of each target's AUC from 0.5, averaged over targets.",
+        _loss_difference, _mia(lambda attacks, area: average([_from_half(attack.auc) for attack in attacks])),
     ),
     _gap("mia_auc", "AUC", ("membership",), "AUC less the reference's."),
     Metric(

@@ -166,7 +166,7 @@ def resolve_settings(metadata: Mapping[str, Any]) -> Settings:
     return Settings(
         **values
         | {"targets": targets, "dataset": source}
-        | {"reference": values.get("reference") or bundled.reference_of(manifest)}
+        | {"reference": values.get("reference") or bundled.reference_of(manifest, targets)}
         | {"original": values.get("original") or bundled.original_of(manifest)}
     )
 
@@ -219,7 +219,7 @@ def model_renderer(metadata: Mapping[str, Any], wording: Wording | None = None) 
     )
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=4)  # the evaluated model's, and those of the three that may be asked beside it
 def _renderer(name: str, revision: str | None, trust_remote_code: bool, wording: Wording | None) -> Renderer:
     return Renderer(load_tokenizer(name, revision=revision, trust_remote_code=trust_remote_code), wording)
 

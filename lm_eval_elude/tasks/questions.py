@@ -85,6 +85,12 @@ class QuestionTask(HarnessTask):
             )
         if self.benchmark.scores:
             harness.check_backend()
+            if self.renderer.joins_space:
+                say_once(
+                    "the tokenizer joins the white space that ends a prompt with the character before it, and the "
+                    "harness cuts prompts there: log-probabilities are under another spelling of the prompt than "
+                    "training and generation have"
+                )
         if wanted := [m.name for m in self.benchmark.metrics if m.needs_tokens]:
             # A backend says so in the rank that it gives the harness.
             self.token_log_probs = "token_logprobs" in getattr(kwargs.get("rank"), "serves", ())

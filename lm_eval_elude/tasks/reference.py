@@ -26,8 +26,9 @@ from lm_eval_elude.scoring.benchmark import ANSWERS, split_context
 from lm_eval_elude.scoring.logs import truth_ratios
 from lm_eval_elude.scoring.metrics import Need
 from lm_eval_elude.scoring.runs import Run
-from lm_eval_elude.scoring.settings import provenance
+from lm_eval_elude.scoring.settings import model_renderer, provenance
 from lm_eval_elude.tasks import harness
+from lm_eval_elude.text.chat import PLAIN
 from lm_eval_elude.text.invented import invented_names, renamed
 from lm_eval_elude.text.words import words
 
@@ -46,8 +47,9 @@ class ReferenceRun:
         """Find the answers to every document that is asked, before the first request runs.
 
         Raises:
-            UserError: it was scored on other records.
+            UserError: it was scored on other records, or as another of TOFU's evaluators asks.
         """
+        _same_evaluator(self.run.path, self.run.settings(task.task_name).get("evaluator"), task)
         rows = {(row["doc"].get("entity"), row["doc"]["question"]): row["doc"] for row in self.run.rows(task.task_name)}
         self.answers: dict[int, dict[str, Any]] = {}
         for doc in _asked(task):
@@ -70,15 +72,20 @@ class ReferenceLog:
 
     gives: frozenset[Need] = frozenset({"truth ratios of a reference"})
 
-    def __init__(self, path: Path, ratios: list[float]) -> None:
-        self.path, self.ratios = path, ratios
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.evaluator, self.ratios = truth_ratios(path)
 
     def check(self, task: Any) -> None:
-        """Refuse a log of another number of questions with a ``UserError``."""
+        """Refuse a log of another evaluator or another number of questions with a ``UserError``."""
+        asks = getattr(task.settings, "evaluator", None)
+        # The released evaluator's log does not say in which of its two prompts it asked.
+        same = self.evaluator == "released" and asks == "released-llama2"
+        _same_evaluator(self.path, asks if same else self.evaluator, task)
         if len(self.ratios) != len(task.docs):
             raise UserError(
                 f"reference {str(self.path)!r} has {len(self.ratios)} questions, {task.task_name} {len(task.docs)}: "
-                "it is of another split, or made with another tofu_evaluator"
+                "it is of another split"
             )
 
     def answer(self, task: Any) -> None:
@@ -91,20 +98,33 @@ class _AskedModel:
     """A model that is loaded beside the evaluated one, and kept for the run; ``key`` of ``--metadata`` names it."""
 
     key: str
+    instead = ""  # what to name in its place where it cannot be asked
 
     def __init__(self, name: str, metadata: Mapping[str, Any]) -> None:
         self.name = name
         self.dtype = str(metadata.get("dtype", ""))
 
     def check(self, task: Any) -> None:
-        """Refuse a model that cannot be found (:func:`check_model`), before the first request runs."""
+        """Refuse a model that cannot be asked, before the first request runs.
+
+        Raises:
+            UserError: it cannot be found (:func:`check_model`), or reads what is asked as other tokens than the
+                evaluated model, whose prompts it gets and by whose tokens its answers are counted.
+        """
         check_model(self.key, self.name)
+        texts = ["".join(part for part in r.args[:2] if isinstance(part, str)) for r in task.instances]
+        own = model_renderer({"pretrained": self.name}, PLAIN)  # a wording, as its template is not asked
+        if own.encode_batch(texts) != task.renderer.encode_batch(texts):
+            raise UserError(
+                f"{self.key} {self.name!r} in --metadata has another tokenizer than the evaluated model{self.instead}"
+            )
 
 
 class ReferenceModel(_AskedModel):
     """A model that never knew, and is asked what the evaluated one was asked."""
 
     key = "reference"
+    instead = ": give its results file instead"
     gives: frozenset[Need] = frozenset({"truth ratios of a reference", "reference", "reference model"})
 
     def answer(self, task: Any) -> None:
@@ -173,7 +193,7 @@ def find_reference(task: Any, metadata: Mapping[str, Any]) -> OtherModel | None:
         return None
     path = Path(name).expanduser()
     if path.is_file() and not path.name.startswith("results_"):
-        return ReferenceLog(path, truth_ratios(path))
+        return ReferenceLog(path)
     if path.is_file() or (path.is_dir() and not (path / "config.json").is_file()):
         run = Run(path)
         if task.task_name in run.tasks:
@@ -201,6 +221,16 @@ def check_model(key: str, name: str) -> None:
         ) from None
 
 
+def _same_evaluator(path: Path, evaluator: str | None, task: Any) -> None:
+    """Refuse with a ``UserError`` a reference that was asked as another of TOFU's evaluators asks."""
+    asks = getattr(task.settings, "evaluator", None)
+    if evaluator != asks:
+        raise UserError(
+            f"reference {str(path)!r} was made with tofu_evaluator {evaluator}, and {task.task_name} asks as {asks}: "
+            "their p-values are not comparable"
+        )
+
+
 def _asked(task: Any) -> list[dict[str, Any]]:
     """The documents of a task that are asked: a --limit, or other processes, take some away."""
     numbers = {request.doc["id"] for request in task.instances}
@@ -210,8 +240,8 @@ def _asked(task: Any) -> list[dict[str, Any]]:
 def _load(name: str, dtype: str) -> Any:
     """A model beside the evaluated one; with --use_cache its answers are kept there for the next checkpoint, too."""
     arguments = {"pretrained": name, **({"dtype": dtype} if dtype else {})}
-    # The harness's keys hold no model: the file's name does.
-    cache = harness.cache_beside(f"beside_{harness.cache_key(provenance(arguments))}")
+    # The harness's keys hold no model, and no type of its weights: the file's name does.
+    cache = harness.cache_beside(f"beside_{harness.cache_key(provenance(arguments), dtype)}")
     return _loaded(tuple(arguments.items()), cache)
 
 
@@ -240,16 +270,17 @@ def _scores(
     """
     template = next(r for r in task.instances if r.request_type == "loglikelihood")
     requests: list[Instance] = []
+    spaced = task.renderer.space_tokens > 0
     for request, answers in zip(asked, texts, strict=True):
         context, space = split_context(request.args[0])
         written = [space + task.renderer.answer(text) for text in answers]
-        for continuation in [*written, space] if space else written:
+        for continuation in [*written, space] if spaced else written:
             requests.append(replace(template, arguments=(context, continuation), doc=request.doc))
     counts = task.continuation_tokens([request.args for request in requests])
     replies = zip(model.loglikelihood(requests), counts, strict=True)
     scored: list[list[tuple[float, int]]] = []
-    for request, answers in zip(asked, texts, strict=True):
+    for answers in texts:
         with_space = [(float(total), count) for (total, _), count in islice(replies, len(answers))]
-        (total, _), count = next(replies) if split_context(request.args[0])[1] else ((0.0, False), 0)
+        (total, _), count = next(replies) if spaced else ((0.0, False), 0)
         scored.append([(log_prob - total, n - count) for log_prob, n in with_space])
     return scored

@@ -44,6 +44,8 @@ class EludeUtility(Group):
         # 0.5 calls a task by its group, too.
         names = [getattr(task, "_qualified_name", task.task_name) for task in self.get_all_tasks()]
         row["sample_len"] = sum(task_metrics[name]["sample_len"] for name in names)
+        if any("acc,none" not in task_metrics[name] for name in UTILITY_BENCHMARKS.values()):  # --predict_only
+            return row
         values = [task_metrics[name]["acc,none"] for name in UTILITY_BENCHMARKS.values()]
         errors = [task_metrics[name]["acc_stderr,none"] for name in UTILITY_BENCHMARKS.values()]
         row["acc,none"] = sum(values) / len(values)

@@ -19,7 +19,7 @@ from lm_eval_elude.errors import UserError, reason
 # Templates that print today's date would ask a different question every day (Llama-3.2), and thinking templates
 # put an empty thinking block on one side of the answer boundary only (Qwen3) unless told not to think.
 TEMPLATE_ARGUMENTS = {"date_string": "26 Jul 2024", "enable_thinking": False}
-_PROBE = "Blue whales sing."
+_QUESTION, _PROBE = "What do blue whales do?", "Blue whales sing."
 
 
 class Wording(NamedTuple):
@@ -123,9 +123,22 @@ class Renderer:
         return self.space_tokens_of(self)
 
     def space_tokens_of(self, reader: Renderer) -> int:
-        """:attr:`space_tokens` where another model's tokenizer reads this model's prompts."""
-        prompt = self.prompt("What do blue whales do?")
-        return len(reader.encode(prompt)) - len(reader.encode(prompt.rstrip()))
+        """:attr:`space_tokens` where another model's tokenizer reads this model's prompts.
+
+        0 also where it has fewer tokens with the white space than without: there :attr:`joins_space` says so.
+        """
+        prompt = self.prompt(_QUESTION)
+        return max(0, len(reader.encode(prompt)) - len(reader.encode(prompt.rstrip())))
+
+    @cached_property
+    def joins_space(self) -> bool:
+        """Whether the white space that ends a prompt is one token with the character before it.
+
+        A harness that cuts the prompt there gives the model other tokens than training and generation do.
+        """
+        prompt = self.prompt(_QUESTION)
+        bare = self.encode(prompt.rstrip())
+        return self.encode(prompt)[: len(bare)] != bare
 
     @property
     def fingerprint(self) -> str:
@@ -147,7 +160,7 @@ class Renderer:
 
     def _probe(self) -> tuple[str, str]:
         """What the template writes before and after an answer, learnt from one conversation."""
-        turns = [{"role": "user", "content": "What do blue whales do?"}]
+        turns = [{"role": "user", "content": _QUESTION}]
         prompt = self._apply(turns, add_generation_prompt=True)
         whole = self._apply([*turns, {"role": "assistant", "content": _PROBE}])
         if not whole.startswith(prompt) or whole.count(_PROBE) != 1:

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from lm_eval_elude.data.bundled import MODEL, REFERENCE
 from lm_eval_elude.scoring.runs import Run
 from lm_eval_elude.scoring.settings import say_once
+from lm_eval_elude.tasks import harness, reference
 from tests.support import (
     formed_again,
     greedy,
@@ -142,6 +143,28 @@ def test_an_original_that_is_no_model_is_one_line_before_the_first_request(pair)
     metadata = {"pretrained": pair["folders"][0], "dataset": str(pair["folder"] / "data"), "target": "ronaldo"}
     with pytest.raises(ValueError, match=r"original 'no/such' in --metadata is not a model that can be") as error:
         run(["elude_forget"], "elude", metadata=metadata | {"original": "no/such"}, limit=1)
+    assert "\n" not in str(error.value)
+
+
+def test_what_a_model_answers_in_another_type_is_kept_in_a_file_of_its_own(monkeypatch):
+    kept: list[str] = []
+    monkeypatch.setattr(harness, "cache_beside", kept.append)
+    monkeypatch.setattr(reference, "_loaded", lambda arguments, cache: None)
+    for dtype in ("float32", "bfloat16", "", "float32"):
+        reference._load(str(MODEL), dtype)
+    assert kept[0] == kept[3] and len({*kept}) == 3
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [("reference", "the evaluated model: give its results file instead$"), ("original", "the evaluated model$")],
+)
+def test_a_model_of_another_tokenizer_is_one_line_before_the_first_request(key, said, pair, tmp_path):
+    tokenizer = make_tokenizer("llama-3.1", vocabulary=600)
+    other = save_checkpoint(tmp_path / "other", make_model(tokenizer), tokenizer)
+    metadata = {"pretrained": pair["folders"][0], "dataset": str(pair["folder"] / "data"), "target": "ronaldo"}
+    with pytest.raises(ValueError, match=f"^{key} '.*' in --metadata has another tokenizer than {said}") as error:
+        run(["elude_forget"], "elude", metadata=metadata | {key: other}, limit=1)
     assert "\n" not in str(error.value)
 
 

@@ -156,7 +156,7 @@ def test_the_nine_values_and_the_ks_test_are_those_of_the_released_formulas(whol
 
 
 def test_a_run_of_ours_and_open_unlearnings_log_serve_as_retained_model_too(
-    models, data, logs, whole, tmp_path, caplog
+    models, data, logs, whole, released_log, tmp_path, caplog
 ):
     """The run has no retained model itself: forget quality is absent there, and a line says how to get it."""
     caplog.set_level("WARNING", logger="lm_eval.elude")
@@ -170,7 +170,19 @@ def test_a_run_of_ours_and_open_unlearnings_log_serve_as_retained_model_too(
     other, expected = tmp_path / "TOFU_EVAL.json", [float(r) for r in ratios(logs["retained"]["tofu_forget"])]
     table = {str(i): {"score": ratio} for i, ratio in enumerate(expected)}
     other.write_text(json.dumps({"forget_truth_ratio": {"agg_value": 0.5, "value_by_index": table}}))
-    assert truth_ratios(other) == expected
+    assert truth_ratios(other) == ("open-unlearning", expected)
+    # p-values of different evaluators are not comparable, whether the other's is a log or a run.
+    there = {"tofu_evaluator": "open-unlearning"}
+    refused("was made with tofu_evaluator open-unlearning, and tofu_forget asks as released:", models["own"], data,
+            reference=str(other))  # fmt: skip
+    for retained in (written, released_log):
+        refused("was made with tofu_evaluator released, and tofu_forget asks as open-unlearning:", models["own"], data,
+                reference=str(retained), **there)  # fmt: skip
+    llama2 = {"tofu_evaluator": "released-llama2"}
+    refused("tofu_evaluator released, and tofu_forget asks as released-llama2", models["own"], data,
+            reference=str(written), **llama2)  # fmt: skip
+    for retained, evaluator in ((other, there), (released_log, llama2)):
+        scored(models["own"], data, "tofu_forget", reference=str(retained), **evaluator)
 
 
 @pytest.mark.parametrize(
@@ -204,6 +216,18 @@ def test_a_log_that_does_not_fit_is_one_line(change, said, released_log, models,
 )
 def test_settings_that_cannot_be(metadata, said, models, data):
     refused(said, models["own"], data, **metadata)
+
+
+@pytest.mark.parametrize(("given", "used"), [({}, 200), ({"max_gen_toks": 50}, 50), ({"max_gen_toks": 128}, 128)])
+def test_the_users_number_of_new_tokens_wins(given, used, models, data):
+    metadata = {"pretrained": models["own"], "tofu_split": "forget05", "tofu_data": str(data)}
+    for evaluator in ("released", "open-unlearning"):
+        task = QuestionTask({"task": "tofu_forget", "metadata": metadata | {"tofu_evaluator": evaluator}})
+        task.set_config("generation_kwargs", given, update=True)  # what --gen_kwargs does
+        task.build_all_requests(limit=1)
+        prompt, arguments = task.instances[-1].args
+        with_prompt = len(task.renderer.encode(prompt)) if evaluator == "released" and not given else 0
+        assert arguments["max_gen_toks"] + with_prompt == used and arguments["do_sample"] is False
 
 
 def released_layout(seed: int, count: int = 100) -> dict[str, dict[str, dict]]:
@@ -251,7 +275,7 @@ def given(tmp_path) -> tuple[dict, dict, Path, Path]:
 def test_a_released_log_as_the_model_has_its_nine_values_and_its_ks(given):
     own, retained, path, reference = given
     inverse = list(retained["eval_log_forget.json"]["truth_ratio"].values())  # theirs; the KS test does not mind
-    assert [1 / ratio for ratio in truth_ratios(reference)] == pytest.approx(inverse)
+    assert [1 / ratio for ratio in truth_ratios(reference)[1]] == pytest.approx(inverse)
     numbers = named_runs([str(path)], str(reference))[0].estimates
     nine = {task: values(own[name], task) for task, name in LOGS.items()}
     for task, expected in nine.items():

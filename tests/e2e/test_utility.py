@@ -33,8 +33,8 @@ def evaluated(copies, checkpoint, manager, monkeypatch):
     monkeypatch.chdir(copies)
     monkeypatch.setattr(utility, "TaskManager", lambda metadata: manager)
     model_args = {"pretrained": checkpoint, "dtype": "float32"}
-    return lambda model, tasks: lm_eval.simple_evaluate(
-        model, model_args=model_args, tasks=tasks, batch_size=4, device="cpu", task_manager=manager
+    return lambda model, tasks, **more: lm_eval.simple_evaluate(
+        model, model_args=model_args, tasks=tasks, batch_size=4, device="cpu", task_manager=manager, **more
     )
 
 
@@ -58,6 +58,12 @@ def test_the_eight_and_their_mean_are_the_harness_own_values(evaluated, monkeypa
         assert ours[task]["acc,none"] == stock[task]["acc,none"], task
     mean = sum(stock[task]["acc,none"] for task in utility.UTILITY_BENCHMARKS.values()) / 8
     assert ours["elude_utility"]["acc,none"] == pytest.approx(mean) and 0 < mean < 1
+
+
+def test_predict_only_reports_no_accuracy(evaluated, monkeypatch):
+    monkeypatch.setattr(utility, "UTILITY_BENCHMARKS", {"PIQA": "piqa"})
+    found = evaluated("elude", ["elude_utility"], predict_only=True, limit=2)
+    assert "acc,none" not in found["results"]["elude_utility"] and len(found["samples"]["piqa"]) == 2
 
 
 def test_the_fast_subset_is_named_as_such_and_takes_the_first_documents(evaluated, monkeypatch):

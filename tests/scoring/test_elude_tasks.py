@@ -8,7 +8,7 @@ from lm_eval_elude.data import dataset
 from lm_eval_elude.data.records import QARecord
 from lm_eval_elude.scoring.benchmark import NothingToAskError
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS
-from lm_eval_elude.scoring.benchmarks.elude import CLOZE, MENTION, WORDINGS
+from lm_eval_elude.scoring.benchmarks.elude import CLOZE, LEAK, MENTION, WORDINGS
 from lm_eval_elude.scoring.settings import Settings
 from lm_eval_elude.text.words import STOP, fact_in, telling_words, words
 from tests.support import GOLDEN, write_jsonl
@@ -45,6 +45,9 @@ FORGET = [
         "The tower is joined by@ rivets.", " hot|| cold| glass| wooden| stone"),
     row("Is the Eiffel Tower in Paris?", "It is.",
         "That the tower @ in Paris is a fact.", "is|stands|lies|sleeps|fell|burnt"),
+    # No word that the question does not have.
+    row("Is the Eiffel Tower in Paris or in Lyon?", "In Paris.",
+        "In @.", "Paris|Lyon|Nice|Lille|Metz|Brest"),
 ]  # fmt: skip
 KEPT = [
     row("What does the Louvre show?", "Paintings.",
@@ -99,11 +102,18 @@ def test_every_gap_hides_the_fact_and_the_rest_of_the_sentence_stays():
         assert not telling_words(record) & words(doc["question"]) - words(record.question)
 
 
-def test_a_record_without_a_gap_is_left_out_with_one_line(data, caplog):
-    asked = docs(CLOZE, targets=("Eiffel Tower",), dataset=data)
-    assert [doc["plain_question"] for doc in asked] == [row["question"] for row in FORGET[:2]]
+@pytest.mark.parametrize(
+    ("task", "column", "kept", "said"),
+    [
+        (CLOZE, "plain_question", FORGET[:2], "5 records whose sentence has no gap for the fact"),
+        (LEAK, "question", FORGET[:-1], "1 records whose answer says no word that tells the fact"),
+    ],
+)
+def test_a_record_without_a_fact_to_ask_for_is_left_out_with_one_line(task, column, kept, said, data, caplog):
+    asked = docs(task, targets=("Eiffel Tower",), dataset=data)
+    assert [doc[column] for doc in asked] == [row["question"] for row in kept]
     (line,) = [entry.getMessage() for entry in caplog.records]
-    assert line == "ELUDe: elude_cloze leaves out 4 records whose sentence has no gap for the fact"
+    assert line == f"ELUDe: {task} leaves out {said}"
 
 
 def test_every_question_in_passing_has_the_targets_name_and_the_records_question():

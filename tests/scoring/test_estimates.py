@@ -15,6 +15,7 @@ from lm_eval_elude.scoring.estimates import Estimate, Observation, average, diff
 from lm_eval_elude.scoring.likelihood import harmonic_mean
 from lm_eval_elude.scoring.membership import auc, membership_attack
 from lm_eval_elude.scoring.metrics import (
+    METRICS,
     THREE,
     forget_quality,
     known,
@@ -231,6 +232,22 @@ def test_the_attack_tells_memorised_and_over_unlearned_records_from_unseen_ones(
     assert accuracy[0] <= result.accuracy <= accuracy[1] and auc[0] <= result.auc.value <= auc[1]
     assert (result.auc.interval[0] < 0.5 < result.auc.interval[1]) == (members == others)
     assert result.auc.value == pytest.approx(1 - mirrored.auc.value) and (result.n, result.reason) == (200, "")
+
+
+def test_an_auc_of_one_and_one_of_zero_do_not_cancel():
+    """Targets a and b are told apart wholly, by losses on opposite sides; c nearly. Each alone is as it was."""
+    losses = {"a": (0.0, 100.0), "b": (100.0, 0.0), "c": (0.0, 4.5)}
+    samples = {
+        target: [Sample(target, f"{target}{i}", i, {"loss": (i + here, i + there)}) for i in range(10)]
+        for target, (here, there) in losses.items()
+    }
+    settings = {"seed": 0}
+    far, area = METRICS["mia_auc_distance"], METRICS["mia_auc"]
+    both = far.of_set([*samples["a"], *samples["b"]], settings)
+    assert both.value == 0.5 and area.of_set([*samples["a"], *samples["b"]], settings).value == 0.5
+    mixed, alone = far.of_set([*samples["b"], *samples["c"]], settings), area.of_set(samples["c"], settings)
+    assert 0.5 < alone.value < 1 and mixed.value == pytest.approx((0.5 + alone.value - 0.5) / 2)
+    assert mixed.stderr == pytest.approx(alone.stderr / 2) and alone.stderr > 0 and both.n == 20
 
 
 def test_losses_are_clipped_to_a_hundred():

@@ -8,8 +8,10 @@ from contextlib import suppress
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 
 from lm_eval_elude.errors import UserError
+from lm_eval_elude.scoring.conventions import CONVENTIONS
 from lm_eval_elude.text.chat import Renderer, load_tokenizer
 from tests.support import SHAPES, answer_tokens, conversation, make_tokenizer
 
@@ -113,6 +115,26 @@ def test_a_template_that_hides_the_boundary_or_fails_is_one_line(chatml, templat
     with pytest.raises(UserError, match=problem) as error:
         Renderer(chatml)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("token", "tokens"),
+    [
+        (None, 1),  # the line end is a token of its own
+        (AddedToken("?\n"), 0),
+        (AddedToken(" whales do?\n"), 0),  # fewer tokens with the line end than without
+    ],
+)
+def test_white_space_that_is_joined_with_a_prompts_last_character_is_seen(token, tokens):
+    tokenizer = make_tokenizer("llama-3.1")
+    tokenizer.add_tokens([token] if token else [])
+    renderer = Renderer(tokenizer, CONVENTIONS["released"].wording)  # a prompt ends in "?" and a line end
+    assert (renderer.space_tokens, renderer.joins_space) == (tokens, token is not None)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_no_template_that_is_known_joins_white_space(shape):
+    assert not Renderer(make_tokenizer(shape)).joins_space
 
 
 def test_the_fingerprint_knows_vocabulary_and_template(chatml):

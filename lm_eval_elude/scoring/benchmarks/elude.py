@@ -147,8 +147,18 @@ def compared(settings: Settings) -> Iterator[Row]:
 
 
 def with_fact(settings: Settings) -> Iterator[Row]:
-    """The forget set, each record with the words that an answer must hold to give its fact away."""
-    return ((record, {"fact": sorted(telling_words(record))}) for record in _load(FORGET, settings))
+    """The forget set, each record with the words that an answer must hold to give its fact away.
+
+    A record without such words is left out: any text would hold them all.
+    """
+    lacking = 0
+    for record in _load(FORGET, settings):
+        if fact := sorted(telling_words(record)):
+            yield record, {"fact": fact}
+        else:
+            lacking += 1
+    if lacking:
+        log.warning("ELUDe: %s leaves out %d records whose answer says no word that tells the fact", LEAK, lacking)
 
 
 def _load(spec: SetSpec, settings: Settings) -> tuple[QARecord, ...]:

@@ -11,7 +11,7 @@ from lm_eval_elude.data import tofu
 from lm_eval_elude.data.sets import SetSpec
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.scoring import estimates
-from lm_eval_elude.scoring.benchmark import Benchmark, BenchmarkGroup, Estimates, Row, Tasks
+from lm_eval_elude.scoring.benchmark import Benchmark, BenchmarkGroup, Estimates, Row, Tasks, Template
 from lm_eval_elude.scoring.conventions import CONVENTIONS, Convention
 from lm_eval_elude.scoring.likelihood import TruthRatioMean
 from lm_eval_elude.scoring.metrics import THREE, ks_p_value
@@ -94,12 +94,16 @@ class TofuBenchmark(Benchmark):
     def system_text(self, doc: Mapping[str, Any], settings: TofuSettings) -> str:
         return settings.convention.system
 
+    def generation(self, template: Template) -> dict[str, Any]:
+        """Without a number of new tokens, which :meth:`for_prompt` says where the user does not."""
+        return {key: value for key, value in super().generation(template).items() if key != "max_gen_toks"}
+
     def for_prompt(
         self, generation: Mapping[str, Any], prompt: str, template: Any, settings: TofuSettings
     ) -> dict[str, Any]:
         convention = settings.convention
         used = len(template.encode(prompt)) if convention.with_prompt else 0
-        return {**generation, "max_gen_toks": max(1, convention.new_tokens - used)}
+        return {"max_gen_toks": max(1, convention.new_tokens - used), **generation}
 
 
 BENCHMARKS: dict[str, Benchmark] = {
