@@ -167,10 +167,8 @@ def test_warnings_name_limit_and_an_edited_number(runs, folder, tmp_path):
 )  # fmt: skip
 def test_a_verdict_is_what_is_left_of_what_there_was_to_forget(runs, tmp_path, known, says, judged):
     """Every made-up run has its truths first, so only P can tell: 90 % before, 20 % in the model that never knew."""
-    for run in (*runs, *named_runs([str(made_run(tmp_path, known=known, says=says, seed=3))])):
-        run.estimates = {key: e for key, e in run.estimates.items() if key[2] not in ("truth_first", "known")}
-        if run not in runs:
-            verdict = verdicts([runs[0], run, runs[2]])[1]
+    (run,) = named_runs([str(made_run(tmp_path, known=known, says=says, seed=3))])
+    verdict = verdicts([runs[0], run, runs[2]])[1]
     probability = verdict.facts.split(";")[0]
     share = 100 * run.estimate("elude_forget", "probability").value
     assert verdict.judgement == judged
@@ -179,6 +177,11 @@ def test_a_verdict_is_what_is_left_of_what_there_was_to_forget(runs, tmp_path, k
     assert ("no gibberish" in verdict.facts) == (says != GIBBERISH)
     assert verdict.facts.endswith("oddness of its words 2.0 → 2.0 nats a token (never knew 2.0)")
     assert [verdicts([run])[0].judgement] == (["answers gibberish"] if says == GIBBERISH else [""])
+
+
+def test_who_knew_no_more_than_the_reference_in_any_metric_had_nothing_to_forget(runs, tmp_path):
+    before, after = named_runs([f"{name}={made_run(tmp_path / name, known=0.1)}" for name in ("before", "after")])
+    assert verdicts([before, after, runs[2]])[1].judgement == "had nothing to forget"
 
 
 def test_drawn_answers_stand_in_the_tables_and_the_verdict_and_not_among_the_answers(tmp_path):
