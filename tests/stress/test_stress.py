@@ -152,6 +152,37 @@ def test_a_killed_command_goes_on_and_ends_in_the_same_bytes(finished, models, s
     assert files(out) == whole
 
 
+def diverging(model, setting, material):
+    """Nothing at first, then no numbers any more."""
+    for at in setting.points:
+        if at:
+            for parameter in model.parameters():
+                parameter.data.fill_(math.nan)
+        yield at, model
+
+
+def test_a_point_at_which_the_model_diverged_does_not_count_and_the_command_ends(models, settings, tmp_path):
+    row = WEIGHT_ATTACKS["prune"]._replace(run=diverging, quick=(Setting("all", (1, 0, 2)),))
+    attacks = [row._replace(name=name, inside=name == "within") for name in ("weights", "within")]
+    attacks.append(attacks[0]._replace(name="at_start", quick=(Setting("all", (0, 1)),)))
+    for _ in range(2):  # the second goes on from the files of the first
+        Stress(models, settings, attacks=attacks).run(tmp_path / "out", print)
+        curves = json.loads((tmp_path / "out" / outcome.CURVES).read_text())
+        assert [row["at"] for row in curves if row["counts"]] == [0]
+        assert {name: worst.at for name, worst in Outcome(tmp_path / "out").worst.items()} == {"at_start": 0}
+        assert "nan" not in markdown(table({"a": Outcome(tmp_path / "out")}))
+
+
+@pytest.mark.parametrize(("role", "flag"), [(CHECKPOINT, "CHECKPOINT"), (REFERENCE, "--reference")])
+@pytest.mark.parametrize(("quality", "said"), [(0.0, "0"), (None, "no number")])
+def test_a_model_without_retain_quality_is_one_line(role, flag, quality, said, finished, models, settings, tmp_path):
+    shutil.copytree(finished, tmp_path / "out")
+    (point,) = json.loads((file := tmp_path / "out" / WORK / f"{START}_{role}.json").read_text())
+    file.write_text(json.dumps([point | {"retain_quality": quality}]))
+    with pytest.raises(UserError, match=f"^{flag} .*: its retain quality is {said} before any attack.*another model$"):
+        Stress(models, settings, attacks=SMALL).run(tmp_path / "out", print)
+
+
 def test_a_report_shows_the_attacks_that_lie_near_the_run_of_the_checkpoint(finished, hiding, settings, tmp_path):
     metadata = {"pretrained": str(hiding), "target": RONALDO, "dataset": settings.dataset}
     (tmp_path / "run").mkdir()
