@@ -38,6 +38,8 @@ def tables(
 
     if not results or (out is None) == (page is None):
         raise click.UsageError("name RESULTS and --out or --page")
+    if page and targets:
+        raise click.UsageError("--target is for --out; each table of a --page names its own")
     files = {path: kept.read(Path(path)) for path in results}
     scored = named_runs([path for path, runs in files.items() if runs is None], utility=True)
 

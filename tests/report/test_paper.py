@@ -214,6 +214,8 @@ def test_the_command_writes_every_form_and_says_what_it_cannot_read(folder, tmp_
     code, out, _ = run(monkeypatch, capsys, str(folder), "--out", str(tmp_path / "m"), "--target", "messi")
     assert code == 0 and "of 2 rows" in out  # one of its two runs of npo+rt, and the utility of an opt-out
     refused("name RESULTS and --out or --page", monkeypatch, capsys, str(folder))
+    page = ("--page", str(tmp_path / "o" / "tables.md"))
+    refused("--target is for --out", monkeypatch, capsys, str(folder), *page, "--target", "messi")
     for results in (str(folder / "b"), str(kept_runs(tmp_path))):
         nothing = "--target cristiano_ronaldo: RESULTS have no runs on it, but on lionel_messi"
         refused(nothing, monkeypatch, capsys, results, "--target", "ronaldo", "--out", str(tmp_path / "no"))
