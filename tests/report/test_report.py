@@ -14,6 +14,8 @@ from click.testing import CliRunner
 from scipy import stats
 
 from lm_eval_elude.cli.report import report
+from lm_eval_elude.data.files import sha256
+from lm_eval_elude.data.manifest import FILE_NAME, Manifest, write_manifest
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.report import frame, tables
 from lm_eval_elude.report.comparison import change, named_runs
@@ -46,6 +48,22 @@ def test_runs_are_called_as_said_or_by_their_folder(folder, runs):
     assert [run.name for run in named_runs([str(folder)])] == ["after", "before", "retrained"]
     twice = named_runs([str(folder / name) for name in ("after", "after", "before")], str(folder / "retrained"))
     assert [run.name for run in twice] == ["after", "after 2", "before", "retrained"] and twice[-1].reference
+
+
+def test_each_run_has_a_name_of_its_own(folder):
+    given = [f"{name}={folder / 'after'}" for name in ("a 2", "a", "a", "a")]
+    assert [run.name for run in named_runs(given)] == ["a 2", "a", "a 3", "a 4"]
+
+
+@pytest.mark.parametrize("reference", ["retained", "third", "PATH", "named=PATH"])
+def test_a_reference_among_the_runs_is_named_as_the_report_shows_it_or_by_folder_or_path(reference, folder, tmp_path):
+    (tmp_path / "model").mkdir()
+    write_manifest(tmp_path / "model", Manifest(("Cristiano Ronaldo",), "mini", "retrained-without"))
+    identity = {"name": str(tmp_path / "model"), "manifest": sha256(tmp_path / "model" / FILE_NAME)}
+    third = made_run(tmp_path / "third", known=0.2, tasks=("elude_forget",), checkpoint=identity)
+    other_way = tmp_path / "model" / ".." / "third"
+    runs = named_runs([str(folder / "before"), str(third)], reference.replace("PATH", str(other_way)))
+    assert [(run.name, run.reference) for run in runs] == [("before", False), ("retained", True)]
 
 
 @pytest.mark.parametrize("given, says", [("nowhere", "no such"), (".", "no results file"), ("x=nowhere", "no such")])
