@@ -282,13 +282,18 @@ def open_folder(out: Path, described: Mapping[str, Any]) -> None:
         names = dict.fromkeys([*described, *before])
         if other := [name for name in names if before.get(name, absent) != described.get(name, absent)]:
             raise UserError(f"--out {out}: the run there differs in {', '.join(other)}; name another folder")
-    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
+    elif out.exists() and (not out.is_dir() or not all(map(_half_written, out.iterdir()))):
         raise UserError(f"--out {out}: exists already and is no folder of elude stress; name another one")
-    (out / WORK).mkdir(parents=True, exist_ok=True)
-    for path in (*out.iterdir(), *(out / WORK).iterdir()):
-        if _HALF_WRITTEN.fullmatch(path.name) and path.is_file():  # by a process that was killed while it wrote
-            path.unlink()
-    jsonio.write(out / SETTINGS, described)
+    out.mkdir(parents=True, exist_ok=True)
+    jsonio.write(out / SETTINGS, described)  # before all else: a folder without it is somebody else's
+    (out / WORK).mkdir(exist_ok=True)
+    for path in filter(_half_written, (*out.iterdir(), *(out / WORK).iterdir())):
+        path.unlink()
+
+
+def _half_written(path: Path) -> bool:
+    """Whether a process that was killed while it wrote left the file."""
+    return bool(_HALF_WRITTEN.fullmatch(path.name)) and path.is_file()
 
 
 def _flag(role: str) -> str:

@@ -2,8 +2,11 @@
 
 import json
 import math
+import os
 import re
 import shutil
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -24,7 +27,7 @@ from lm_eval_elude.scoring.estimates import Observation, mean_over_targets
 from lm_eval_elude.scoring.settings import resolve_settings
 from lm_eval_elude.stress import depth, outcome
 from lm_eval_elude.stress.outcome import CHECKPOINT, ORIGINAL, RECOVERED, REFERENCE, START, SUMMARY, TASK, Outcome
-from lm_eval_elude.stress.suite import WORK, Stress
+from lm_eval_elude.stress.suite import SETTINGS, WORK, Stress, open_folder
 from lm_eval_elude.stress.weights import (
     NF4,
     WEIGHT_ATTACKS,
@@ -150,6 +153,18 @@ def test_a_killed_command_goes_on_and_ends_in_the_same_bytes(finished, models, s
     with pytest.raises(UserError, match=r"--out .* differs in suite, stress_seed; name another folder"):
         Stress(models, settings, "full", 1, attacks=SMALL).run(out, print)
     assert files(out) == whole
+
+
+@pytest.mark.parametrize("done", [0, 1])
+@pytest.mark.parametrize(("place", "step"), [(Path, "mkdir"), (tempfile, "mkstemp"), (os, "replace")])
+def test_a_folder_whose_making_was_killed_is_gone_on_with(place, step, done, tmp_path, monkeypatch):
+    before, out = iter([getattr(place, step)] * done), tmp_path / "out"
+    with monkeypatch.context() as patch, suppress(StopIteration):  # which stands for the signal after some calls
+        patch.setattr(place, step, lambda *arguments, **options: next(before)(*arguments, **options))
+        patch.setattr(Path, "unlink", lambda path, missing_ok=False: None)  # nothing tidies up then
+        open_folder(out, {"suite": "quick"})
+    open_folder(out, {"suite": "quick"})
+    assert sorted(path.name for path in out.iterdir()) == [SETTINGS, WORK]
 
 
 def diverging(model, setting, material):
