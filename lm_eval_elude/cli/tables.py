@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import click
@@ -30,21 +31,32 @@ def tables(
     """
     from lm_eval_elude.data.files import write_text
     from lm_eval_elude.data.targets import resolve_target
+    from lm_eval_elude.errors import UserError
     from lm_eval_elude.report import frame, kept, paper
     from lm_eval_elude.report.comparison import named_runs
     from lm_eval_elude.report.rows import Row, about, rows
 
     if not results or (out is None) == (page is None):
         raise click.UsageError("name RESULTS and --out or --page")
+    if page and targets:
+        raise click.UsageError("--target is for --out; each table of a --page names its own")
     files = {path: kept.read(Path(path)) for path in results}
     scored = named_runs([path for path, runs in files.items() if runs is None], utility=True)
 
-    def rows_of(slugs: Sequence[str]) -> list[Row]:
+    known = {slug for runs in files.values() if runs for slug in runs.frame.target}
+    known |= {slug for run in scored for slug in about(run)}
+
+    def rows_of(slugs: Sequence[str], where: str = "--target") -> list[Row]:
+        for slug in slugs:
+            if slug not in known:
+                others = ", ".join(sorted(known)) or "no target"
+                raise UserError(f"{where} {slug}: RESULTS have no runs on it, but on {others}")
         from_files = [row for runs in files.values() if runs for row in kept.rows(runs, slugs)]
         return [*from_files, *rows([run for run in scored if not slugs or about(run) <= {*slugs}])]
 
     if page:
-        write_text(page, paper.fill(page.read_text(encoding="utf-8"), rows_of, model, str(page)))
+        of_page = partial(rows_of, where=f"{page}: table of")
+        write_text(page, paper.fill(page.read_text(encoding="utf-8"), of_page, model, str(page)))
         return
     assert out
     lines = rows_of([resolve_target(target).slug for target in targets])

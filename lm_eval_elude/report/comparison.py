@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -164,7 +164,7 @@ def named_runs(paths: Sequence[str], reference: str = "", *, utility: bool = Fal
             file below it, in the order in which they were made. A run without a name is called by its checkpoint's
             method, where a manifest tells it, otherwise by the folder that it lies in. A folder of ``elude stress``
             belongs to the run of its checkpoint.
-        reference: the name or the folder's name of one of them, or another path; "" for none.
+        reference: the name or the folder's name of one of them, or a path, of one of them or of another; "" for none.
         utility: whether a run of the utility benchmarks alone is one, too.
 
     Raises:
@@ -172,25 +172,21 @@ def named_runs(paths: Sequence[str], reference: str = "", *, utility: bool = Fal
     """
     attacked = [path for path in paths if (Path(path) / SUMMARY).is_file()]
     given = [run for path in paths if path not in attacked for run in _files(path)]
-    names: list[str] = []
-    for name, *_ in given:
-        twice = [n for n in names if re.fullmatch(rf"{re.escape(name)}( \d+)?", n)]
-        names.append(f"{name} {len(twice) + 1}" if twice else name)
-    runs = [
-        NamedRun(name, open_run(file, utility=utility), name == reference)
-        for name, (_, file, _) in zip(names, given, strict=True)
-    ]
-    unnamed = [run for run, (_, _, named) in zip(runs, given, strict=True) if not named]
-    if reference and not any(run.reference for run in runs):
-        (name, file, named), *more = _files(reference)
-        if more:
-            raise UserError(f"--reference {reference}: has {len(more) + 1} results files; name one of them")
-        runs.append(NamedRun(name if name not in names else f"{name} (reference)", open_run(file), True))
-        unnamed += [] if named else runs[-1:]
-    methods = [run.method for run in unnamed]
-    for run in unnamed:
-        if run.method and run.method not in names:
-            run.name = run.method if methods.count(run.method) == 1 else f"{run.method} ({run.name})"
+    runs = [NamedRun(name, open_run(file, utility=utility)) for name, file, _ in given]
+    folders = _name(runs, given)
+    if reference:
+        by_name = dict(zip(folders, runs, strict=True)) | {run.name: run for run in runs}
+        if not (chosen := by_name.get(reference)):
+            (name, file, named), *more = _files(reference)
+            if more:
+                raise UserError(f"--reference {reference}: has {len(more) + 1} results files; name one of them")
+            by_file = {other.resolve(): run for (_, other, _), run in zip(given, runs, strict=True)}
+            if not (chosen := by_file.get(file.resolve())):
+                chosen = NamedRun(name, open_run(file))
+                given.append((f"{name} (reference)" if name in folders else name, file, named))
+                runs.append(chosen)
+                _name(runs, given)
+        chosen.reference = True
     for run in runs:
         run.never_knew = next((other.run for other in runs if other.reference and other is not run), None)
     for path in attacked:
@@ -200,6 +196,25 @@ def named_runs(paths: Sequence[str], reference: str = "", *, utility: bool = Fal
         for run in of:
             run.outcome = outcome
     return runs
+
+
+def _name(runs: Sequence[NamedRun], given: Sequence[tuple[str, Path, bool]]) -> list[str]:
+    """Give each run a name of its own: the user's, its method's, or its folder's; the folders' names are returned."""
+    names: list[str] = []
+    for run, (name, *_) in zip(runs, given, strict=True):
+        run.name = _free(name, names)
+        names.append(run.name)
+    unnamed = [run for run, (_, _, named) in zip(runs, given, strict=True) if not named]
+    methods = [run.method for run in unnamed]
+    for run in unnamed:
+        if run.method and run.method not in names:
+            run.name = _free(run.method if methods.count(run.method) == 1 else f"{run.method} ({run.name})", names)
+    return names
+
+
+def _free(name: str, taken: Sequence[str]) -> str:
+    """The name, or where it is taken the first that is not of those with a number behind it."""
+    return next(free for free in chain([name], (f"{name} {n}" for n in count(2))) if free not in taken)
 
 
 def _summaries(folder: Path) -> list[Path]:

@@ -78,6 +78,8 @@ def rows(kept: Kept, targets: Collection[str] = ()) -> list[Row]:
     numbers = kept.frame
     wanted = set(targets) or set(numbers.target)
     numbers = numbers[numbers.target.isin(wanted)]
+    if numbers.empty:
+        return []
     seed = ["run", "seed"]
     wide = numbers.pivot(index=[*seed, "target"], columns=["task", "metric"], values="value")
     wide = wide[wide.groupby(seed).transform("size") == len(wanted)]

@@ -81,20 +81,21 @@ def _judgement(run: NamedRun, before: NamedRun | None, reference: NamedRun | Non
         return "answers gibberish"
     if reference is None:
         return ""
-    left, widest = [], 0.0
+    left, widest, compared = [], 0.0, False
     for task, metric, _ in KNOWN:
         value, never = run.estimate(task, metric), reference.estimate(task, metric)
         known = before.estimate(task, metric) if before else None
         if value and never:
             whole = (known.value if known else 1.0) - never.value
+            compared = True
             if whole <= 0:
-                return "had nothing to forget"
+                continue
             excess = difference(value, never)
             left.append(excess.value / whole)
             half = Z95 * excess.stderr / whole
             widest = math.inf if math.isnan(half) else max(widest, half)
     if not left:
-        return ""
+        return "had nothing to forget" if compared else ""
     if widest > LEFT:
         return "has too few records to judge"
     if max(left) > LEFT:

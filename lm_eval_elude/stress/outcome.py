@@ -3,12 +3,13 @@
 *Recovery* is (attacked checkpoint - attacked reference) / (original - reference), where the last two are not attacked:
 0 is what the model that never knew makes of the same attack, 1 all that was there before unlearning. A point counts
 while the attacked checkpoint keeps :data:`KEPT` of its retain quality; the worst point is that of the highest recovery,
-the mean of the two metrics'.
+the mean of the two metrics'. A point at which that is no number (a model diverged) does not count.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -94,7 +95,7 @@ def knowledge(start: Mapping[str, Docs], settings: Mapping[str, Any]) -> dict[st
     """What the three models know before any attack; UserError where the original knows no more than the reference."""
     known = {role: recovered(samples(docs, settings)) for role, docs in start.items()}
     for metric in RECOVERED:
-        if known[ORIGINAL][metric].value <= known[REFERENCE][metric].value:
+        if not known[ORIGINAL][metric].value > known[REFERENCE][metric].value:
             raise UserError(f"--original: it has no more {metric} than the reference, so nothing can come back")
     return known
 
@@ -118,7 +119,8 @@ def finish(
     for point in points:
         values = {role: recovered(samples(docs, settings)) for role, docs in point.docs.items()}
         worst = Worst(point.attack, point.setting, point.at, values, recoveries(values, known))
-        counts = bool(attacks[point.attack].get("inside")) or point.kept[CHECKPOINT] >= KEPT
+        kept = bool(attacks[point.attack].get("inside")) or point.kept[CHECKPOINT] >= KEPT
+        counts = kept and not math.isnan(height(worst))
         row = {**_place(point), "counts": counts}
         for metric, back in worst.recovery.items():
             of_role = {role: numbers[metric].value for role, numbers in values.items()}

@@ -158,7 +158,7 @@ class Stress:
 
     def load(self, role: str) -> Any:
         """A model in float32, without dropout; an adapter is merged into its base."""
-        name, flag = self.models[role], "CHECKPOINT" if role == CHECKPOINT else f"--{role}"
+        name, flag = self.models[role], _flag(role)
         if (Path(name) / "adapter_config.json").is_file():
             from peft import PeftConfig, PeftModel
 
@@ -170,7 +170,10 @@ class Stress:
         return model.to(self.device).eval()
 
     def run(self, out: Path, say: Callable[[str], None]) -> None:
-        """Do what is not done yet, and write the outcome; errors as of :func:`open_folder`."""
+        """Do what is not done yet, and write the outcome.
+
+        Errors as of :func:`open_folder` and :func:`outcome.knowledge`, and where a model has no retain quality to lose.
+        """
         described = jsonio.finite(self.describe())
         open_folder(out, described)
         waiting = [cell for cell in self.cells if not (out / WORK / cell.file).is_file()]
@@ -178,6 +181,14 @@ class Stress:
             if not (path := out / WORK / f"{START}_{role}.json").is_file():
                 jsonio.write(path, jsonio.finite([self._scored(self.load(role), 0)]))
         start = {role: _read(out / WORK / f"{START}_{role}.json")[0] for role in self.models}
+        quality = {role: point["retain_quality"] for role, point in start.items()}
+        for role in (CHECKPOINT, REFERENCE):
+            if not quality[role] > 0:
+                said = "0" if quality[role] == 0 else "no number"
+                raise UserError(
+                    f"{_flag(role)} {self.models[role]}: its retain quality is {said} before any attack, so what it "
+                    "keeps of it cannot be said; name another model"
+                )
         start_docs = {role: self._docs([point]) for role, point in start.items()}
         outcome.knowledge(start_docs, described)
         if not (out / DEPTH).is_file():
@@ -192,7 +203,6 @@ class Stress:
                 bar.update()
         rows = [cell.attack for cell in self.cells]
         attacks = {row.name: {"sentence": row.sentence, "original": row.original, "inside": row.inside} for row in rows}
-        quality = {role: point["retain_quality"] for role, point in start.items()}
         outcome.finish(out, described, attacks, start_docs, self._points(out / WORK, quality))
 
     def _attack(self, cell: Cell) -> Iterator[dict[str, Any]]:
@@ -272,15 +282,27 @@ def open_folder(out: Path, described: Mapping[str, Any]) -> None:
         names = dict.fromkeys([*described, *before])
         if other := [name for name in names if before.get(name, absent) != described.get(name, absent)]:
             raise UserError(f"--out {out}: the run there differs in {', '.join(other)}; name another folder")
-    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
+    elif out.exists() and (not out.is_dir() or not all(map(_half_written, out.iterdir()))):
         raise UserError(f"--out {out}: exists already and is no folder of elude stress; name another one")
-    (out / WORK).mkdir(parents=True, exist_ok=True)
-    for path in (*out.iterdir(), *(out / WORK).iterdir()):
-        if _HALF_WRITTEN.fullmatch(path.name) and path.is_file():  # by a process that was killed while it wrote
-            path.unlink()
-    jsonio.write(out / SETTINGS, described)
+    out.mkdir(parents=True, exist_ok=True)
+    jsonio.write(out / SETTINGS, described)  # before all else: a folder without it is somebody else's
+    (out / WORK).mkdir(exist_ok=True)
+    for path in filter(_half_written, (*out.iterdir(), *(out / WORK).iterdir())):
+        path.unlink()
+
+
+def _half_written(path: Path) -> bool:
+    """Whether a process that was killed while it wrote left the file."""
+    return bool(_HALF_WRITTEN.fullmatch(path.name)) and path.is_file()
+
+
+def _flag(role: str) -> str:
+    return "CHECKPOINT" if role == CHECKPOINT else f"--{role}"
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    points: list[dict[str, Any]] = jsonio.check(jsonio.load(path, nan=True), list[dict[str, Any]], str(path))
+    """The points of a work file, in which null is a number that there was not."""
+    text = jsonio.read_text(path).replace("null", "NaN")  # it holds no text but its keys
+    value = jsonio.loads(text, str(path), nan=True)
+    points: list[dict[str, Any]] = jsonio.check(value, list[dict[str, Any]], str(path))
     return points

@@ -214,6 +214,11 @@ def test_the_command_writes_every_form_and_says_what_it_cannot_read(folder, tmp_
     code, out, _ = run(monkeypatch, capsys, str(folder), "--out", str(tmp_path / "m"), "--target", "messi")
     assert code == 0 and "of 2 rows" in out  # one of its two runs of npo+rt, and the utility of an opt-out
     refused("name RESULTS and --out or --page", monkeypatch, capsys, str(folder))
+    page = ("--page", str(tmp_path / "o" / "tables.md"))
+    refused("--target is for --out", monkeypatch, capsys, str(folder), *page, "--target", "messi")
+    for results in (str(folder / "b"), str(kept_runs(tmp_path))):
+        nothing = "--target cristiano_ronaldo: RESULTS have no runs on it, but on lionel_messi"
+        refused(nothing, monkeypatch, capsys, results, "--target", "ronaldo", "--out", str(tmp_path / "no"))
     refused("no such results file", monkeypatch, capsys, "nowhere", "--out", str(tmp_path / "no"))
     assert not (tmp_path / "no").exists()
 
@@ -259,6 +264,7 @@ def test_a_kept_row_is_the_mean_over_seeds_of_what_its_targets_form(tmp_path):
     assert found["lambda 1"].runs == 2 and len(found["lambda 1"].of_seeds[FQ]) == 1
     assert [row.name for row in rows] == ["original", "lost, collapsed", "opt-out", "lambda 1"]
     assert {row.method: row.runs for row in kept.rows(runs, ["lionel_messi"])}["lambda 1"] == 2
+    assert kept.rows(runs, ["cristiano_ronaldo"]) == []
     assert cells("cost", rows)["opt-out", "processor, s"]["value"] == "15.0" and COST["processor"] in row.numbers
     cell = cells("main", rows)["opt-out", "FQ"]
     assert float(cell["deviation"]) == pytest.approx(100 * statistics.stdev(of_seed), abs=1e-4)
@@ -296,6 +302,7 @@ def test_a_page_is_filled_where_it_says_so_and_nowhere_else(tmp_path, monkeypatc
     [
         (PAGE.replace("quality", "quantity"), "no table 'quantity'; there are main, full"),
         ("nothing", "is expected once"),
+        (PAGE.replace("taylor", "tailor"), "page.md: table of tailor_swift: RESULTS have no runs on it, but on lio"),
         (PAGE.replace("old\n<!-- /table -->", "old"), "is expected once or more"),
     ],
 )  # fmt: skip

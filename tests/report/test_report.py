@@ -14,6 +14,8 @@ from click.testing import CliRunner
 from scipy import stats
 
 from lm_eval_elude.cli.report import report
+from lm_eval_elude.data.files import sha256
+from lm_eval_elude.data.manifest import FILE_NAME, Manifest, write_manifest
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.report import frame, tables
 from lm_eval_elude.report.comparison import change, named_runs
@@ -46,6 +48,22 @@ def test_runs_are_called_as_said_or_by_their_folder(folder, runs):
     assert [run.name for run in named_runs([str(folder)])] == ["after", "before", "retrained"]
     twice = named_runs([str(folder / name) for name in ("after", "after", "before")], str(folder / "retrained"))
     assert [run.name for run in twice] == ["after", "after 2", "before", "retrained"] and twice[-1].reference
+
+
+def test_each_run_has_a_name_of_its_own(folder):
+    given = [f"{name}={folder / 'after'}" for name in ("a 2", "a", "a", "a")]
+    assert [run.name for run in named_runs(given)] == ["a 2", "a", "a 3", "a 4"]
+
+
+@pytest.mark.parametrize("reference", ["retained", "third", "PATH", "named=PATH"])
+def test_a_reference_among_the_runs_is_named_as_the_report_shows_it_or_by_folder_or_path(reference, folder, tmp_path):
+    (tmp_path / "model").mkdir()
+    write_manifest(tmp_path / "model", Manifest(("Cristiano Ronaldo",), "mini", "retrained-without"))
+    identity = {"name": str(tmp_path / "model"), "manifest": sha256(tmp_path / "model" / FILE_NAME)}
+    third = made_run(tmp_path / "third", known=0.2, tasks=("elude_forget",), checkpoint=identity)
+    other_way = tmp_path / "model" / ".." / "third"
+    runs = named_runs([str(folder / "before"), str(third)], reference.replace("PATH", str(other_way)))
+    assert [(run.name, run.reference) for run in runs] == [("before", False), ("retained", True)]
 
 
 @pytest.mark.parametrize("given, says", [("nowhere", "no such"), (".", "no results file"), ("x=nowhere", "no such")])
@@ -167,10 +185,8 @@ def test_warnings_name_limit_and_an_edited_number(runs, folder, tmp_path):
 )  # fmt: skip
 def test_a_verdict_is_what_is_left_of_what_there_was_to_forget(runs, tmp_path, known, says, judged):
     """Every made-up run has its truths first, so only P can tell: 90 % before, 20 % in the model that never knew."""
-    for run in (*runs, *named_runs([str(made_run(tmp_path, known=known, says=says, seed=3))])):
-        run.estimates = {key: e for key, e in run.estimates.items() if key[2] not in ("truth_first", "known")}
-        if run not in runs:
-            verdict = verdicts([runs[0], run, runs[2]])[1]
+    (run,) = named_runs([str(made_run(tmp_path, known=known, says=says, seed=3))])
+    verdict = verdicts([runs[0], run, runs[2]])[1]
     probability = verdict.facts.split(";")[0]
     share = 100 * run.estimate("elude_forget", "probability").value
     assert verdict.judgement == judged
@@ -179,6 +195,11 @@ def test_a_verdict_is_what_is_left_of_what_there_was_to_forget(runs, tmp_path, k
     assert ("no gibberish" in verdict.facts) == (says != GIBBERISH)
     assert verdict.facts.endswith("oddness of its words 2.0 → 2.0 nats a token (never knew 2.0)")
     assert [verdicts([run])[0].judgement] == (["answers gibberish"] if says == GIBBERISH else [""])
+
+
+def test_who_knew_no_more_than_the_reference_in_any_metric_had_nothing_to_forget(runs, tmp_path):
+    before, after = named_runs([f"{name}={made_run(tmp_path / name, known=0.1)}" for name in ("before", "after")])
+    assert verdicts([before, after, runs[2]])[1].judgement == "had nothing to forget"
 
 
 def test_drawn_answers_stand_in_the_tables_and_the_verdict_and_not_among_the_answers(tmp_path):

@@ -2,8 +2,11 @@
 
 import json
 import math
+import os
 import re
 import shutil
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -24,7 +27,7 @@ from lm_eval_elude.scoring.estimates import Observation, mean_over_targets
 from lm_eval_elude.scoring.settings import resolve_settings
 from lm_eval_elude.stress import depth, outcome
 from lm_eval_elude.stress.outcome import CHECKPOINT, ORIGINAL, RECOVERED, REFERENCE, START, SUMMARY, TASK, Outcome
-from lm_eval_elude.stress.suite import WORK, Stress
+from lm_eval_elude.stress.suite import SETTINGS, WORK, Stress, open_folder
 from lm_eval_elude.stress.weights import (
     NF4,
     WEIGHT_ATTACKS,
@@ -150,6 +153,49 @@ def test_a_killed_command_goes_on_and_ends_in_the_same_bytes(finished, models, s
     with pytest.raises(UserError, match=r"--out .* differs in suite, stress_seed; name another folder"):
         Stress(models, settings, "full", 1, attacks=SMALL).run(out, print)
     assert files(out) == whole
+
+
+@pytest.mark.parametrize("done", [0, 1])
+@pytest.mark.parametrize(("place", "step"), [(Path, "mkdir"), (tempfile, "mkstemp"), (os, "replace")])
+def test_a_folder_whose_making_was_killed_is_gone_on_with(place, step, done, tmp_path, monkeypatch):
+    before, out = iter([getattr(place, step)] * done), tmp_path / "out"
+    with monkeypatch.context() as patch, suppress(StopIteration):  # which stands for the signal after some calls
+        patch.setattr(place, step, lambda *arguments, **options: next(before)(*arguments, **options))
+        patch.setattr(Path, "unlink", lambda path, missing_ok=False: None)  # nothing tidies up then
+        open_folder(out, {"suite": "quick"})
+    open_folder(out, {"suite": "quick"})
+    assert sorted(path.name for path in out.iterdir()) == [SETTINGS, WORK]
+
+
+def diverging(model, setting, material):
+    """Nothing at first, then no numbers any more."""
+    for at in setting.points:
+        if at:
+            for parameter in model.parameters():
+                parameter.data.fill_(math.nan)
+        yield at, model
+
+
+def test_a_point_at_which_the_model_diverged_does_not_count_and_the_command_ends(models, settings, tmp_path):
+    row = WEIGHT_ATTACKS["prune"]._replace(run=diverging, quick=(Setting("all", (1, 0, 2)),))
+    attacks = [row._replace(name=name, inside=name == "within") for name in ("weights", "within")]
+    attacks.append(attacks[0]._replace(name="at_start", quick=(Setting("all", (0, 1)),)))
+    for _ in range(2):  # the second goes on from the files of the first
+        Stress(models, settings, attacks=attacks).run(tmp_path / "out", print)
+        curves = json.loads((tmp_path / "out" / outcome.CURVES).read_text())
+        assert [row["at"] for row in curves if row["counts"]] == [0]
+        assert {name: worst.at for name, worst in Outcome(tmp_path / "out").worst.items()} == {"at_start": 0}
+        assert "nan" not in markdown(table({"a": Outcome(tmp_path / "out")}))
+
+
+@pytest.mark.parametrize(("role", "flag"), [(CHECKPOINT, "CHECKPOINT"), (REFERENCE, "--reference")])
+@pytest.mark.parametrize(("quality", "said"), [(0.0, "0"), (None, "no number")])
+def test_a_model_without_retain_quality_is_one_line(role, flag, quality, said, finished, models, settings, tmp_path):
+    shutil.copytree(finished, tmp_path / "out")
+    (point,) = json.loads((file := tmp_path / "out" / WORK / f"{START}_{role}.json").read_text())
+    file.write_text(json.dumps([point | {"retain_quality": quality}]))
+    with pytest.raises(UserError, match=f"^{flag} .*: its retain quality is {said} before any attack.*another model$"):
+        Stress(models, settings, attacks=SMALL).run(tmp_path / "out", print)
 
 
 def test_a_report_shows_the_attacks_that_lie_near_the_run_of_the_checkpoint(finished, hiding, settings, tmp_path):
