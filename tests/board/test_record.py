@@ -208,6 +208,18 @@ def test_the_model_that_never_unlearned_has_no_record_by_the_answers_of_another(
         board.record(runs.TINY, run, reference, records=5)
 
 
+@pytest.mark.parametrize(
+    "known", [{"base_model": {"weights": file_hashes(runs.TINY)}}, {"weights": file_hashes(runs.TINY)}]
+)
+def test_no_model_of_an_earlier_request_is_the_reference(known, never_knew, tmp_path):
+    """After several requests the base model is what the last one began with, and not the original."""
+    folder = Path(shutil.copytree(runs.WITHOUT, tmp_path / "checkpoint"))
+    with changed(folder / "optout.json") as manifest:
+        manifest["requests"] = [{"targets": ["Lionel Messi"], "base_model": {}, "weights": {}} | known]
+    with pytest.raises(UserError, match="no model that never knew"):
+        board.record(folder, claimed(never_knew, runs.WITHOUT, folder, tmp_path / "run"), records=1)
+
+
 def test_a_record_is_signed_and_verified_without_a_network(never_knew, tmp_path, capsys):
     verifying = pytest.importorskip("model_signing.verifying", reason="the extra [sign] is not installed")
     from cryptography.hazmat.primitives import serialization
