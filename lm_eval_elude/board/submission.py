@@ -25,6 +25,7 @@ from lm_eval_elude.data.files import sha256, write_text
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.scoring.benchmark import OF_TASK
 from lm_eval_elude.scoring.runs import SUMMARY, Run
+from lm_eval_elude.stress.outcome import Outcome
 
 FILE_NAME, RESULTS, ATTACKS, SAMPLES = "submission.json", "results.json", "attacks.jsonl", "samples"
 STRESS = "stress"
@@ -224,8 +225,10 @@ def pack(run: Run, folder: Path, stress: Path | None = None, **about: Any) -> Su
             checkpoint's manifest where that has it.
 
     Raises:
-        UserError: the run lacks what a submission needs.
+        UserError: the run lacks what a submission needs, or ``stress`` is no finished folder.
     """
+    if stress:
+        Outcome(stress)
     (folder / SAMPLES).mkdir()
     settings = {name: value for name, value in run.settings(run.tasks[0]).items() if name not in OF_TASK}
     scored = without_paths(settings)

@@ -427,6 +427,8 @@ def test_the_commands(original, data, tmp_path, capsys):
     submit = ("submit", original.path, "--out", out, "--submitter", "A. Nobody", "--role", "original")
     code, _, err = elude(capsys, *submit)
     assert code == 2 and "--base-model" in err and not out.exists() and not list(tmp_path.iterdir())
+    code, _, err = elude(capsys, *submit, "--base-model", "tiny", "--stress", original.path.parent)
+    assert code == 2 and "it is no finished folder of elude stress" in err and not out.exists()
     code, printed, _ = elude(capsys, *submit, "--base-model", "tiny")
     assert code == 0 and "level recomputed" in printed
     code, _, err = elude(capsys, *submit, "--base-model", "tiny")
