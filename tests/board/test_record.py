@@ -41,7 +41,7 @@ def test_a_statement_is_about_the_files_and_says_what_was_tested(statement, neve
         assert test["upperLimit95"] >= test["excess"]
     gibberish = list(tests.values())[-1]  # Wilson's limit is above 0 where no answer was gibberish
     assert gibberish["value"] == gibberish["reference"] == 0
-    assert gibberish["upperLimit95"] == pytest.approx(1.96**2 / (gibberish["records"] + 1.96**2), abs=1e-4)
+    assert gibberish["upperLimit95"] == pytest.approx(1.645**2 / (gibberish["records"] + 1.645**2), abs=1e-4)
 
 
 def attacked(folder: Path, checkpoint: Run, reference: Run, share: float = 1) -> Outcome:
