@@ -468,6 +468,18 @@ def test_the_commands(original, data, tmp_path, capsys):
     assert code == 2 and "exists already" in err
     code, printed, _ = elude(capsys, "verify", out, "--dataset", data, "--json")
     assert code == 0 and json.loads(printed)["level"] == "recomputed" and json.loads(printed)["findings"] == []
+    code, printed, _ = elude(capsys, "verify", out, "--dataset", data, "--reference", original.path)
+    assert code == 0 and f"the run names no reference: nothing is compared with {original.path}" in printed
+    for flag, value in (
+        ("stress", out),
+        ("original", "x"),
+        ("records", 50),
+        ("seed", 0),
+        ("backend", "hf"),
+        ("tolerance", 1),
+    ):
+        code, _, err = elude(capsys, "verify", out, "--dataset", data, f"--{flag}", value)
+        assert code == 2 and f"--{flag}: only for --rescore" in err and len(err.splitlines()) == 1
     (out / "more.txt").write_text("x")
     code, printed, _ = elude(capsys, "verify", out, "--dataset", data)
     assert code == 1 and printed.splitlines()[0] == "'more.txt' is no file of a submission"
