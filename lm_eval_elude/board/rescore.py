@@ -116,7 +116,10 @@ def rescore(
             place = f"{task}, row {doc['id'] + 1}"
             gaps[place] = max(_gaps(doc["answer_scores"], before["answer_scores"]))
             if original and "original" in doc and "original" in before:
-                odd[place] = _oddness_gap(doc, before)
+                try:
+                    odd[place] = _oddness_gap(doc, before)
+                except Exception:  # whatever a submitter says of the original
+                    odd[place] = math.inf
             if BENCHMARKS[task].kind == "membership" and "prompt_tokens" in before:
                 tokens = [BENCHMARKS[task].logged(each, run.settings(task)).tokens for each in (row, stated)]
                 least[place] = _least_likely_gap(*tokens)
@@ -170,6 +173,8 @@ def _oddness_gap(doc: Mapping[str, Any], before: Mapping[str, Any]) -> float:
     if again["invented_name"] != stated["invented_name"]:
         return math.inf
     original, answer = _gaps(again["oddness_scores"], stated["oddness_scores"])
+    if math.isnan(original + answer):
+        return math.inf
     if again["generated"] != stated["generated"]:
         original = max(0.0, original - NEAR_TIE)
     return max(original, answer if doc["generated"] == before["generated"] else 0.0)

@@ -1,6 +1,7 @@
 """Scored again: the model that is claimed agrees, another does not, and nothing of a submitter steers the draw."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -144,14 +145,21 @@ def test_what_the_original_is_said_to_find_odd_is_asked_of_it_again(submitted, d
         original, (total, tokens) = honest[doc["id"]]["oddness_scores"]
         doc["original"] = honest[doc["id"]] | {"oddness_scores": [original, [total + 5.0, tokens]]}
 
+    def spoil(doc):
+        name, (original, answer) = (honest[doc["id"]][key] for key in ("invented_name", "oddness_scores"))
+        scores = [[], [[0.0, 0]] * 2, [original], [original, [math.nan, 1]], [["a", 1], answer]]
+        odd = [None, {}, 1, *({"generated": "", "invented_name": name, "oddness_scores": each} for each in scores)]
+        doc["original"] = odd[doc["id"]]
+
     def say(doc):
         doc["original"] = honest[doc["id"]]
 
     verdict, found = of_the_forget_set(say, submitted, data, tmp_path / "honest", original=BASE)
     assert found.oddness == 8 and verdict.level == "reproduced", verdict.findings
-    verdict, found = of_the_forget_set(forge, submitted, data, tmp_path / "forged", original=BASE)
-    assert found.oddness == 8 and not verdict.level
-    assert "the original finds 8 of 8 answers otherwise odd" in verdict.findings[0]
+    for change in (forge, spoil):
+        verdict, found = of_the_forget_set(change, submitted, data, tmp_path / change.__name__, original=BASE)
+        assert found.oddness == 8 and not verdict.level
+        assert "the original finds 8 of 8 answers otherwise odd" in verdict.findings[0]
 
 
 def test_a_table_with_oddness_ranks_only_where_the_original_was_asked_again():
