@@ -40,6 +40,7 @@ from lm_eval_elude.stress.outcome import ORIGINAL, REFERENCE
 
 STARTER = Path(__file__).with_name("starter")
 FILES = "leaderboard-files.json"  # names of a site's files that builds wrote; no other file is replaced or removed
+_MAX_FILES = 1 << 28  # bytes of it: two names of 75 characters for each submission
 _NAMING = ("pretrained", "peft", "revision", "dtype")  # arguments of a model that run no code of its repository
 _NAMES = re.compile(r"index\.html|leaderboard\.(json|csv)|data/[0-9a-f]{64}\.json|submissions/[0-9a-f]{64}\.html")
 
@@ -376,7 +377,7 @@ def _claim(site: Path, names: Iterable[str]) -> set[str]:
     (site / "data").mkdir(parents=True, exist_ok=True)
     (site / "submissions").mkdir(exist_ok=True)
     file = site / FILES
-    written = set(packed.load(list[str], file)) if os.path.lexists(file) else set()
+    written = set(packed.load(list[str], file, max_bytes=_MAX_FILES)) if os.path.lexists(file) else set()
     if odd := [name for name in written if not _NAMES.fullmatch(name)]:
         raise UserError(f"{file}: {shown(odd[0])} is no file of a leaderboard")
     if foreign := sorted(name for name in names if name not in written and os.path.lexists(site / name)):

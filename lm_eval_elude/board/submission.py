@@ -97,13 +97,13 @@ def reference_of(run: Run) -> Run | None:
 
 
 # ---- reading
-def load(kind: type[T], file: Path, *, nan: bool = False) -> T:
+def load(kind: type[T], file: Path, *, nan: bool = False, max_bytes: int = _MAX_JSON) -> T:
     """A small JSON file as the type that it must have; ``nan``: whether a number in it may be NaN.
 
     Raises:
         UserError: it cannot be read, is too long, or is of another type.
     """
-    value: T = jsonio.check(jsonio.load(file, nan=nan, max_bytes=_MAX_JSON), kind, str(file))
+    value: T = jsonio.check(jsonio.load(file, nan=nan, max_bytes=max_bytes), kind, str(file))
     return value
 
 

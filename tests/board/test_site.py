@@ -236,12 +236,18 @@ def test_what_was_kept_is_formed_again_where_it_was_tampered_with(again):
         assert site.build(copy, out).formed == 1 and file.read_bytes() == before
 
 
+PLACES = (("data", "json"), ("submissions", "html"))
+
+
 def test_files_of_others_in_the_sites_folder_stay(again, tmp_path):
     """Only what a build wrote is replaced or removed, and a list that names more is refused."""
     copy, out = again
     notes = [out / "data" / "mine.json", out / "submissions" / "mine.html", out / "data" / f"{'0' * 64}.json"]
     for file in notes:
         file.write_text("mine")
+    with changed(out / site.FILES) as listed:  # a board of many submissions, which have left
+        listed += [f"{place}/{number:064x}.{kind}" for number in range(1, 8_000) for place, kind in PLACES]
+    assert (out / site.FILES).stat().st_size > packed._MAX_JSON
     site.build(copy, out)
     assert all(file.read_text() == "mine" for file in notes)
     foreign, secret = tmp_path / "foreign", tmp_path / "secret.json"
