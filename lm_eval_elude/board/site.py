@@ -84,7 +84,7 @@ class Measure(NamedTuple):
 
     @property
     def stamp(self) -> str:
-        return stamp(self.table, self.reference, self.attacks)
+        return stamp(self.table, self.reference, self.attacks, sorted(entry.digest for entry in self.companions))
 
 
 class Shown(Packed):
@@ -214,9 +214,13 @@ def _attacks_count(table: Table, entries: Sequence[Entry], verdicts: Mapping[str
     return bool(brought) and 3 * sum(brought) >= 2 * len(brought)
 
 
-def stamp(table: Table, reference: dict[str, float], attacks: bool) -> str:
-    """What the numbers of a row depend on besides the submission: software, table, reference, what counts."""
-    made_with = json.dumps([__version__, msgspec.to_builtins(table), sorted(reference.items()), attacks])
+def stamp(table: Table, reference: dict[str, float], attacks: bool, companions: Sequence[str] = ()) -> str:
+    """What a row and its report depend on besides the submission: software, table, reference, what counts, companions.
+
+    Args:
+        companions: digests of the table's references that are there.
+    """
+    made_with = json.dumps([__version__, msgspec.to_builtins(table), sorted(reference.items()), attacks, companions])
     return hashlib.sha256(made_with.encode()).hexdigest()
 
 

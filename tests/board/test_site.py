@@ -226,6 +226,16 @@ def test_nothing_unchanged_is_formed_again(again, built, tmp_path):
         site.build(tmp_path / "nothing", tmp_path / "s")
 
 
+def test_a_report_is_written_again_where_a_reference_beside_it_comes_or_goes(again, built):
+    (copy, out), row = again, rows(built)["gibberish"]
+    shutil.move(copy / "submissions" / "original", copy.parent / "original")
+    assert site.build(copy, out).formed == 4
+    assert "<strong>original" not in (out / "submissions" / f"{row['digest']}.html").read_text()
+    shutil.move(copy.parent / "original", copy / "submissions" / "original")
+    assert site.build(copy, out).formed == 5
+    assert "<strong>original" in (out / "submissions" / f"{row['digest']}.html").read_text()
+
+
 def test_what_was_kept_is_formed_again_where_it_was_tampered_with(again):
     copy, out = again
     file = out / "data" / f"{rows(out)['candidate']['digest']}.json"
