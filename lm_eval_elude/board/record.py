@@ -25,7 +25,7 @@ from lm_eval_elude.errors import UserError, reason
 from lm_eval_elude.report.page import render
 from lm_eval_elude.scoring.benchmark import Tasks
 from lm_eval_elude.scoring.benchmarks.elude import ATTACK, CONTROL
-from lm_eval_elude.scoring.estimates import Estimate, difference
+from lm_eval_elude.scoring.estimates import Estimate, difference, wilson
 from lm_eval_elude.scoring.metrics import METRICS
 from lm_eval_elude.scoring.runs import Run
 from lm_eval_elude.scoring.samples import of_reference
@@ -78,8 +78,11 @@ def record(
     if not reference:
         raise UserError(f"the reference {name} is a model, or not there: name the results of that model by --reference")
     known = reference.settings(TASK)["checkpoint"] or []
+    # The bases of all requests, and what each left.
+    knew = [request.get("base_model") or {} for request in manifest.requests] + [manifest.base_model]
+    knew += [{"weights": made.get("weights")} for made in (*manifest.requests, {"weights": manifest.weights})]
     for each in known:
-        for model in ({"weights": manifest.weights}, manifest.base_model):
+        for model in knew:
             if any(each.get(field) and each.get(field) == model.get(field) for field in ("name", "weights")):
                 raise UserError(f"{reference.path} is of {each['name']}, which is no model that never knew the targets")
     _verified(reference)
@@ -210,7 +213,8 @@ def _judged(row: Mapping[str, Any], task: str, value: Estimate, baseline: Estima
     excess = difference(value, baseline)
     if value.binary and baseline.binary:
         # Newcombe (1998), from the Wilson intervals of two shares of yes and no: above 0 at 0 of n.
-        half = math.hypot(value.interval[1] - value.value, baseline.value - baseline.interval[0])
+        (_, high), (low, _) = (wilson(e.value, e.stderr, e.records, Z95_ONE_SIDED) for e in (value, baseline))
+        half = math.hypot(high - value.value, baseline.value - low)
     else:
         half = Z95_ONE_SIDED * excess.stderr
     high = excess.value + half

@@ -18,7 +18,10 @@ from lm_eval_elude.board.submission import ATTACKS, Packed
 from lm_eval_elude.board.verify import LEVELS, Verdict
 from lm_eval_elude.data.files import file_hashes
 from lm_eval_elude.errors import UserError
+from lm_eval_elude.scoring.benchmarks import BENCHMARKS
 
+MIN_K, MIN_K_PLUS_PLUS = "mia_min_k_auc", "mia_min_k_plus_plus_auc"
+FIFTH = 5  # the least likely fifth of an answer's tokens may make all of what its mean may be off
 NEAR_TIE = 0.25  # nats below the likeliest token: batches and devices round logits of 16 bits by about that much
 
 
@@ -55,7 +58,7 @@ def rescore(
         stress: a finished folder of ``elude stress`` on that model, to compare with what was submitted.
 
     Raises:
-        UserError: there is no model in the folder.
+        UserError: there is no model in the folder, or it is asked by a class that gives less than was submitted.
     """
     from lm_eval import simple_evaluate
     from lm_eval.api.registry import get_model
@@ -71,6 +74,10 @@ def rescore(
         verdict.remarks.append("the submission names no weights; the verdict names those that were asked")
     elif verdict.submission.weights != weights:
         verdict.findings.append("rescored: the weights in the folder are not those of the submission")
+    if not hasattr(get_model(backend), "token_logprobs") and any(
+        "prompt_tokens" in doc for docs in verdict.docs.values() for doc in docs
+    ):
+        raise UserError(f"--backend {backend}: gives no log-probabilities of single tokens, which were submitted")
     if stress:
         if verdict.outcome is None:
             raise UserError(f"--stress {stress}: the submission brings no attacks on its weights")
@@ -95,19 +102,27 @@ def rescore(
             task_manager=TaskManager(include_path=task_folder(), include_defaults=False, metadata=metadata),
         )  # fmt: skip
     assert results is not None
-    # By row: how far off its scores are, those of the original, and its text from what is greedy.
+    # By row: how far off are its scores, those of the original, of its least likely tokens, its text from greedy.
     gaps: dict[str, float] = {}
     odd: dict[str, float] = {}
+    least: dict[str, float] = {}
     texts: dict[str, float] = {}
     ties = Counter[str]()
     for task, rows in results["samples"].items():
-        submitted = {row["doc"]["id"]: row["doc"] for row in run.rows(task)}
+        submitted = {row["doc"]["id"]: row for row in run.rows(task)}
         for row in rows:
-            doc, before = row["doc"], submitted[row["doc"]["id"]]
+            stated = submitted[row["doc"]["id"]]
+            doc, before = row["doc"], stated["doc"]
             place = f"{task}, row {doc['id'] + 1}"
             gaps[place] = max(_gaps(doc["answer_scores"], before["answer_scores"]))
             if original and "original" in doc and "original" in before:
-                odd[place] = _oddness_gap(doc, before)
+                try:
+                    odd[place] = _oddness_gap(doc, before)
+                except Exception:  # whatever a submitter says of the original
+                    odd[place] = math.inf
+            if BENCHMARKS[task].kind == "membership" and "prompt_tokens" in before:
+                tokens = [BENCHMARKS[task].logged(each, run.settings(task)).tokens for each in (row, stated)]
+                least[place] = _least_likely_gap(*tokens)
             if "generated" in doc:
                 (context, wanted), differs = row["arguments"][-1], doc["generated"] != before["generated"]
                 texts[place] = least_greedy(lm, context, wanted, before["generated"]) if differs else 0.0
@@ -118,6 +133,7 @@ def rescore(
         verdict.findings.append(f"rescored: {len(gaps)} of {asked} documents came back")
     for values, allowed, line, unit in (
         (gaps, tolerance, f"{{}} of {{}} documents differ by more than {tolerance} nats a token", ""),
+        (least, FIFTH * tolerance, "Min-K% or Min-K%++ of {} of {} records is not what the model's tokens give", ""),
         (odd, tolerance, "the original finds {} of {} answers otherwise odd", " nats a token"),
         (texts, NEAR_TIE, "{} of {} texts are not the model's, and no near-tie of its logits says so",
          " nats below the likeliest token"),
@@ -135,6 +151,18 @@ def _gaps(again: Sequence[Sequence[float]], stated: Sequence[Sequence[float]]) -
     return [abs(a[0] / a[1] - b[0] / b[1]) for a, b in zip(again, stated, strict=True)]
 
 
+def _least_likely_gap(again: Mapping[str, tuple[float, float]], stated: Mapping[str, tuple[float, float]]) -> float:
+    """Between the scores of a record's least likely tokens: of Min-K% in nats a token, of Min-K%++ relative above 1.
+
+    The scores are compared and not the columns that they are formed of: where a model is certain, a spread that differs
+    by less than any tolerance makes another score.
+    """
+    gaps = [abs(a - b) for a, b in zip(again[MIN_K], stated[MIN_K], strict=True)]
+    pairs = zip(again[MIN_K_PLUS_PLUS], stated[MIN_K_PLUS_PLUS], strict=True)
+    gaps += [abs(a - b) / max(1.0, abs(a)) for a, b in pairs]
+    return math.inf if any(map(math.isnan, gaps)) else max(gaps)
+
+
 def _oddness_gap(doc: Mapping[str, Any], before: Mapping[str, Any]) -> float:
     """How far the original's scores of a document are from those submitted (nats a token).
 
@@ -145,6 +173,8 @@ def _oddness_gap(doc: Mapping[str, Any], before: Mapping[str, Any]) -> float:
     if again["invented_name"] != stated["invented_name"]:
         return math.inf
     original, answer = _gaps(again["oddness_scores"], stated["oddness_scores"])
+    if math.isnan(original + answer):
+        return math.inf
     if again["generated"] != stated["generated"]:
         original = max(0.0, original - NEAR_TIE)
     return max(original, answer if doc["generated"] == before["generated"] else 0.0)

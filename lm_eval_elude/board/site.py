@@ -40,6 +40,7 @@ from lm_eval_elude.stress.outcome import ORIGINAL, REFERENCE
 
 STARTER = Path(__file__).with_name("starter")
 FILES = "leaderboard-files.json"  # names of a site's files that builds wrote; no other file is replaced or removed
+_MAX_FILES = 1 << 28  # bytes of it: two names of 75 characters for each submission
 _NAMING = ("pretrained", "peft", "revision", "dtype")  # arguments of a model that run no code of its repository
 _NAMES = re.compile(r"index\.html|leaderboard\.(json|csv)|data/[0-9a-f]{64}\.json|submissions/[0-9a-f]{64}\.html")
 
@@ -83,7 +84,7 @@ class Measure(NamedTuple):
 
     @property
     def stamp(self) -> str:
-        return stamp(self.table, self.reference, self.attacks)
+        return stamp(self.table, self.reference, self.attacks, sorted(entry.digest for entry in self.companions))
 
 
 class Shown(Packed):
@@ -213,9 +214,13 @@ def _attacks_count(table: Table, entries: Sequence[Entry], verdicts: Mapping[str
     return bool(brought) and 3 * sum(brought) >= 2 * len(brought)
 
 
-def stamp(table: Table, reference: dict[str, float], attacks: bool) -> str:
-    """What the numbers of a row depend on besides the submission: software, table, reference, what counts."""
-    made_with = json.dumps([__version__, msgspec.to_builtins(table), sorted(reference.items()), attacks])
+def stamp(table: Table, reference: dict[str, float], attacks: bool, companions: Sequence[str] = ()) -> str:
+    """What a row and its report depend on besides the submission: software, table, reference, what counts, companions.
+
+    Args:
+        companions: digests of the table's references that are there.
+    """
+    made_with = json.dumps([__version__, msgspec.to_builtins(table), sorted(reference.items()), attacks, companions])
     return hashlib.sha256(made_with.encode()).hexdigest()
 
 
@@ -376,7 +381,7 @@ def _claim(site: Path, names: Iterable[str]) -> set[str]:
     (site / "data").mkdir(parents=True, exist_ok=True)
     (site / "submissions").mkdir(exist_ok=True)
     file = site / FILES
-    written = set(packed.load(list[str], file)) if os.path.lexists(file) else set()
+    written = set(packed.load(list[str], file, max_bytes=_MAX_FILES)) if os.path.lexists(file) else set()
     if odd := [name for name in written if not _NAMES.fullmatch(name)]:
         raise UserError(f"{file}: {shown(odd[0])} is no file of a leaderboard")
     if foreign := sorted(name for name in names if name not in written and os.path.lexists(site / name)):

@@ -10,21 +10,24 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import shutil
 import unicodedata
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
 from lm_eval_elude.data import jsonio, manifest
+from lm_eval_elude.data.dataset import HUB
 from lm_eval_elude.data.files import sha256, write_text
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.scoring.benchmark import OF_TASK
 from lm_eval_elude.scoring.runs import SUMMARY, Run
+from lm_eval_elude.stress.outcome import Outcome
 
 FILE_NAME, RESULTS, ATTACKS, SAMPLES = "submission.json", "results.json", "attacks.jsonl", "samples"
 STRESS = "stress"
@@ -94,13 +97,13 @@ def reference_of(run: Run) -> Run | None:
 
 
 # ---- reading
-def load(kind: type[T], file: Path, *, nan: bool = False) -> T:
+def load(kind: type[T], file: Path, *, nan: bool = False, max_bytes: int = _MAX_JSON) -> T:
     """A small JSON file as the type that it must have; ``nan``: whether a number in it may be NaN.
 
     Raises:
         UserError: it cannot be read, is too long, or is of another type.
     """
-    value: T = jsonio.check(jsonio.load(file, nan=nan, max_bytes=_MAX_JSON), kind, str(file))
+    value: T = jsonio.check(jsonio.load(file, nan=nan, max_bytes=max_bytes), kind, str(file))
     return value
 
 
@@ -198,7 +201,14 @@ def shown(value: Any) -> str:
 
 
 # ---- packing
-_FOLDERS = re.compile(r"""(?<![\w.:/~-])(?:~|[A-Za-z]:)?[/\\](?:[^\s/\\,;:"']+[/\\])+""")
+_FOLDERS = re.compile(r"""(?<![\w.:/~-])(?:file:/+|(?:~|[A-Za-z]:)?[/\\])(?:[^\s/\\,;:"']+[/\\])+""")
+
+_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+# Fields that hold a path, a Hub's id, or a name of data.
+_PLACES = {
+    "name", "dataset", "repository", "world", "reference", "original", "attack_file", "mia_reference", "model_name",
+    "pretrained", "peft", "delta", "tokenizer", "model", "output_dir",
+}  # fmt: skip
 
 
 def with_texts(value: Any, change: Callable[[str], str]) -> Any:
@@ -210,9 +220,38 @@ def with_texts(value: Any, change: Callable[[str], str]) -> Any:
     return change(value) if isinstance(value, str) else value
 
 
-def without_paths(value: Any) -> Any:
-    """A value in whose texts a file has its name in place of its full path."""
-    return with_texts(value, lambda text: _FOLDERS.sub("", text))
+def without_paths(value: Any, folders: Collection[str] = ()) -> Any:
+    """A value in whose texts a file has its name in place of its path.
+
+    Of a free text that is a full path; of a field that holds a path also a relative one, with whatever is in its names.
+
+    Args:
+        folders: texts that are paths, though they read like a Hub's id.
+    """
+    if isinstance(value, list):
+        return [without_paths(item, folders) for item in value]
+    if not isinstance(value, dict):
+        return with_texts(value, lambda text: _FOLDERS.sub("", text))
+    changed = {}
+    for key, item in value.items():
+        if key == "model_args" and isinstance(item, str):
+            parts = [part.partition("=") for part in item.split(",")]
+            item = ",".join(f"{name}{equals}{_last_name(text, folders)}" for name, equals, text in parts)
+        elif key in _PLACES and isinstance(item, str):
+            item = _last_name(item, folders)
+        else:
+            item = without_paths(item, folders)
+        changed[without_paths(key)] = item
+    return changed
+
+
+def _last_name(text: str, folders: Collection[str] = ()) -> str:
+    """The last name of a path; a Hub's id that is no folder here, data of the Hub, and an address stay."""
+    if text not in folders and not text.startswith("file:"):
+        of_hub = _HUB_ID.fullmatch(text) and not os.path.exists(text)
+        if of_hub or HUB.revision(text) is not None or "://" in text:
+            return text
+    return re.split(r"[/\\]", text.rstrip("/\\"))[-1]
 
 
 def pack(run: Run, folder: Path, stress: Path | None = None, **about: Any) -> Submission:
@@ -224,30 +263,34 @@ def pack(run: Run, folder: Path, stress: Path | None = None, **about: Any) -> Su
             checkpoint's manifest where that has it.
 
     Raises:
-        UserError: the run lacks what a submission needs.
+        UserError: the run lacks what a submission needs, or ``stress`` is no finished folder.
     """
+    if stress:
+        Outcome(stress)
     (folder / SAMPLES).mkdir()
     settings = {name: value for name, value in run.settings(run.tasks[0]).items() if name not in OF_TASK}
-    scored = without_paths(settings)
+    folders = {str(model.get("name")) for model in settings["checkpoint"] or () if model.get("weights")}
+    scored = without_paths(settings, folders)
     for task in run.tasks:
         path = folder / SAMPLES / f"{task}.jsonl.gz"
         with path.open("wb") as raw, gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as file:
             for row in run.rows(task):
                 for asked in row["arguments"].values():
                     if "arg_2" in asked:  # another model that was asked
-                        asked["arg_2"] = without_paths(asked["arg_2"])
+                        asked["arg_2"] = _last_name(asked["arg_2"], folders)
                 file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
-    write_text(folder / RESULTS, json.dumps(without_paths(run.results), indent=2, ensure_ascii=False))
+    # lm-eval's "sanitized" name of the model is its full path with other separators.
+    results = {key: value for key, value in run.results.items() if key != "model_name_sanitized"}
+    write_text(folder / RESULTS, json.dumps(without_paths(results, folders), indent=2, ensure_ascii=False))
     identity = (scored["checkpoint"] or [{}])[0]
     name, weights = identity.get("name", ""), identity.get("weights") or None
-    known = {"model": Path(name).name if weights else name}
+    known = {"model": name}
     if source := run.checkpoint:
-        table = without_paths(jsonio.load(source / manifest.FILE_NAME, nan=True))
+        table = without_paths(jsonio.load(source / manifest.FILE_NAME, nan=True), folders)
         jsonio.write(folder / manifest.FILE_NAME, table, indent=2)
         trained = manifest.read_manifest(source)
         assert trained
-        base = str(trained.base_model.get("name") or "")
-        known["base_model"] = base if base.count("/") == 1 else Path(base).name
+        known["base_model"] = _last_name(str(trained.base_model.get("name") or ""), folders)
         known["method"] = trained.method
         known["trained_on"] = ", ".join(n for n in trained.data_fingerprints if n.endswith("-train"))
     if settings["attack_file"]:
@@ -256,7 +299,7 @@ def pack(run: Run, folder: Path, stress: Path | None = None, **about: Any) -> Su
         (folder / STRESS).mkdir()
         for path in (path for path in sorted(stress.iterdir()) if _OF_STRESS.fullmatch(path.name)):
             if path.suffix == ".json":
-                jsonio.write(folder / STRESS / path.name, without_paths(jsonio.load(path)))
+                jsonio.write(folder / STRESS / path.name, without_paths(jsonio.load(path), folders))
             else:
                 shutil.copyfile(path, folder / STRESS / path.name)
     stated = {key: value for key, value in about.items() if value not in ("", None)}

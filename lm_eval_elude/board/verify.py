@@ -100,7 +100,9 @@ def _verify(
     settings = _settings(run, submission, data)
     _check_run(run, submission, verdict, settings)
     expected = {name: asked for name in names if name in BENCHMARKS and (asked := _expected(name, settings))}
-    reference = reference if submission.scored.get("reference") else None
+    if reference and not submission.scored.get("reference"):
+        verdict.remarks.append(f"the run names no reference: nothing is compared with {reference.path}")
+        reference = None
     rows = RowCheck(run, settings, renderer)
     for task in run.tasks:
         if task not in expected:

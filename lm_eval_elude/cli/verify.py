@@ -58,6 +58,11 @@ def verify(
     from lm_eval_elude.scoring.settings import provenance
     from lm_eval_elude.text.chat import Renderer, load_tokenizer
 
+    given, by_hand = click.get_current_context().get_parameter_source, click.core.ParameterSource.COMMANDLINE
+    if not model and (flags := [f"--{name}" for name in ("seed", *how) if given(name) is by_hand]):
+        raise UserError(
+            f"{', '.join(flags)}: only for --rescore, which asks a model again; name its folder by --rescore"
+        )
     if model and not tokenizer:
         raise UserError("--rescore needs --tokenizer: the base model's; a template that a submitter wrote is not used")
     renderer = Renderer(load_tokenizer(tokenizer)) if tokenizer else None

@@ -58,14 +58,14 @@ class Estimate(NamedTuple):
         return len(self.influence)
 
 
-def wilson(share: float, stderr: float, records: int) -> tuple[float, float]:
-    """The 95 % interval of a share by Wilson (1927), which is no single point at 0 and 1.
+def wilson(share: float, stderr: float, records: int, z: float = Z95) -> tuple[float, float]:
+    """The interval of a share by Wilson (1927), which is no single point at 0 and 1.
 
     The number of draws is that which would give the standard error; where all say the same it is that of the records.
     """
     draws = share * (1 - share) / stderr**2 if stderr else records
-    centre, weight = share + Z95**2 / (2 * draws), 1 + Z95**2 / draws
-    half = Z95 * math.sqrt(share * (1 - share) / draws + (Z95 / (2 * draws)) ** 2)
+    centre, weight = share + z**2 / (2 * draws), 1 + z**2 / draws
+    half = z * math.sqrt(share * (1 - share) / draws + (z / (2 * draws)) ** 2)
     return float(np.clip((centre - half) / weight, 0, 1)), float(np.clip((centre + half) / weight, 0, 1))
 
 

@@ -41,7 +41,7 @@ def test_a_statement_is_about_the_files_and_says_what_was_tested(statement, neve
         assert test["upperLimit95"] >= test["excess"]
     gibberish = list(tests.values())[-1]  # Wilson's limit is above 0 where no answer was gibberish
     assert gibberish["value"] == gibberish["reference"] == 0
-    assert gibberish["upperLimit95"] == pytest.approx(1.96**2 / (gibberish["records"] + 1.96**2), abs=1e-4)
+    assert gibberish["upperLimit95"] == pytest.approx(1.645**2 / (gibberish["records"] + 1.645**2), abs=1e-4)
 
 
 def attacked(folder: Path, checkpoint: Run, reference: Run, share: float = 1) -> Outcome:
@@ -206,6 +206,18 @@ def test_the_model_that_never_unlearned_has_no_record_by_the_answers_of_another(
     reference = claimed(original, runs.TINY, runs.WITHOUT, tmp_path / "reference")
     with pytest.raises(UserError, match=r"rescored: .* documents differ"):
         board.record(runs.TINY, run, reference, records=5)
+
+
+@pytest.mark.parametrize(
+    "known", [{"base_model": {"weights": file_hashes(runs.TINY)}}, {"weights": file_hashes(runs.TINY)}]
+)
+def test_no_model_of_an_earlier_request_is_the_reference(known, never_knew, tmp_path):
+    """After several requests the base model is what the last one began with, and not the original."""
+    folder = Path(shutil.copytree(runs.WITHOUT, tmp_path / "checkpoint"))
+    with changed(folder / "optout.json") as manifest:
+        manifest["requests"] = [{"targets": ["Lionel Messi"], "base_model": {}, "weights": {}} | known]
+    with pytest.raises(UserError, match="no model that never knew"):
+        board.record(folder, claimed(never_knew, runs.WITHOUT, folder, tmp_path / "run"), records=1)
 
 
 def test_a_record_is_signed_and_verified_without_a_network(never_knew, tmp_path, capsys):

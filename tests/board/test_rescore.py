@@ -1,6 +1,7 @@
 """Scored again: the model that is claimed agrees, another does not, and nothing of a submitter steers the draw."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from lm_eval_elude.board import rescore as board
 from lm_eval_elude.board import submission as packed
 from lm_eval_elude.board.verify import verify
 from lm_eval_elude.errors import UserError
+from lm_eval_elude.scoring.benchmark import as_row
+from lm_eval_elude.scoring.benchmarks import BENCHMARKS, task_report
 from lm_eval_elude.text.chat import Renderer, load_tokenizer
 from tests.board import runs
 from tests.support import run
@@ -35,11 +38,14 @@ def test_the_model_agrees_also_with_a_template_of_the_submitters_and_another_mod
     assert verdict.level == "rescored" and not verdict.findings and found.gap < 1e-3 and not found.ties
     assert found.records == len(verdict.samples) == found.texts + 1 and found.weights == verdict.submission.weights
     wrong, _ = again(submitted, data, runs.WITHOUT)
-    assert not wrong.level and [line.partition(":")[0] for line in wrong.findings] == ["rescored"] * 3
-    for line, words in zip(wrong.findings, ("weights in the folder", "nats a token", "texts are not"), strict=True):
+    assert not wrong.level and [line.partition(":")[0] for line in wrong.findings] == ["rescored"] * 4
+    expected = ("weights in the folder", "nats a token", "Min-K% or Min-K%++ of", "texts are not")
+    for line, words in zip(wrong.findings, expected, strict=True):
         assert words in line
     with pytest.raises(UserError, match=r"--rescore .*safetensors"):
         again(submitted, data, tmp_path)
+    with pytest.raises(UserError, match=r"--backend hf: gives no log-probabilities of single tokens"):
+        again(submitted, data, backend="hf")
 
 
 def test_all_is_reproduced_and_the_draw_is_of_the_seed_and_of_every_task(submitted, data, monkeypatch):
@@ -91,6 +97,45 @@ def test_a_forged_forget_set_is_found(forge, line, submitted, data, tmp_path):
     assert not verdict.level and line in verdict.findings[0], verdict.findings
 
 
+def members_stand_out(column, responses):
+    """All of the record's tokens as likely as their mean, with the sum of its log-probabilities."""
+    log_probs, first = responses[0][0], column
+    answer = [float(value) for value in log_probs[first:]]
+    responses[0][0] = [*log_probs[:first], *[sum(answer) / len(answer)] * len(answer)]
+
+
+def expected_less(column, responses):
+    """The record's tokens all likelier than the model's distribution has it, by standard deviations."""
+    responses[0][2] = [float(value) - 4.0 for value in responses[0][2]]
+
+
+def all_but_certain(column, responses):
+    """The model is said to be certain of every token."""
+    responses[0][3] = [float(value) / 1_000 for value in responses[0][3]]
+
+
+@pytest.mark.parametrize("forge", [members_stand_out, expected_less, all_but_certain])
+def test_the_log_probabilities_of_single_tokens_are_the_models(forge, submitted, data, tmp_path):
+    """Forged so that every number follows: the sum of an answer says nothing of its least likely tokens."""
+    folder, task = Path(shutil.copytree(submitted, tmp_path / "copy")), "elude_mia"
+    with (
+        runs.changed(folder / packed.RESULTS) as results,
+        runs.changed(folder / packed.SAMPLES / f"{task}.jsonl.gz") as rows,
+    ):
+        settings = results["configs"][task]["metadata"]["elude"]
+        for row in rows:
+            forge(row["doc"]["prompt_tokens"], row["filtered_resps"])
+            row["resps"] = [[response] for response in row["filtered_resps"]]
+        samples = [BENCHMARKS[task].measure(row, settings) for row in rows]
+        for row, sample in zip(rows, samples, strict=True):
+            row |= {name: sample.values[name] for name in row["metrics"]}
+        settings["aggregates"] = task_report(task, samples, settings)
+        results["results"][task] |= as_row(settings["aggregates"])
+    runs.hashed_again(folder)
+    verdict, _ = again(folder, data, records=0)
+    assert len(verdict.findings) == 1 and "of 8 records is not what the model" in verdict.findings[0], verdict.findings
+
+
 def test_what_the_original_is_said_to_find_odd_is_asked_of_it_again(submitted, data, tmp_path):
     metadata = {"pretrained": BASE, "dataset": str(data), "target": runs.RONALDO, "original": BASE}
     logged = run(["elude_forget"], "elude", metadata=metadata, log_samples=True)["samples"]["elude_forget"]
@@ -100,14 +145,21 @@ def test_what_the_original_is_said_to_find_odd_is_asked_of_it_again(submitted, d
         original, (total, tokens) = honest[doc["id"]]["oddness_scores"]
         doc["original"] = honest[doc["id"]] | {"oddness_scores": [original, [total + 5.0, tokens]]}
 
+    def spoil(doc):
+        name, (original, answer) = (honest[doc["id"]][key] for key in ("invented_name", "oddness_scores"))
+        scores = [[], [[0.0, 0]] * 2, [original], [original, [math.nan, 1]], [["a", 1], answer]]
+        odd = [None, {}, 1, *({"generated": "", "invented_name": name, "oddness_scores": each} for each in scores)]
+        doc["original"] = odd[doc["id"]]
+
     def say(doc):
         doc["original"] = honest[doc["id"]]
 
     verdict, found = of_the_forget_set(say, submitted, data, tmp_path / "honest", original=BASE)
     assert found.oddness == 8 and verdict.level == "reproduced", verdict.findings
-    verdict, found = of_the_forget_set(forge, submitted, data, tmp_path / "forged", original=BASE)
-    assert found.oddness == 8 and not verdict.level
-    assert "the original finds 8 of 8 answers otherwise odd" in verdict.findings[0]
+    for change in (forge, spoil):
+        verdict, found = of_the_forget_set(change, submitted, data, tmp_path / change.__name__, original=BASE)
+        assert found.oddness == 8 and not verdict.level
+        assert "the original finds 8 of 8 answers otherwise odd" in verdict.findings[0]
 
 
 def test_a_table_with_oddness_ranks_only_where_the_original_was_asked_again():

@@ -226,6 +226,16 @@ def test_nothing_unchanged_is_formed_again(again, built, tmp_path):
         site.build(tmp_path / "nothing", tmp_path / "s")
 
 
+def test_a_report_is_written_again_where_a_reference_beside_it_comes_or_goes(again, built):
+    (copy, out), row = again, rows(built)["gibberish"]
+    shutil.move(copy / "submissions" / "original", copy.parent / "original")
+    assert site.build(copy, out).formed == 4
+    assert "<strong>original" not in (out / "submissions" / f"{row['digest']}.html").read_text()
+    shutil.move(copy.parent / "original", copy / "submissions" / "original")
+    assert site.build(copy, out).formed == 5
+    assert "<strong>original" in (out / "submissions" / f"{row['digest']}.html").read_text()
+
+
 def test_what_was_kept_is_formed_again_where_it_was_tampered_with(again):
     copy, out = again
     file = out / "data" / f"{rows(out)['candidate']['digest']}.json"
@@ -236,12 +246,18 @@ def test_what_was_kept_is_formed_again_where_it_was_tampered_with(again):
         assert site.build(copy, out).formed == 1 and file.read_bytes() == before
 
 
+PLACES = (("data", "json"), ("submissions", "html"))
+
+
 def test_files_of_others_in_the_sites_folder_stay(again, tmp_path):
     """Only what a build wrote is replaced or removed, and a list that names more is refused."""
     copy, out = again
     notes = [out / "data" / "mine.json", out / "submissions" / "mine.html", out / "data" / f"{'0' * 64}.json"]
     for file in notes:
         file.write_text("mine")
+    with changed(out / site.FILES) as listed:  # a board of many submissions, which have left
+        listed += [f"{place}/{number:064x}.{kind}" for number in range(1, 8_000) for place, kind in PLACES]
+    assert (out / site.FILES).stat().st_size > packed._MAX_JSON
     site.build(copy, out)
     assert all(file.read_text() == "mine" for file in notes)
     foreign, secret = tmp_path / "foreign", tmp_path / "secret.json"

@@ -415,11 +415,44 @@ def test_no_path_of_the_machine_is_published(submitted, original, data):
     [
         ("/home/me/a model", "a model"), ("pretrained=/home/me/m,dtype=x", "pretrained=m,dtype=x"),
         ("~/runs/m", "m"), ("C:\\Users\\me\\m", "m"), ("org/name", "org/name"), ("a/b/c", "a/b/c"),
-        ("https://some.where/a/b", "https://some.where/a/b"), ("1/2/3", "1/2/3"), ("hub@abc", "hub@abc"),
+        ("file:///home/me/m", "m"), ("https://some.where/a/b", "https://some.where/a/b"), ("1/2/3", "1/2/3"),
+        ("hub@abc", "hub@abc"),
     ],
 )  # fmt: skip
 def test_a_path_becomes_the_name_of_the_file(text, expected):
     assert packed.without_paths({text: [text]}) == {expected: [expected]}
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("clients/acme/ronaldo", "ronaldo"), ("../ronaldo", "ronaldo"), ("runs/mine", "mine"), ("/my runs/a b/", "a b"),
+        ("file:///my runs/m", "m"), ("C:\\my runs\\m", "m"), ("org/name", "org/name"), ("hub", "hub"),
+        ("hub@refs/pr/1", "hub@refs/pr/1"), ("https://some.where/a/b", "https://some.where/a/b"),
+    ],
+)  # fmt: skip
+def test_of_a_field_that_holds_a_path_the_last_name_is_left(text, expected, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    for field in ("name", "dataset", "reference", "original", "attack_file", "pretrained"):
+        assert packed.without_paths([{field: text}]) == [{field: expected}]
+    arguments = f"pretrained={text},dtype=auto"
+    assert packed.without_paths({"model_args": arguments}) == {"model_args": f"pretrained={expected},dtype=auto"}
+    assert packed.without_paths({"name": "gone/run"}, {"gone/run"}) == {"name": "run"}
+
+
+def test_relative_paths_are_not_published(original, data, tmp_path):
+    folder, manifest = Path(shutil.copytree(original.path.parent, tmp_path / "run")), tmp_path / "optout.json"
+    shutil.copyfile(runs.TINY / "optout.json", manifest)  # found above the results
+    text = original.path.read_text().replace(str(runs.TINY), "clients/ronaldo").replace(str(data), "../my data/x")
+    (folder / original.path.name).write_text(text)
+    with changed(folder / original.path.name) as table:
+        table["model_name_sanitized"] = "__home__clients__ronaldo"
+    mine = runs.submission(tmp_path / "mine", Run(folder), model="")
+    assert (packed.read(mine).model, packed.read(mine).scored["dataset"]) == ("ronaldo", "x")
+    texts = [path.read_text() for path in mine.glob("*.json")]
+    assert not any(word in text for text in texts for word in ("clients", "my data", "sanitized"))
+    assert not verify(mine, data=str(data)).findings
 
 
 def test_the_commands(original, data, tmp_path, capsys):
@@ -427,12 +460,26 @@ def test_the_commands(original, data, tmp_path, capsys):
     submit = ("submit", original.path, "--out", out, "--submitter", "A. Nobody", "--role", "original")
     code, _, err = elude(capsys, *submit)
     assert code == 2 and "--base-model" in err and not out.exists() and not list(tmp_path.iterdir())
+    code, _, err = elude(capsys, *submit, "--base-model", "tiny", "--stress", original.path.parent)
+    assert code == 2 and "it is no finished folder of elude stress" in err and not out.exists()
     code, printed, _ = elude(capsys, *submit, "--base-model", "tiny")
     assert code == 0 and "level recomputed" in printed
     code, _, err = elude(capsys, *submit, "--base-model", "tiny")
     assert code == 2 and "exists already" in err
     code, printed, _ = elude(capsys, "verify", out, "--dataset", data, "--json")
     assert code == 0 and json.loads(printed)["level"] == "recomputed" and json.loads(printed)["findings"] == []
+    code, printed, _ = elude(capsys, "verify", out, "--dataset", data, "--reference", original.path)
+    assert code == 0 and f"the run names no reference: nothing is compared with {original.path}" in printed
+    for flag, value in (
+        ("stress", out),
+        ("original", "x"),
+        ("records", 50),
+        ("seed", 0),
+        ("backend", "hf"),
+        ("tolerance", 1),
+    ):
+        code, _, err = elude(capsys, "verify", out, "--dataset", data, f"--{flag}", value)
+        assert code == 2 and f"--{flag}: only for --rescore" in err and len(err.splitlines()) == 1
     (out / "more.txt").write_text("x")
     code, printed, _ = elude(capsys, "verify", out, "--dataset", data)
     assert code == 1 and printed.splitlines()[0] == "'more.txt' is no file of a submission"
