@@ -60,7 +60,7 @@ def check(run: Packed, docs: Sequence[Mapping[str, Any]]) -> Outcome:
     for name, role in places:
         of_point = outcome.run(name, role)
         logged = [_asked(row["doc"]) for row in of_point.rows(TASK)]
-        if any(logged.count(doc) * len(expected) != len(logged) for doc in expected):
+        if any(logged.count(doc) * len(expected) != expected.count(doc) * len(logged) for doc in expected):
             raise UserError(f"{STRESS}: the documents of {name}, {role}, are not those of the forget set")
         formed = as_row(task_report(TASK, of_point.samples(TASK), of_point.settings(TASK)))
         known = {key: value for key, value in formed.items() if not math.isnan(value)}  # the rest is written as null

@@ -35,6 +35,7 @@ from lm_eval_elude.data.files import write_text
 from lm_eval_elude.errors import UserError, reason
 from lm_eval_elude.report.comparison import NamedRun
 from lm_eval_elude.report.page.page import write_report
+from lm_eval_elude.scoring.benchmarks import BENCHMARKS, GROUPS
 from lm_eval_elude.scoring.estimates import Estimate, exact
 from lm_eval_elude.stress.outcome import ORIGINAL, REFERENCE
 
@@ -42,6 +43,7 @@ STARTER = Path(__file__).with_name("starter")
 FILES = "leaderboard-files.json"  # names of a site's files that builds wrote; no other file is replaced or removed
 _MAX_FILES = 1 << 28  # bytes of it: two names of 75 characters for each submission
 _NAMING = ("pretrained", "peft", "revision", "dtype")  # arguments of a model that run no code of its repository
+_BACKENDS = ("elude", "hf", "vllm")  # of lm-eval, that a report's command may name
 _NAMES = re.compile(r"index\.html|leaderboard\.(json|csv)|data/[0-9a-f]{64}\.json|submissions/[0-9a-f]{64}\.html")
 
 
@@ -93,17 +95,22 @@ class Shown(Packed):
     def __init__(self, folder: Path, verdict: Verdict) -> None:
         super().__init__(folder)
         self.path = Path(folder.name) / packed.RESULTS  # where the keeper has it is nobody's business either
+        known = BENCHMARKS.keys() | GROUPS.keys()
+        reported = {name: row for name, row in self.results["results"].items() if name in known}
+        members = {name: GROUPS[name].children for name in reported if name in GROUPS}
+        self.results = {**self.results, "results": reported, "group_subtasks": members}
         self._samples, self.numbers, self._docs = verdict.samples, verdict.numbers, verdict.docs
 
     @property
     def config(self) -> dict[str, Any]:
-        """As the run has it, but of the model's arguments only what names it: a reader may copy the command."""
-        given = super().config.get("model_args")
+        """As the run has it, but of the model only what names it: a reader may copy the command."""
+        config = super().config
+        backend, given = config.get("model"), config.get("model_args")
         if isinstance(given, str):
             given = dict(part.split("=", 1) for part in given.split(",") if "=" in part)
         texts = {name: str(value) for name, value in given.items()} if isinstance(given, dict) else {}
         named = {name: text for name, text in texts.items() if name in _NAMING and re.fullmatch(r"[\w./@:+-]+", text)}
-        return {**super().config, "model_args": named}
+        return {**config, "model": backend if backend in _BACKENDS else None, "model_args": named}
 
     def settings(self, task: str) -> dict[str, Any]:
         return {**super().settings(task), "checkpoint": []}

@@ -48,6 +48,7 @@ def submit(results: Path, out: Path, dataset: str, hub: str | None, exchange: Pa
     from lm_eval_elude.board import publish
     from lm_eval_elude.board import submission as packed
     from lm_eval_elude.board.verify import verify
+    from lm_eval_elude.data.dataset import HUB
     from lm_eval_elude.data.files import new_folder
     from lm_eval_elude.errors import UserError
     from lm_eval_elude.scoring.runs import Run
@@ -59,7 +60,7 @@ def submit(results: Path, out: Path, dataset: str, hub: str | None, exchange: Pa
     with new_folder(out) as staged:
         packed.pack(run, staged, **about)
         source = dataset or str(run.settings(run.tasks[0])["dataset"])
-        verdict = verify(staged, data="" if source.startswith("hub") else source)
+        verdict = verify(staged, data=source if HUB.revision(source) is None else "")
         if verdict.findings:
             more = f" (and {len(verdict.findings) - 1} more)" if verdict.findings[1:] else ""
             raise UserError(f"{run.path}: cannot be submitted: {verdict.findings[0]}{more}")

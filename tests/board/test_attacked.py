@@ -92,6 +92,17 @@ def test_forged_attacks_are_found(file, forge, line, brought, data, tmp_path):
     assert not verdict.level and len(verdict.findings) == 1 and line in verdict.findings[0], verdict.findings
 
 
+def test_a_row_that_stands_twice_in_the_forget_set_is_asked_twice(brought, tmp_path):
+    """Only the numbers, which are of other rows, differ then."""
+    folder = Path(shutil.copytree(brought, tmp_path / "copy"))
+    for file in (folder / PLACE).glob("samples_*"):
+        with runs.changed(file) as rows:
+            rows[1]["doc"] |= attacked._asked(rows[0]["doc"])
+    docs = [row["doc"] for row in runs.load(next((folder / PLACE).glob("samples_*_start-checkpoint.jsonl")))]
+    with pytest.raises(UserError, match="does not follow from the samples"):
+        attacked.check(packed.Packed(folder), docs)
+
+
 def test_a_point_that_was_passed_over_is_found_by_attacking_again(brought, data, stressed, hiding, tmp_path):
     weights = file_hashes(hiding)
     assert not attacked.run_again(Outcome(brought / PLACE), stressed, weights)

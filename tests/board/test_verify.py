@@ -485,6 +485,14 @@ def test_the_commands(original, data, tmp_path, capsys):
     assert code == 1 and printed.splitlines()[0] == "'more.txt' is no file of a submission"
 
 
+def test_a_folder_whose_name_begins_with_hub_is_a_folder(original, data, tmp_path, monkeypatch, capsys):
+    shutil.copytree(data, tmp_path / "hubert")
+    monkeypatch.chdir(tmp_path)
+    about = ("--submitter", "x", "--base-model", "b", "--role", "original")
+    assert elude(capsys, "submit", original.path, "--out", "mine", "--dataset", "hubert", *about)[0] == 0
+    assert elude(capsys, "verify", "mine", "--dataset", "hubert")[0] == 0
+
+
 @pytest.mark.parametrize(
     "file, change, line",
     [
