@@ -187,6 +187,7 @@ def test_the_variable_switches_everything_off(
     assert off["ends"][0] == [r"UserError('two\nlines')", ""]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("environment", ["wheel"], indirect=True)
 def test_the_command_line_finds_tasks_and_model_and_scores_the_bundled_one(environment: Environment) -> None:
     """As a user types it, with all 15,000 files of the harness indexed; the table stands on the terminal."""

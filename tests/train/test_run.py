@@ -588,6 +588,7 @@ def run_and_kill(moment: str | float, config: TrainConfig, output: Path, resume:
     return process.exitcode == 0
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_and_resumed_it_ends_with_the_same_bytes(settings, tmp_path):
     config = settings(patience=3, epochs=4, directions=2, retain_budget=5.0)  # its weights are kept, too
     whole, killed = tmp_path / "whole", tmp_path / "killed"
