@@ -251,9 +251,7 @@ class RunFolder:
         if not place.exists() or self._written().get(name) == sha256(place):
             place.parent.mkdir(exist_ok=True)
             written = {name: hashlib.sha256(text.encode()).hexdigest()}
-            if (
-                not place.exists()
-            ):  # after a kill it is known for ours; an old one has its own hash until it is replaced
+            if not place.exists():  # or a kill would leave a file that is not known for ours
                 self._record(written)
             write_text(place, text)
             self._record(written)

@@ -144,9 +144,8 @@ def _settings(run: Packed, submission: Submission, data: str) -> Settings:
         if {name: value for name, value in run.settings(task).items() if name not in OF_TASK} != scored:
             raise UserError(f"{packed.RESULTS}: the tasks do not say the same of the run as {packed.FILE_NAME}")
     source = data or str(scored["dataset"])
-    if (
-        dataset.HUB.revision(source) is not None
-    ):  # the published data as of the commit that was scored; nothing else of the Hub is read
+    if dataset.HUB.revision(source) is not None:
+        # The published data as of the commit that was scored; nothing else of the Hub is read.
         described = scored["data"]
         if described.get("repository") != dataset.HUB.published or described.get("world") != dataset.HUB_WORLD_URL:
             raise UserError("the data set is not the published one: name the one it was with --dataset")

@@ -51,10 +51,10 @@ def exchange(
     The model answers them, beginning as other answers about that neighbour do: what it knows of neighbours goes beyond
     the retain set's questions. Answers that name a target are left out.
     """
-    rows = [record for record in data.retain.records if neighbour_in(record)]
-    people = answers_by_neighbour(sorted(rows, key=neighbour_in))
     if not (config.exchange and data.retain.records):
         return ()
+    rows = [record for record in data.retain.records if neighbour_in(record)]
+    people = answers_by_neighbour(sorted(rows, key=neighbour_in))
     if len(people) < 2:
         say(
             f"--exchange {config.exchange}: nothing to exchange, for the retain set's questions name fewer than two "
