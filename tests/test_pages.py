@@ -118,7 +118,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 @every_page_of_today
 def test_files_exist(page: Path) -> None:
     """Paths below a folder of the repository; what a user may choose stands below ``runs/``, ``out/`` and the like."""
-    folders = "|".join(path.name for path in ROOT.iterdir() if path.is_dir() and path.name not in ("runs", "build", "out"))
+    of_users = {"runs", "build", "out"}
+    folders = "|".join(path.name for path in ROOT.iterdir() if path.is_dir() and path.name not in of_users)
     paths = {path for piece in code(page) for path in re.findall(rf"(?<![\w./-])(?:{folders})/[\w./-]*", piece)}
     assert not [path for path in paths if not (ROOT / path.rstrip(".")).exists()]
 
