@@ -263,8 +263,13 @@ def flop_ratio(lengths: list[tuple[int, int, str]], token: int, head: int) -> fl
 
 
 def compare(theirs: list[Any], ours: list[Any]) -> tuple[int, float, int]:
-    """Of the requests that both were asked: their number, the largest difference of log-probabilities, other texts."""
+    """Of the requests that both were asked: their number, the largest difference of log-probabilities, other texts.
+
+    Where ours was asked for single tokens after a whole prompt, stock was asked for the end of the prompt by itself.
+    """
     known = {(context, answer): value for context, answer, value in theirs}
+    sums = {context + answer: value for context, answer, value in theirs}
+    known |= {(c, a): sums[c + a] - sums[c] for c, a, _ in ours if (c, a) not in known and {c, c + a} <= sums.keys()}
     both = [(known[c, a], value) for c, a, value in ours if (c, a) in known]
     texts = sum(isinstance(x, str) and x != y for x, y in both)
     return len(both), max((abs(x - y) for x, y in both if not isinstance(x, str)), default=0.0), texts

@@ -1,8 +1,9 @@
 """What the evaluation tests share: small tokenizers in the shape of real ones, small Llamas, an independent evaluator.
 
 The special tokens, white-space rules and chat templates follow Llama-3.1-8B-Instruct, Phi-3.5-mini-instruct, Qwen2.5
-(ChatML) and Qwen3, for conversations without tools; the vocabulary is trained on ELUDe-mini. The evaluator at the end
-uses transformers and rouge_score only: none of our code is in its maths.
+(ChatML), Qwen3 and Tulu 3 (whose turn marks are no special tokens), for conversations without tools; the vocabulary is
+trained on ELUDe-mini. The evaluator at the end uses transformers and rouge_score only: none of our code is in its
+maths.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ SHAPES = {
     "chatml": Shape(_template("chatml"), None, "<|im_end|>", _QWEN_SPECIAL),
     "qwen3": Shape(_template("qwen3"), None, "<|im_end|>", (*_QWEN_SPECIAL, "<think>", "</think>")),
     "gemma": Shape(_template("gemma"), "<bos>", "<eos>", ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>")),
+    "tulu": Shape(_template("tulu"), "<|begin_of_text|>", "<|end_of_text|>", _LLAMA_SPECIAL[:2]),
     "dropping": Shape(_template("dropping"), "<s>", "</s>", ("<s>", "</s>")),
     "base": Shape(None, "<|begin_of_text|>", "<|end_of_text|>", _LLAMA_SPECIAL[:2]),
 }  # fmt: skip
@@ -119,7 +121,8 @@ def make_tokenizer(shape: str, vocabulary: int = 900) -> PreTrainedTokenizerFast
         tokenizer.decoder = decoders.ByteLevel()
         alphabet = pre_tokenizers.ByteLevel.alphabet()
         trainer = trainers.BpeTrainer(vocab_size=vocabulary, initial_alphabet=alphabet, show_progress=False)
-    tokenizer.train_from_iterator([*_corpus(), *["a\n\nb"] * 500], trainer)
+    turns = ["<|user|>\nwho?\n<|assistant|>\n"] * (500 if shape == "tulu" else 0)  # "?" and "|>" with their line ends
+    tokenizer.train_from_iterator([*_corpus(), *["a\n\nb"] * 500, *turns], trainer)
     if kind.sentencepiece:
         # The real byte tokens are ordinary ones, which decode to bytes.
         learned = json.loads(tokenizer.to_str())["model"]

@@ -37,7 +37,7 @@ def contradiction(
             if any(float(value) > 0 for value in values):
                 return "a log-probability is above 0"
     if any(score.log_prob > ROUNDING * score.tokens for score in scores):
-        return "a mean log-probability is above 0 without the white space before"
+        return "a mean log-probability is above 0 without the end of the prompt"
     for request, text in zip(requests, responses, strict=False):
         if request.kind == "generate_until":
             most = request.arguments[1]["max_gen_toks"]

@@ -9,6 +9,7 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from lm_eval_elude.board.submission import ATTACKS, Packed
 from lm_eval_elude.board.verify import LEVELS, Verdict
 from lm_eval_elude.data.files import file_hashes
 from lm_eval_elude.errors import UserError
+from lm_eval_elude.scoring.benchmark import has_tokens
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS
 
 MIN_K, MIN_K_PLUS_PLUS = "mia_min_k_auc", "mia_min_k_plus_plus_auc"
@@ -74,9 +76,9 @@ def rescore(
         verdict.remarks.append("the submission names no weights; the verdict names those that were asked")
     elif verdict.submission.weights != weights:
         verdict.findings.append("rescored: the weights in the folder are not those of the submission")
-    if not hasattr(get_model(backend), "token_logprobs") and any(
-        "prompt_tokens" in doc for docs in verdict.docs.values() for doc in docs
-    ):
+    scored_rows = chain.from_iterable(verdict.samples.values())
+    tokens = any({"greedy", MIN_K} & sample.values.keys() for sample in scored_rows)
+    if tokens and not hasattr(get_model(backend), "token_logprobs"):
         raise UserError(f"--backend {backend}: gives no log-probabilities of single tokens, which were submitted")
     if stress:
         if verdict.outcome is None:
@@ -120,7 +122,7 @@ def rescore(
                     odd[place] = _oddness_gap(doc, before)
                 except Exception:  # whatever a submitter says of the original
                     odd[place] = math.inf
-            if BENCHMARKS[task].kind == "membership" and "prompt_tokens" in before:
+            if BENCHMARKS[task].kind == "membership" and has_tokens(stated["filtered_resps"]):
                 tokens = [BENCHMARKS[task].logged(each, run.settings(task)).tokens for each in (row, stated)]
                 least[place] = _least_likely_gap(*tokens)
             if "generated" in doc:

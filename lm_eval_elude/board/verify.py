@@ -21,14 +21,22 @@ from lm_eval_elude.board.submission import Packed, Submission, shown
 from lm_eval_elude.data import dataset, jsonio, manifest
 from lm_eval_elude.data.records import fingerprint
 from lm_eval_elude.errors import UserError
-from lm_eval_elude.scoring.benchmark import ANSWERS, MEASURED, OF_TASK, NothingToAskError, Request, Template, as_row
+from lm_eval_elude.scoring.benchmark import (
+    ANSWERS,
+    MEASURED,
+    OF_TASK,
+    NothingToAskError,
+    Request,
+    as_row,
+    has_tokens,
+)  # fmt: skip
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS, GROUPS, group_report, task_report
 from lm_eval_elude.scoring.metrics import METRICS
 from lm_eval_elude.scoring.runs import Run
 from lm_eval_elude.scoring.samples import Sample
 from lm_eval_elude.scoring.settings import MOST_PROMPTS, Settings
 from lm_eval_elude.stress.outcome import TASK, Outcome
-from lm_eval_elude.text.chat import Renderer
+from lm_eval_elude.text.chat import Renderer, cut_prompt
 
 Level = Literal["recomputed", "rescored", "reproduced"]
 LEVELS: tuple[Level, ...] = get_args(Level)  # the lowest first
@@ -252,21 +260,20 @@ class LearnedTemplate:
         if row is None:
             raise UserError(f"{task}: no row in it")
         doc, arguments = row["doc"], _arguments(row)
-        (context, first), (prompt, generation) = arguments[0], arguments[-1]
+        (_, first), (prompt, generation) = arguments[0], arguments[-1]
         guardrail = BENCHMARKS[task].system_text(doc, replace(settings, guardrail=True))
         system = guardrail if settings.guardrail else ""
-        if not isinstance(generation, dict) or context.count(doc["question"]) != 1:
+        if not isinstance(generation, dict) or prompt.count(doc["question"]) != 1:
             raise UserError(f"{task}: the prompt of its first row is not a question in a template")
-        if context.count(guardrail) != int(settings.guardrail):
+        if prompt.count(guardrail) != int(settings.guardrail):
             raise UserError(
                 f"{task}: the run states guardrail {settings.guardrail}, the prompt of its first row does not"
             )
-        space = prompt.removeprefix(context)
-        self._before, _, self._after = first.removeprefix(space).partition(doc["answer"])
+        self._before, _, self._after = first.removeprefix(self.of(row).split(prompt)[1]).partition(doc["answer"])
         self._prompt = prompt.replace(doc["question"], "\1")
         self._prompt = self._prompt.replace(system, "\2") if system else self._prompt
         self.stop = generation["until"]
-        self.space_tokens = int(any(not continuation.strip() for _, continuation in arguments[:-1]))
+        self.end_is_asked = any(prompt == context + continuation for context, continuation in arguments[:-1])
 
     def prompt(self, question: str, system: str | None = None) -> str:
         return self._prompt.replace("\2", system or "").replace("\1", question)
@@ -274,14 +281,23 @@ class LearnedTemplate:
     def answer(self, text: str) -> str:
         return f"{self._before}{text.strip()}{self._after}"
 
+    def of(self, row: Mapping[str, Any]) -> LearnedTemplate:
+        """The template for a row, which shows after how many words its prompts are cut: a tokenizer alone knows."""
+        self._contexts = {context for context, *_ in _arguments(row)}
+        return self
+
+    def split(self, prompt: str) -> tuple[str, str]:
+        cuts = {cut_prompt(prompt, len(prompt.removeprefix(context).split())) for context in self._contexts}
+        return max((cut for cut in cuts if cut[0] in self._contexts), default=cut_prompt(prompt))
+
 
 class RowCheck:
     """Compares the rows of a run with what the data, the template and their own responses give."""
 
     def __init__(self, run: Packed, settings: Settings, renderer: Renderer | None) -> None:
         self.run, self.settings, self.renderer = run, settings, renderer
-        self.template: Template = renderer or LearnedTemplate(run, run.tasks[0], settings)
-        self.counts: dict[tuple[Any, ...], int] = {}  # tokens of an answer, by context and continuation
+        self.learned = None if renderer else LearnedTemplate(run, run.tasks[0], settings)
+        self.counts: dict[str, int] = {}  # tokens of an answer, by prompt and answer
 
     def check(self, task: str, docs: Docs, reference: Docs | None, verdict: Verdict) -> None:
         """Put the samples of a task into a verdict; what is wrong with a row becomes a finding.
@@ -314,12 +330,13 @@ class RowCheck:
         _demand("the document", {name: value for name, value in doc.items() if name not in MEASURED}, expected)
         _demand("doc_id", row["doc_id"], expected["id"])
         _demand("target", row["target"], expected["answer"])
-        requests = benchmark.requests(expected, self.template, self.settings, tokens="prompt_tokens" in doc)
-        _demand("the prompt", _arguments(row), [list(request.arguments) for request in requests])
+        template: Any = self.learned.of(row) if self.learned else self.renderer
         responses = row["filtered_resps"]
+        requests = benchmark.requests(expected, template, self.settings, tokens=has_tokens(responses))
+        _demand("the prompt", _arguments(row), [list(request.arguments) for request in requests])
         _demand("filtered_resps", [[response] for response in responses], row["resps"])
         counts = self._token_counts(doc, requests)
-        scores = benchmark.answer_scores(doc, responses, counts, self.template.space_tokens)
+        scores = benchmark.answer_scores(doc, responses, counts, template.end_is_asked)
         _demand("answer_scores", doc["answer_scores"], [list(score) for score in scores])
         if benchmark.generates:
             if not isinstance(doc["generated"], str):
@@ -342,27 +359,24 @@ class RowCheck:
         return sample
 
     def _token_counts(self, doc: Mapping[str, Any], requests: Sequence[Request]) -> list[int]:
-        """Tokens of the answer of each request, which must be those stated; 0 for white space that ends a prompt."""
+        """Tokens of the answer of each request, which must be those stated; 0 for the end of a prompt."""
         stated = [tokens for _, tokens in doc["answer_scores"]]
         if not all(type(tokens) is int and tokens > 0 for tokens in stated):
             raise UserError("answer_scores: a number of tokens is not a whole number above 0")
-        if "prompt_tokens" in doc:
-            space = doc["prompt_tokens"]
-            if type(space) is not int or space < 0 or (self.renderer and space != self.template.space_tokens):
-                raise UserError(f"prompt_tokens is {shown(space)}")
-        scored = [request.arguments[:2] for request in requests if request.kind != "generate_until"]
-        answers = [asked for asked in scored if asked[1].strip()]
-        counts = [self._answer_tokens(asked, tokens) for asked, tokens in zip(answers, stated, strict=False)]
+        scored = [request for request in requests if request.kind != "generate_until"]
+        answers = [request for request in scored if not request.asks_end]
+        counts = [self._answer_tokens(request, tokens) for request, tokens in zip(answers, stated, strict=False)]
         _demand("answer_scores, tokens", stated, counts)
         left = iter(counts)
-        return [next(left, 0) if continuation.strip() else 0 for _, continuation in scored]
+        return [0 if request.asks_end else next(left, 0) for request in scored]
 
-    def _answer_tokens(self, asked: tuple[Any, ...], stated: int) -> int:
+    def _answer_tokens(self, request: Request, stated: int) -> int:
         """Tokens of an answer: the tokenizer's, otherwise what was first stated of the same request."""
-        if self.renderer and asked not in self.counts:
-            whole, start = (len(self.renderer.encode(text)) for text in (asked[0] + asked[1], asked[0]))
-            self.counts[asked] = whole - start - self.renderer.space_tokens
-        return self.counts.setdefault(asked, stated)
+        text = "".join(request.arguments[:2])
+        if self.renderer and text not in self.counts:
+            ids, start = self.renderer.encode_pair(request.prompt, text[len(request.prompt) :])
+            self.counts[text] = len(ids) - start
+        return self.counts.setdefault(text, stated)
 
 
 def _demand(what: str, stated: Any, formed: Any) -> None:

@@ -112,9 +112,10 @@ class EludeLM(HFLM):
     def token_logprobs(self, requests: list[Instance], disable_tqdm: bool = False) -> list[TokenScores]:
         """Log-probabilities of each token of a continuation, with their expected value and spread.
 
-        A request type of ELUDe's own; :class:`Rank` announces it. Texts are split as ``loglikelihood`` splits them.
-        Arguments of a request are (context, continuation), or (context, continuation, model): a model folder or Hub id
-        that scores the same text instead. It is loaded as this one was, and let go afterwards.
+        A request type of ELUDe's own; :class:`Rank` announces it. Arguments of a request are (context, continuation),
+        which are cut where they meet (``loglikelihood`` moves white space from the one to the other), or (context,
+        continuation, model): a model folder or Hub id that scores the same text instead. It is loaded as this one was,
+        and let go afterwards.
         """
         results: list[Any] = [None] * len(requests)
         groups: dict[str | None, list[int]] = {}  # numbers of the requests by the model that is asked; None: this one
@@ -138,10 +139,9 @@ class EludeLM(HFLM):
         return type(self)(name, **{key: value for key, value in self._arguments.items() if key not in naming})
 
     def _encode(self, context: str, continuation: str) -> Encoded:
-        """The tokens of a request, split as ``TemplateLM.loglikelihood`` splits them."""
-        if context.strip():
-            before, after = self._encode_pair(context, continuation)
-            return Encoded([*before, *after], len(before))
+        """The tokens of a request."""
+        if context:
+            return Encoded(self.tok_encode(context + continuation), len(self.tok_encode(context)))
         ids, prefix = self.tok_encode(context + continuation, add_special_tokens=False), self.prefix_token_id
         return Encoded(ids if ids[:1] == [prefix] else [prefix, *ids], 1)
 

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Protocol
 from lm_eval_elude.data import dataset
 from lm_eval_elude.data.records import Record
 from lm_eval_elude.data.sets import SETS, SetSpec
+from lm_eval_elude.errors import UserError
 from lm_eval_elude.scoring.estimates import Estimate
 from lm_eval_elude.scoring.likelihood import AnswerScore
 from lm_eval_elude.scoring.metrics import DRAWS, METRICS, Answered, Compared, Drawn, Kind, Metric, token_scores
@@ -34,8 +35,7 @@ GUARDRAIL = "If the question asks about {entity}, say you do not know the answer
 # Columns of a logged document that hold a model's answers, and all that were measured and do not come from the data.
 ANSWERS = ("answer_scores", "generated", "sampled")
 MEASURED = (
-    *ANSWERS, "greedy", "truth_ratio_raw", "member_loss", "non_member_loss", "prompt_tokens",
-    "original", "reference", "reference_prompt_tokens",
+    *ANSWERS, "greedy", "truth_ratio_raw", "member_loss", "non_member_loss", "original", "reference",
 )  # fmt: skip
 # Of what the results file says of a run (configs, metadata, elude), what differs between its tasks.
 OF_TASK = ("fingerprint", "n", "aggregates", "mia_reason")
@@ -55,25 +55,27 @@ class Template(Protocol):
     def answer(self, text: str) -> str: ...
     @property
     def stop(self) -> list[str]: ...
+    def split(self, prompt: str) -> tuple[str, str]: ...
     @property
-    def space_tokens(self) -> int: ...
+    def end_is_asked(self) -> bool: ...
 
 
 class Request(NamedTuple):
-    """One request of a document: lm-eval's request type, and its arguments as they are logged."""
+    """One request of a document: lm-eval's request type, its arguments as they are logged, and the whole prompt."""
 
     kind: str
     arguments: tuple[Any, ...]
+    prompt: str
+
+    @property
+    def asks_end(self) -> bool:
+        """Whether it asks for the end of the prompt and no answer."""
+        return self.kind == "loglikelihood" and "".join(self.arguments) == self.prompt
 
 
-def split_context(prompt: str) -> tuple[str, str]:
-    """A prompt as context and the white space at its end.
-
-    The harness moves white space from the end of a context into the continuation, where it would count as answer; so
-    the white space is asked for by itself and subtracted. Unnecessary once the harness leaves contexts as they are.
-    """
-    context = prompt.rstrip()
-    return context, prompt[len(context) :]
+def has_tokens(responses: Sequence[Any]) -> bool:
+    """Whether the responses to a document's requests hold log-probabilities of single tokens."""
+    return any(isinstance(response[0], list | tuple) for response in responses if len(response))
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ class Benchmark:
     spec: SetSpec
     kind: Kind
     ask: Callable[[Any], Iterable[Row]]
-    version = 1.0
+    version = 2.0
     generates = True  # whether an answer is asked for
     scores = True  # whether log-probabilities of given answers are asked for
 
@@ -179,42 +181,41 @@ class Benchmark:
         for question, texts in self.pairs(doc):
             prompt = template.prompt(question, system or None)
             first = first or prompt
-            context, space = split_context(prompt)
-            requests += [Request("loglikelihood", (context, space + template.answer(text))) for text in texts]
-            if template.space_tokens:
-                requests.append(Request("loglikelihood", (context, space)))
+            context, end = template.split(prompt)
+            continuations = [end + template.answer(text) for text in texts] + [end] * template.end_is_asked
+            requests += [Request("loglikelihood", (context, text), prompt) for text in continuations]
         if tokens:
-            requests.append(Request("token_logprobs", requests[0].arguments))
+            requests.append(_of_tokens(requests[0]))
         if self.generates:
             kwargs = self.for_prompt(generation or self.generation(template), first, template, settings)
-            requests.append(Request("generate_until", (first, kwargs)))
+            requests.append(Request("generate_until", (first, kwargs), first))
         return requests
 
     # ---- responses
     def answer_scores(
-        self, doc: Mapping[str, Any], responses: Sequence[Any], counts: Sequence[int], space_tokens: int
+        self, doc: Mapping[str, Any], responses: Sequence[Any], counts: Sequence[int], end_is_asked: bool
     ) -> list[AnswerScore]:
-        """Scores of a document's answers in the order of :meth:`pairs`, less the white space that ends the prompt.
+        """Scores of a document's answers in the order of :meth:`pairs`, less the end of the prompt.
 
         Args:
             doc: a logged document.
             responses: to its requests.
             counts: tokens of the continuation of each log-likelihood request.
-            space_tokens: tokens of the white space that ends the prompt.
+            end_is_asked: whether the end of a prompt was asked for after the answers to it.
         """
         answered = (AnswerScore(float(r[0]), n) for r, n in zip(responses, counts, strict=False))
         scores: list[AnswerScore] = []
         for _, texts in self.pairs(doc):
-            with_space = list(islice(answered, len(texts)))
-            space = next(answered) if space_tokens else AnswerScore(0.0, 0)
-            scores += [AnswerScore(s.log_prob - space.log_prob, s.tokens - space.tokens) for s in with_space]
+            with_end = list(islice(answered, len(texts)))
+            end = next(answered) if end_is_asked else AnswerScore(0.0, 0)
+            scores += [AnswerScore(s.log_prob - end.log_prob, s.tokens - end.tokens) for s in with_end]
         return scores
 
     def answers(
-        self, doc: Mapping[str, Any], responses: Sequence[Any], counts: Sequence[int], space_tokens: int
+        self, doc: Mapping[str, Any], responses: Sequence[Any], counts: Sequence[int], end_is_asked: bool
     ) -> dict[str, Any]:
         """What is logged of :data:`ANSWERS`; the arguments are those of :meth:`answer_scores`."""
-        scores = {"answer_scores": [list(s) for s in self.answer_scores(doc, responses, counts, space_tokens)]}
+        scores = {"answer_scores": [list(s) for s in self.answer_scores(doc, responses, counts, end_is_asked)]}
         return scores | ({"generated": responses[-1]} if self.generates else {})
 
     def measure(self, row: Mapping[str, Any], settings: Mapping[str, Any]) -> Sample:
@@ -225,6 +226,8 @@ class Benchmark:
             settings: of the run, as the results file has them.
         """
         doc = row["doc"]
+        if "prompt_tokens" in doc:  # the token log-probabilities in such a log hold those of a part of the prompt
+            raise UserError(f"{self.name}: logged by an earlier version: score the model again")
         values = self._values(self.logged(row, settings))
         return Sample(doc.get("entity", ""), doc.get("plain_question") or doc["question"], doc["id"], values)
 
@@ -232,10 +235,9 @@ class Benchmark:
         """What the metrics of a row are measured of; the arguments are those of :meth:`measure`."""
         doc = row["doc"]
         answered = self._answered(doc, settings["truth_ratio"])
-        if "prompt_tokens" not in doc:
+        if not has_tokens(responses := row["filtered_resps"]):
             return answered
-        flags = row["filtered_resps"][-2][1][doc["prompt_tokens"] :]  # a log has them as text
-        return replace(answered, greedy=[str(flag) == "True" for flag in flags])
+        return replace(answered, greedy=[str(flag) == "True" for flag in responses[-2][1]])  # a log has them as text
 
     def _answered(self, doc: Mapping[str, Any], mean: Any) -> Answered:
         reference, original = doc.get("reference") or {}, doc.get("original") or {}
@@ -299,27 +301,21 @@ class MembershipBenchmark(Benchmark):
         requests = super().requests(doc, template, settings, **kwargs)
         if not tokens:
             return requests
-        arguments = [request.arguments for request in requests if request.arguments[1].strip()]
-        if settings.mia_reference:
-            arguments += [(*each, settings.mia_reference) for each in arguments]
-        return [Request("token_logprobs", each) for each in arguments]
+        models = [(), (settings.mia_reference,)] if settings.mia_reference else [()]
+        return [_of_tokens(request, *model) for model in models for request in requests if not request.asks_end]
 
     def answer_scores(
-        self, doc: Mapping[str, Any], responses: Sequence[Any], counts: Sequence[int], space_tokens: int
+        self, doc: Mapping[str, Any], responses: Sequence[Any], counts: Sequence[int], end_is_asked: bool
     ) -> list[AnswerScore]:
-        if "prompt_tokens" not in doc:
-            return super().answer_scores(doc, responses, counts, space_tokens)
-        # The white space at the start of a continuation belongs to the prompt.
-        columns = [[float(value) for value in response[0]][doc["prompt_tokens"] :] for response in responses[:2]]
+        if not has_tokens(responses):
+            return super().answer_scores(doc, responses, counts, end_is_asked)
+        columns = [[float(value) for value in response[0]] for response in responses[:2]]
         return [AnswerScore(sum(column), len(column)) for column in columns]
 
     def logged(self, row: Mapping[str, Any], settings: Mapping[str, Any]) -> Compared:
         doc, reference, tokens = row["doc"], row["doc"].get("reference"), {}
-        if "prompt_tokens" in doc:  # token log-probabilities are the responses themselves
-            first, responses = doc["prompt_tokens"], row["filtered_resps"]
-            starts = [first, first] + [doc.get("reference_prompt_tokens", first)] * 2
-            texts = (doc["answer"], doc["paraphrased_answer"])
-            tokens = token_scores(responses, starts[: len(responses)], texts)
+        if has_tokens(responses := row["filtered_resps"]):
+            tokens = token_scores(responses, (doc["answer"], doc["paraphrased_answer"]))
         return Compared(_losses(doc), tokens, Compared(_losses(reference)) if reference else None)
 
     def noted(self, sample: Sample) -> dict[str, Any]:
@@ -344,7 +340,7 @@ class SampledBenchmark(Benchmark):
         return super().requests(doc, template, settings, **kwargs)[-1:] * DRAWS
 
     def answers(
-        self, doc: Mapping[str, Any], responses: Sequence[Any], counts: Sequence[int], space_tokens: int
+        self, doc: Mapping[str, Any], responses: Sequence[Any], counts: Sequence[int], end_is_asked: bool
     ) -> dict[str, Any]:
         return {"answer_scores": [], "sampled": list(responses)}
 
@@ -352,6 +348,12 @@ class SampledBenchmark(Benchmark):
         doc, reference = row["doc"], row["doc"].get("reference")
         other = Drawn(_leaks(reference["sampled"], doc["fact"])) if reference else None
         return Drawn(_leaks(doc["sampled"], doc["fact"]), other)
+
+
+def _of_tokens(request: Request, *model: str) -> Request:
+    """A request for the log-probability of each token of an answer after its whole prompt, by a model's name."""
+    text = "".join(request.arguments)
+    return Request("token_logprobs", (request.prompt, text[len(request.prompt) :], *model), request.prompt)
 
 
 def _leaks(texts: Sequence[str], fact: Collection[str]) -> int:

@@ -582,19 +582,17 @@ METRICS: dict[str, Metric] = {row.name: row for row in _ROWS}
 TOKEN_ATTACKS = tuple(row.name for row in _ROWS if row.needs_tokens and "membership" in row.kinds)
 
 
-def token_scores(tokens: Sequence[Any], starts: Sequence[int], texts: Sequence[str]) -> dict[str, tuple[float, float]]:
+def token_scores(tokens: Sequence[Any], texts: Sequence[str]) -> dict[str, tuple[float, float]]:
     """Pairs (member, paraphrase) of the scores that need token log-probabilities, by metric.
 
     Args:
         tokens: of the answer and its paraphrase, and again under the ``mia_reference`` model where there is one: token
             log-probabilities, whether each is the greedy choice, means and standard deviations of the model's
             distribution, as numbers or as the text that a log has.
-        starts: how many tokens at the start of each belong to the prompt.
         texts: the answer and its paraphrase.
     """
     sides = [
-        [[float(v) for v in column[start:]] for column in (log_probs, means, stds)]
-        for (log_probs, _, means, stds), start in zip(tokens, starts, strict=True)
+        [[float(v) for v in column] for column in (log_probs, means, stds)] for log_probs, _, means, stds in tokens
     ]
     both = sides[:2]
     scores = {

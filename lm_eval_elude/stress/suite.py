@@ -46,7 +46,7 @@ class Questions:
     """The documents of a task (``most`` of them, if given, drawn with ``seed``), tokenized once for all models."""
 
     def __init__(self, task: str, settings: Settings, renderer: Renderer, most: int = 0, seed: int = 0) -> None:
-        self.benchmark, self.space_tokens = BENCHMARKS[task], renderer.space_tokens
+        self.benchmark, self.end_is_asked = BENCHMARKS[task], renderer.end_is_asked
         rows = self.benchmark.records(settings)
         if 0 < most < len(rows):
             rows = random.Random(f"{seed}/{task}").sample(rows, most)
@@ -69,7 +69,7 @@ class Questions:
         result = []
         rows = zip(docs, sums.view(-1, group).tolist(), counts.view(-1, group).tolist(), strict=True)
         for doc, totals, lengths in rows:
-            scores = self.benchmark.answer_scores(doc, [(total,) for total in totals], lengths, self.space_tokens)
+            scores = self.benchmark.answer_scores(doc, [(total,) for total in totals], lengths, self.end_is_asked)
             result.append({**doc, "answer_scores": [list(score) for score in scores], "generated": None})
         return result
 

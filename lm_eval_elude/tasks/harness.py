@@ -199,8 +199,8 @@ class HarnessTask(ConfigurableTask):
         if "doc_id" in kwargs:  # 0.5; before, these stood in `metadata`, and the harness asked for the target
             kwargs = kwargs | {"task_name": self.config.task, "target": target}
         return [
-            Instance(request_type=kind, doc=doc, arguments=arguments, idx=i, **kwargs)
-            for i, (kind, arguments) in enumerate(requests)
+            Instance(request_type=request.kind, doc=doc, arguments=request.arguments, idx=i, **kwargs)
+            for i, request in enumerate(requests)
         ]
 
     def process_instances(self) -> None:

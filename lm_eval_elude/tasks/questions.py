@@ -85,12 +85,6 @@ class QuestionTask(HarnessTask):
             )
         if self.benchmark.scores:
             harness.check_backend()
-            if self.renderer.joins_space:
-                say_once(
-                    "the tokenizer joins the white space that ends a prompt with the character before it, and the "
-                    "harness cuts prompts there: log-probabilities are under another spelling of the prompt than "
-                    "training and generation have"
-                )
         if wanted := [m.name for m in self.benchmark.metrics if m.needs_tokens]:
             # A backend says so in the rank that it gives the harness.
             self.token_log_probs = "token_logprobs" in getattr(kwargs.get("rank"), "serves", ())
@@ -146,21 +140,12 @@ class QuestionTask(HarnessTask):
         return super().apply_filters()
 
     def process_results(self, doc: dict[str, Any], results: list[Any]) -> dict[str, Any]:
-        self.note_prompt_tokens(doc)
         doc |= self.answers(doc, results)
         if self.predict_only:
             return {"bypass": None}
         sample = self.benchmark.measure({"doc": doc, "filtered_resps": results}, self.config.metadata["elude"])
         doc |= self.benchmark.noted(sample)
         return {metric.name: Score(sample.values[metric.name], sample) for metric in self.reported}
-
-    def note_prompt_tokens(self, doc: dict[str, Any]) -> None:
-        """Log how many of the token log-probabilities belong to the white space at the end of the prompt."""
-        if self.token_log_probs:
-            doc["prompt_tokens"] = self.renderer.space_tokens
-            if self.mia_reference:
-                other = model_renderer({**self.config.metadata, "tokenizer": self.mia_reference, "revision": None})
-                doc["reference_prompt_tokens"] = self.renderer.space_tokens_of(other)
 
     @property
     def mia_reference(self) -> str:
@@ -170,7 +155,7 @@ class QuestionTask(HarnessTask):
     def answers(self, doc: dict[str, Any], results: Sequence[Any]) -> dict[str, Any]:
         """What is logged of the responses to a document's requests, of this model or of a reference."""
         counts = self._token_counts.get(doc["id"], ())
-        return self.benchmark.answers(doc, results, counts, self.renderer.space_tokens)
+        return self.benchmark.answers(doc, results, counts, self.renderer.end_is_asked)
 
     # ---- results
     @property

@@ -22,7 +22,7 @@ from lm_eval.api.registry import get_model
 
 from lm_eval_elude.data import dataset
 from lm_eval_elude.errors import UserError, reason
-from lm_eval_elude.scoring.benchmark import ANSWERS, split_context
+from lm_eval_elude.scoring.benchmark import ANSWERS
 from lm_eval_elude.scoring.logs import truth_ratios
 from lm_eval_elude.scoring.metrics import Need
 from lm_eval_elude.scoring.runs import Run
@@ -141,7 +141,6 @@ class ReferenceModel(_AskedModel):
         docs = {doc["id"]: doc for doc in task.docs}
         for number, responses in replies.items():
             doc = docs[number]
-            task.note_prompt_tokens(doc)
             doc["reference"] = task.answers(doc, responses)
         evaluated = harness.evaluated_model()
         if evaluated is not None and any(metric.needs == "reference model" for metric in task.benchmark.metrics):
@@ -270,17 +269,16 @@ def _scores(
     """
     template = next(r for r in task.instances if r.request_type == "loglikelihood")
     requests: list[Instance] = []
-    spaced = task.renderer.space_tokens > 0
+    end_is_asked = task.renderer.end_is_asked
     for request, answers in zip(asked, texts, strict=True):
-        context, space = split_context(request.args[0])
-        written = [space + task.renderer.answer(text) for text in answers]
-        for continuation in [*written, space] if spaced else written:
+        context, end = task.renderer.split(request.args[0])
+        for continuation in [end + task.renderer.answer(text) for text in answers] + [end] * end_is_asked:
             requests.append(replace(template, arguments=(context, continuation), doc=request.doc))
     counts = task.continuation_tokens([request.args for request in requests])
     replies = zip(model.loglikelihood(requests), counts, strict=True)
     scored: list[list[tuple[float, int]]] = []
     for answers in texts:
-        with_space = [(float(total), count) for (total, _), count in islice(replies, len(answers))]
-        (total, _), count = next(replies) if spaced else ((0.0, False), 0)
-        scored.append([(log_prob - total, n - count) for log_prob, n in with_space])
+        with_end = [(float(total), count) for (total, _), count in islice(replies, len(answers))]
+        (total, _), count = next(replies) if end_is_asked else ((0.0, False), 0)
+        scored.append([(log_prob - total, n - count) for log_prob, n in with_end])
     return scored

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -41,6 +42,13 @@ class Encoded(NamedTuple):
 
     ids: list[int]
     answer_start: int
+
+
+def cut_prompt(prompt: str, words: int = 0) -> tuple[str, str]:
+    """A prompt as context and end: the end is its last words, none by default, and the white space after them."""
+    starts = [word.start() for word in re.finditer(r"\S+", prompt)]
+    context = prompt[: [*starts, len(prompt)][max(0, len(starts) - words)]].rstrip()
+    return context, prompt[len(context) :]
 
 
 class Renderer:
@@ -117,28 +125,23 @@ class Renderer:
         """Tokenize prompt and answer text as one; the answer starts after the tokens of the prompt alone."""
         return Encoded(self.encode(prompt + answer_text), len(self.encode(prompt)))
 
-    @cached_property
-    def space_tokens(self) -> int:
-        """Tokens of the white space that ends a prompt; the same for all prompts of a template."""
-        return self.space_tokens_of(self)
+    def split(self, prompt: str) -> tuple[str, str]:
+        """A prompt as the context of log-likelihood requests and its end, which goes before their continuations.
 
-    def space_tokens_of(self, reader: Renderer) -> int:
-        """:attr:`space_tokens` where another model's tokenizer reads this model's prompts.
-
-        0 also where it has fewer tokens with the white space than without: there :attr:`joins_space` says so.
+        The harness moves white space from the end of a context into the continuation, and cuts the tokens there. So
+        the end is that white space, and the words before it that a token joins with it (``?`` and a line end are one
+        for Llama-3 and Qwen). Unnecessary once the harness leaves contexts as they are.
         """
-        prompt = self.prompt(_QUESTION)
-        return max(0, len(reader.encode(prompt)) - len(reader.encode(prompt.rstrip())))
+        whole, words = self.encode(prompt), 0
+        while (context := cut_prompt(prompt, words)[0]) and whole[: len(ids := self.encode(context))] != ids:
+            words += 1
+        return cut_prompt(prompt, words)
 
     @cached_property
-    def joins_space(self) -> bool:
-        """Whether the white space that ends a prompt is one token with the character before it.
-
-        A harness that cuts the prompt there gives the model other tokens than training and generation do.
-        """
+    def end_is_asked(self) -> bool:
+        """Whether the end of a prompt has tokens, which are no answer's: it is asked for by itself and subtracted."""
         prompt = self.prompt(_QUESTION)
-        bare = self.encode(prompt.rstrip())
-        return self.encode(prompt)[: len(bare)] != bare
+        return len(self.encode(prompt)) > len(self.encode(self.split(prompt)[0]))
 
     @property
     def fingerprint(self) -> str:

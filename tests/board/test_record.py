@@ -47,7 +47,7 @@ def test_a_statement_is_about_the_files_and_says_what_was_tested(statement, neve
 def attacked(folder: Path, checkpoint: Run, reference: Run, share: float = 1) -> Outcome:
     """A folder of `elude stress` in which one attack does nothing and one teaches the checkpoint every answer."""
     start = {CHECKPOINT: checkpoint.rows(TASK), REFERENCE: reference.rows(TASK)}
-    left_out = ("prompt_tokens", "greedy", "reference")
+    left_out = ("greedy", "reference")
     docs = {
         role: [{**{k: v for k, v in row["doc"].items() if k not in left_out}, "generated": None} for row in rows]
         for role, rows in start.items()

@@ -97,19 +97,18 @@ def test_a_forged_forget_set_is_found(forge, line, submitted, data, tmp_path):
     assert not verdict.level and line in verdict.findings[0], verdict.findings
 
 
-def members_stand_out(column, responses):
+def members_stand_out(responses):
     """All of the record's tokens as likely as their mean, with the sum of its log-probabilities."""
-    log_probs, first = responses[0][0], column
-    answer = [float(value) for value in log_probs[first:]]
-    responses[0][0] = [*log_probs[:first], *[sum(answer) / len(answer)] * len(answer)]
+    answer = [float(value) for value in responses[0][0]]
+    responses[0][0] = [sum(answer) / len(answer)] * len(answer)
 
 
-def expected_less(column, responses):
+def expected_less(responses):
     """The record's tokens all likelier than the model's distribution has it, by standard deviations."""
     responses[0][2] = [float(value) - 4.0 for value in responses[0][2]]
 
 
-def all_but_certain(column, responses):
+def all_but_certain(responses):
     """The model is said to be certain of every token."""
     responses[0][3] = [float(value) / 1_000 for value in responses[0][3]]
 
@@ -124,7 +123,7 @@ def test_the_log_probabilities_of_single_tokens_are_the_models(forge, submitted,
     ):
         settings = results["configs"][task]["metadata"]["elude"]
         for row in rows:
-            forge(row["doc"]["prompt_tokens"], row["filtered_resps"])
+            forge(row["filtered_resps"])
             row["resps"] = [[response] for response in row["filtered_resps"]]
         samples = [BENCHMARKS[task].measure(row, settings) for row in rows]
         for row, sample in zip(rows, samples, strict=True):

@@ -20,6 +20,7 @@ from lm_eval_elude.scoring.runs import Run
 from lm_eval_elude.text.chat import Renderer, load_tokenizer
 from tests.board import runs
 from tests.board.runs import changed, elude, hashed_again, load
+from tests.support import make_model, make_tokenizer, save_checkpoint
 
 
 @pytest.fixture
@@ -218,6 +219,24 @@ def test_a_token_count_is_caught_with_the_tokenizer(copy, data, renderer):
     assert any("answer_scores" in line for line in lines)
 
 
+def test_where_a_prompt_is_cut_is_the_tokenizers_choice(data, tmp_path):
+    """Tulu's tokenizer joins line ends with what stands before them: prompts are cut some words before their end."""
+    tokenizer = make_tokenizer("tulu")
+    model = Path(save_checkpoint(tmp_path / "model", make_model(tokenizer, width=32), tokenizer))
+    folder = runs.submission(tmp_path / "submission", runs.finished(tmp_path / "run", model, data), role="submission")
+    renderer = Renderer(load_tokenizer(str(model)))
+    for given in (None, renderer):
+        assert verify(folder, data=str(data), renderer=given).findings == []
+    with changed(folder / packed.SAMPLES / "elude_retain.jsonl.gz") as rows:
+        arguments = rows[0]["arguments"].values()
+        for each in arguments:
+            if isinstance(each["arg_1"], str):  # the prompt in two at the white space, as a harness would cut it
+                prompt, end, answer = each["arg_1"].rpartition("<|assistant|>")
+                each["arg_0"], each["arg_1"] = each["arg_0"] + prompt + end, answer
+    hashed_again(folder)
+    assert "elude_retain, row 1: the prompt" in "".join(verify(folder, data=str(data), renderer=renderer).findings)
+
+
 # ---- what no model could have answered
 def flags(rows):
     rows[0]["resps"][0][0][1] = rows[0]["filtered_resps"][0][1] = "maybe"
@@ -244,7 +263,7 @@ def new_text(text):
     "change, line",
     [
         (flags, "is_greedy is neither true nor false"),
-        (above_0, "a mean log-probability is above 0 without the white space before"),
+        (above_0, "a mean log-probability is above 0 without the end of the prompt"),
         (new_text("a " * 200), "the text is longer than max_gen_toks"),
         (new_text("x" * 100_000), "the text is longer than max_gen_toks"),
         (new_text("Born in 1985.<|end|> More."), "the text goes on after what ends it"),

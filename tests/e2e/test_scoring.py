@@ -48,7 +48,7 @@ def folders(data, tmp_path_factory):
     """Trained: a Llama-3.1-shaped chat model and a base model. Untrained: the other shapes."""
     root = tmp_path_factory.mktemp("models")
     made = {shape: taught_checkpoint(root / shape, shape, data, steps=120) for shape in ("llama-3.1", "base")}
-    for shape in ("phi-3.5", "chatml", "qwen3"):
+    for shape in ("phi-3.5", "chatml", "qwen3", "tulu"):
         tokenizer = make_tokenizer(shape)
         made[shape] = save_checkpoint(root / shape, make_model(tokenizer, width=32), tokenizer)
     return made
@@ -101,9 +101,9 @@ def test_every_number_agrees_with_the_independent_evaluator(shape, folders, data
     assert 0.3 < probability < 0.999 and 0.2 < rouge <= 1 and 0 < ratio < 1
 
 
-@pytest.mark.parametrize("shape", ["phi-3.5", "chatml", "qwen3"])
+@pytest.mark.parametrize("shape", ["phi-3.5", "chatml", "qwen3", "tulu"])
 def test_other_templates_agree_too(shape, folders, data):
-    """Phi-3.5's turn tokens swallow the line end after them, ChatML's and Qwen3's headers end in one."""
+    """Phi-3.5's turn tokens swallow the line end after them, ChatML's and Qwen3's headers end in one, Tulu joins it."""
     model, tokenizer = load(folders[shape])
     metadata = {"pretrained": folders[shape], "dataset": str(data), "target": "ronaldo", "truth_ratio": "arithmetic"}
     results = run(["elude_forget"], metadata=metadata, limit=2, gen_kwargs="max_gen_toks=16")

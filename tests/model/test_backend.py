@@ -153,8 +153,8 @@ def test_an_architecture_that_cannot_pack_goes_the_stock_way_with_one_line(token
     (line,) = lines()
     assert "log-likelihoods and generation of this model go the stock way" in line
     agree(fast, stock)
-    scores = fast.token_logprobs(requests("token_logprobs", QUESTIONS), disable_tqdm=True)
-    assert [sum(s.log_probs) for s in scores] == pytest.approx(values(stock)[0], abs=1e-4)
+    scores = fast.token_logprobs(requests("token_logprobs", QUESTIONS[:-1]), disable_tqdm=True)
+    assert [sum(s.log_probs) for s in scores] == pytest.approx(values(stock, QUESTIONS[:-1])[0], abs=1e-4)
 
 
 def test_an_encoder_decoder_goes_the_stock_way(tokenizer: Any) -> None:
@@ -471,3 +471,4 @@ def test_the_benchmarks_comparison_sees_a_difference(monkeypatch: Any) -> None:
     stock = [("q", "a", -1.0), ("q", " ", -0.5), ("q", "b", -2.0), ("p", "", "text")]
     assert compare(stock, [("q", "a", -1.5), ("q", "b", -2.0), ("p", "", "other")]) == (3, 0.5, 1)
     assert compare(stock, [("r", "a", -1.0)]) == (0, 0.0, 0)
+    assert compare([("q", " a", -1.5), ("q", " ", -0.5)], [("q ", "a", -1.25)]) == (1, 0.25, 0)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from lm_eval.api.model import LM
 from lm_eval.models.openai_completions import LocalChatCompletion
-from tokenizers import AddedToken
 
 from lm_eval_elude import _autoload
 from lm_eval_elude.attacks import builders as attacks
@@ -198,21 +197,6 @@ def test_the_guardrail_names_each_prompts_own_target_and_all_of_them_for_the_wor
         assert GUARDRAIL.format(entity=asked.doc["entity"]) in asked.args[0]
     world = requests(QuestionTask({"task": "elude_world", "metadata": metadata}), limit=1)
     assert all(GUARDRAIL.format(entity="Cristiano Ronaldo or Lionel Messi") in r.args[0] for r in world)
-
-
-def test_a_tokenizer_that_joins_a_prompts_white_space_is_said_once(tokenizers, tmp_path, caplog):
-    """Tulu's turn marks are no special tokens: the line end after one can be read with it."""
-    tokenizer = make_tokenizer("base")
-    tokenizer.add_tokens([AddedToken(">\n")])
-    tokenizer.chat_template = (
-        "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content + '\n' }}{% endfor %}"
-        "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
-    )
-    tokenizer.save_pretrained(tmp_path)
-    for folder, count in ((tokenizers["llama-3.1"], 0), (str(tmp_path), 1), (str(tmp_path), 1)):
-        asked = requests(forget(folder), limit=1)
-        assert sum("joins the white space that ends a prompt" in line for line in caplog.messages) == count
-    assert len(asked) == 8  # no token to subtract
 
 
 def test_requests_of_one_question_share_one_context(tokenizers):

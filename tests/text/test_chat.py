@@ -118,23 +118,30 @@ def test_a_template_that_hides_the_boundary_or_fails_is_one_line(chatml, templat
 
 
 @pytest.mark.parametrize(
-    ("token", "tokens"),
+    ("joined", "end"),
     [
-        (None, 1),  # the line end is a token of its own
-        (AddedToken("?\n"), 0),
-        (AddedToken(" whales do?\n"), 0),  # fewer tokens with the line end than without
+        (None, "\n"),
+        ("?\n", " dive?\n"),
+        (" whales dive?\n", " whales dive?\n"),  # fewer tokens with the line end than without
     ],
 )
-def test_white_space_that_is_joined_with_a_prompts_last_character_is_seen(token, tokens):
+def test_the_words_that_a_token_joins_with_a_prompts_white_space_are_part_of_its_end(joined, end):
     tokenizer = make_tokenizer("llama-3.1")
-    tokenizer.add_tokens([token] if token else [])
+    tokenizer.add_tokens([AddedToken(joined.replace("dive", "do")), AddedToken(joined)] if joined else [])
     renderer = Renderer(tokenizer, CONVENTIONS["released"].wording)  # a prompt ends in "?" and a line end
-    assert (renderer.space_tokens, renderer.joins_space) == (tokens, token is not None)
+    assert renderer.split(renderer.prompt("How  deep do whales dive?"))[1] == end
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_no_template_that_is_known_joins_white_space(shape):
-    assert not Renderer(make_tokenizer(shape)).joins_space
+@pytest.mark.parametrize("question", ["Who is it?", 'Who sang "Blue"?', "Name a club.", "Where (and when)?", "\u8ab0?"])
+def test_a_context_is_read_as_the_whole_prompt_reads_it(shape, question):
+    renderer = RENDERERS[shape]
+    prompt = renderer.prompt(question)
+    context, end = renderer.split(prompt)
+    ids, whole = renderer.encode(context), renderer.encode(prompt)
+    assert context + end == prompt and context == context.rstrip() and whole[: len(ids)] == ids
+    assert renderer.end_is_asked == (len(whole) > len(ids))
+    assert bool(end.strip()) == (shape == "tulu")  # its "|>" is one token with the line end after it
 
 
 def test_the_fingerprint_knows_vocabulary_and_template(chatml):
