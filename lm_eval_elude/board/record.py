@@ -25,7 +25,7 @@ from lm_eval_elude.errors import UserError, reason
 from lm_eval_elude.report.page import render
 from lm_eval_elude.scoring.benchmark import Tasks
 from lm_eval_elude.scoring.benchmarks.elude import ATTACK, CONTROL
-from lm_eval_elude.scoring.estimates import Estimate, difference, wilson
+from lm_eval_elude.scoring.estimates import Estimate, difference, newcombe
 from lm_eval_elude.scoring.metrics import METRICS
 from lm_eval_elude.scoring.runs import Run
 from lm_eval_elude.scoring.samples import of_reference
@@ -212,12 +212,9 @@ def _judged(row: Mapping[str, Any], task: str, value: Estimate, baseline: Estima
     """A test of how far a value is above that of the reference, paired by record; what is not known fails."""
     excess = difference(value, baseline)
     if value.binary and baseline.binary:
-        # Newcombe (1998), from the Wilson intervals of two shares of yes and no: above 0 at 0 of n.
-        (_, high), (low, _) = (wilson(e.value, e.stderr, e.records, Z95_ONE_SIDED) for e in (value, baseline))
-        half = math.hypot(high - value.value, baseline.value - low)
+        high = newcombe(value, baseline, Z95_ONE_SIDED)[1]  # above 0 at 0 of n
     else:
-        half = Z95_ONE_SIDED * excess.stderr
-    high = excess.value + half
+        high = excess.value + Z95_ONE_SIDED * excess.stderr
     if high <= row["passes"]:
         result = PASSED
     elif excess.value <= row["passes"]:

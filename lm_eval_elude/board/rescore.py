@@ -98,17 +98,19 @@ def rescore(
         "attack_file": str(folder / ATTACKS) if scored["attack_file"] else "", "original": original,
     }  # fmt: skip
     with contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO()):
-        lm: Any = get_model(backend)(pretrained=model, tokenizer=tokenizer)
+        lm: Any = get_model(backend)(pretrained=model, tokenizer=tokenizer, device=_device())
         results = simple_evaluate(
             model=lm, tasks=list(drawn), samples=drawn, metadata=metadata, log_samples=True, bootstrap_iters=0,
             task_manager=TaskManager(include_path=task_folder(), include_defaults=False, metadata=metadata),
         )  # fmt: skip
     assert results is not None
-    # By row: how far off are its scores, those of the original, of its least likely tokens, its text from greedy.
+    # By row: how far off are its scores, those of the original, of its least likely tokens, its text from greedy, and
+    # what it says of single tokens.
     gaps: dict[str, float] = {}
     odd: dict[str, float] = {}
     least: dict[str, float] = {}
     texts: dict[str, float] = {}
+    flags: dict[str, float] = {}
     ties = Counter[str]()
     for task, rows in results["samples"].items():
         submitted = {row["doc"]["id"]: row for row in run.rows(task)}
@@ -125,6 +127,9 @@ def rescore(
             if BENCHMARKS[task].kind == "membership" and has_tokens(stated["filtered_resps"]):
                 tokens = [BENCHMARKS[task].logged(each, run.settings(task)).tokens for each in (row, stated)]
                 least[place] = _least_likely_gap(*tokens)
+            if "greedy" in doc and "greedy" in before:
+                prompt, answer = row["arguments"][-2]
+                flags[place] = flags_gap(lm, prompt, answer, before["greedy"])
             if "generated" in doc:
                 (context, wanted), differs = row["arguments"][-1], doc["generated"] != before["generated"]
                 texts[place] = least_greedy(lm, context, wanted, before["generated"]) if differs else 0.0
@@ -139,6 +144,8 @@ def rescore(
         (odd, tolerance, "the original finds {} of {} answers otherwise odd", " nats a token"),
         (texts, NEAR_TIE, "{} of {} texts are not the model's, and no near-tie of its logits says so",
          " nats below the likeliest token"),
+        (flags, NEAR_TIE, "{} of {} answers have other likeliest tokens than the model's, and no near-tie says so",
+         " nats from a tie"),
     ):  # fmt: skip
         if far := [(value, place) for place, value in values.items() if not value <= allowed]:
             gap, place = max(far)
@@ -191,17 +198,41 @@ def least_greedy(lm: Any, context: str, wanted: Mapping[str, Any], text: str) ->
         wanted: settings of the generation.
         text: that is said to be the greedy one.
     """
-    import torch
-
     start = len(lm.tok_encode(context))
-
-    def below(whole: Sequence[int]) -> float:
-        logits = lm._model_call(torch.tensor([whole], device=lm.device))[0, start - 1 : -1].float()
-        chosen = logits.gather(1, torch.tensor(whole[start:], device=lm.device)[:, None])[:, 0]
-        return float((logits.max(-1).values - chosen).max())
-
     bare = lm.tok_encode(context + text)
     if len(bare) - start >= wanted["max_gen_toks"]:
-        return below(bare)
+        return -min(0.0, *_leads(lm, bare, start))
     ends = [*wanted["until"], lm.tok_decode([lm.eot_token_id], skip_special_tokens=False)]
-    return min(below(lm.tok_encode(context + text + end)) for end in ends)
+    return min(-min(0.0, *_leads(lm, lm.tok_encode(context + text + end), start)) for end in ends)
+
+
+def flags_gap(lm: Any, prompt: str, answer: str, stated: Sequence[bool]) -> float:
+    """How far from a tie the tokens of an answer are of which it is wrongly stated whether they are the likeliest.
+
+    Args:
+        lm: of lm-eval's class ``hf``.
+        stated: of each token of the answer, whether it is the likeliest.
+
+    Returns:
+        The largest such distance (nats), 0 where all is right, infinite where the number of tokens is not.
+    """
+    leads = _leads(lm, lm.tok_encode(prompt + answer), len(lm.tok_encode(prompt)))
+    if len(leads) != len(stated):
+        return math.inf
+    return max((abs(lead) for lead, flag in zip(leads, stated, strict=True) if (lead > 0) != flag), default=0.0)
+
+
+def _leads(lm: Any, ids: Sequence[int], start: int) -> list[float]:
+    """How far each token from ``start`` on is above the likeliest other one; below 0 where that is likelier (nats)."""
+    import torch
+
+    tokens = torch.tensor([ids], device=lm.device)
+    logits, chosen = lm._model_call(tokens)[0, start - 1 : -1].float(), tokens[0, start:, None]
+    return (logits.gather(1, chosen) - logits.scatter(1, chosen, -math.inf).max(1, keepdim=True).values)[:, 0].tolist()
+
+
+def _device() -> str:
+    """Where a model runs: hf's own default is CUDA, also where there is none."""
+    import torch
+
+    return str(torch.accelerator.current_accelerator()) if torch.accelerator.is_available() else "cpu"

@@ -13,7 +13,7 @@ from lm_eval_elude.data import jsonio
 from lm_eval_elude.data.manifest import Manifest, read_manifest
 from lm_eval_elude.errors import UserError, reason
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS, GROUPS
-from lm_eval_elude.scoring.estimates import Z95, Estimate, difference
+from lm_eval_elude.scoring.estimates import Estimate, difference, interval
 from lm_eval_elude.scoring.logs import open_run
 from lm_eval_elude.scoring.runs import Run, results_files
 from lm_eval_elude.stress.outcome import CHECKPOINT, SUMMARY, Outcome
@@ -132,7 +132,8 @@ class Change(NamedTuple):
 
     Attributes:
         difference, stderr, low, high: the difference, its error and its 95 % interval.
-        p_value: two-sided, of no difference (the normal distribution); NaN where the error is not known.
+        p_value: two-sided, of no difference (the normal distribution, or McNemar's exact test where every record
+            differs); NaN where the error is not known.
         records: that both runs asked; the others count as independent draws.
     """
 
@@ -148,12 +149,14 @@ def change(after: Estimate, before: Estimate) -> Change:
     """The difference of two estimates, paired by record, and the test of no difference."""
     gap = difference(after, before)
     value, error = gap.value, gap.stderr
+    shared = len(after.influence.keys() & before.influence.keys())
     if value == 0 and error == 0:
         p_value = 1.0
+    elif error == 0 and after.binary and before.binary and shared == after.records == before.records:
+        p_value = min(1.0, 2.0 ** (1 - shared))
     else:
         p_value = math.erfc(abs(value) / error / math.sqrt(2)) if error > 0 else math.nan
-    shared = after.influence.keys() & before.influence.keys()
-    return Change(value, error, value - Z95 * error, value + Z95 * error, p_value, len(shared))
+    return Change(value, error, *interval(after, before), p_value, shared)
 
 
 def named_runs(paths: Sequence[str], reference: str = "", *, utility: bool = False) -> list[NamedRun]:

@@ -11,7 +11,7 @@ from lm_eval_elude.report.comparison import ORIGINAL, NamedRun
 from lm_eval_elude.report.frame import FORGET_SETS, SECTIONS, attack_name, frame, markdown, plain
 from lm_eval_elude.report.tables import changes, tables
 from lm_eval_elude.scoring.benchmarks.elude import CLOZE, LEAK
-from lm_eval_elude.scoring.estimates import Z95, difference
+from lm_eval_elude.scoring.estimates import difference, interval
 from lm_eval_elude.scoring.metrics import METRICS
 from lm_eval_elude.stress.outcome import Worst, height
 
@@ -92,7 +92,8 @@ def _judgement(run: NamedRun, before: NamedRun | None, reference: NamedRun | Non
                 continue
             excess = difference(value, never)
             left.append(excess.value / whole)
-            half = Z95 * excess.stderr / whole
+            low, high = interval(value, never)
+            half = (high - low) / 2 / whole
             widest = math.inf if math.isnan(half) else max(widest, half)
     if not left:
         return "had nothing to forget" if compared else ""
@@ -129,7 +130,7 @@ def _facts(run: NamedRun, before: NamedRun | None, reference: NamedRun | None) -
         worst = [f"{_percent(share)} of the {_place(task)}" for task, share in list(shares.items())[:3]]
         more = [f"a part of {len(shares) - 3} others"] if len(shares) > 3 else []
         clauses.append(f"gibberish on {', '.join(worst + more)}")
-    else:
+    elif any(metric == "degenerate" for _, _, metric in run.estimates):
         clauses.append("no gibberish")
     clauses += compared("elude_forget", "oddness", "oddness of its words {} nats a token")
     if run.outcome and (strongest := run.outcome.strongest):
@@ -181,7 +182,8 @@ def _of_run(run: NamedRun) -> Iterator[str]:
     wrong = [
         f"{task} {metric}"
         for (task, metric), value in over_all.items()
-        if _differs(run.run.reported(task).get(metric), value)
+        # Distances to another reference than that of the run are other numbers.
+        if not (run.never_knew and METRICS[metric].is_distance) and _differs(run.run.reported(task).get(metric), value)
     ]
     if wrong:
         yield f"{len(wrong)} reported numbers are not those of the samples: {', '.join(wrong[:5])}"

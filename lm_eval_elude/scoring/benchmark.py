@@ -21,7 +21,6 @@ from typing import Any, NamedTuple, Protocol
 from lm_eval_elude.data import dataset
 from lm_eval_elude.data.records import Record
 from lm_eval_elude.data.sets import SETS, SetSpec
-from lm_eval_elude.errors import UserError
 from lm_eval_elude.scoring.estimates import Estimate
 from lm_eval_elude.scoring.likelihood import AnswerScore
 from lm_eval_elude.scoring.metrics import DRAWS, METRICS, Answered, Compared, Drawn, Kind, Metric, token_scores
@@ -226,8 +225,6 @@ class Benchmark:
             settings: of the run, as the results file has them.
         """
         doc = row["doc"]
-        if "prompt_tokens" in doc:  # the token log-probabilities in such a log hold those of a part of the prompt
-            raise UserError(f"{self.name}: logged by an earlier version: score the model again")
         values = self._values(self.logged(row, settings))
         return Sample(doc.get("entity", ""), doc.get("plain_question") or doc["question"], doc["id"], values)
 

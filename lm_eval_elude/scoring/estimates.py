@@ -42,7 +42,8 @@ class Estimate(NamedTuple):
     @property
     def stderr(self) -> float:
         """Standard error; NaN where it cannot be had."""
-        return math.sqrt(sum(v * v for v in self.influence.values())) if self.influence else math.nan
+        known = bool(self.influence) and not math.isnan(self.value)
+        return math.sqrt(sum(v * v for v in self.influence.values())) if known else math.nan
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -131,3 +132,23 @@ def harmonic(parts: Sequence[Estimate]) -> Estimate:
 def difference(after: Estimate, before: Estimate) -> Estimate:
     """After minus before, paired by record; ``n`` is that of ``after``."""
     return combine(after.value - before.value, [after, before], [1.0, -1.0])._replace(n=after.n)
+
+
+def interval(after: Estimate, before: Estimate, z: float = Z95) -> tuple[float, float]:
+    """The 95 % interval of a difference, paired by record.
+
+    Where two shares of yes and no differ by the same in every record (from 1 to 0, or not at all) that would be a
+    single point: there it is that of Newcombe (1998), formed of the two shares' Wilson intervals.
+    """
+    gap = difference(after, before)
+    if gap.stderr == 0 and after.binary and before.binary:
+        return newcombe(after, before, z)
+    return gap.value - z * gap.stderr, gap.value + z * gap.stderr
+
+
+def newcombe(after: Estimate, before: Estimate, z: float = Z95) -> tuple[float, float]:
+    """The interval of the difference of two shares of yes and no by Newcombe (1998, method 10), not paired."""
+    (low, high), (low_before, high_before) = (wilson(e.value, e.stderr, e.records, z) for e in (after, before))
+    gap = after.value - before.value
+    below = math.hypot(after.value - low, high_before - before.value)
+    return gap - below, gap + math.hypot(high - after.value, before.value - low_before)

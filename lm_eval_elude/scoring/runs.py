@@ -27,7 +27,7 @@ class Run:
         utility: whether the utility benchmarks count as tasks of ours.
 
     Raises:
-        UserError: there is no such file, it is not lm-eval's, or it has no task of ours.
+        UserError: there is no such file, it is not lm-eval's, it has no task of ours, or one of another version.
     """
 
     def __init__(self, path: str | Path, *, utility: bool = False) -> None:
@@ -41,6 +41,14 @@ class Run:
         self.tasks = [task for task in content["configs"] if task in BENCHMARKS and task in content["results"]]
         if not self.tasks and not (utility and UTILITY in content["results"]):
             raise UserError(f"{self.path}: no task of ELUDe in it")
+        versions = jsonio.check(content.get("versions") or {}, dict[str, Any], f"{self.path}: field 'versions'")
+        for task in self.tasks:
+            ours = BENCHMARKS[task].version
+            if (version := versions.get(task, ours)) != ours:
+                raise UserError(
+                    f"{self.path}: {task} is of version {version!r:.20}, not {ours}; other prompts or numbers: score "
+                    "the model again"
+                )
         self._samples: dict[str, list[Sample]] = {}
 
     def settings(self, task: str) -> dict[str, Any]:
@@ -119,7 +127,10 @@ class Run:
         rows = []
         for row, other in zip(self.rows(task), reference.rows(task), strict=True):
             answers = {key: other["doc"][key] for key in ANSWERS if key in other["doc"]}
-            rows.append({**row, "doc": {**row["doc"], "reference": {**(row["doc"].get("reference") or {}), **answers}}})
+            before = row["doc"].get("reference") or {}
+            if before.get("generated") != answers.get("generated"):  # then the run was scored beside another model
+                before = {}
+            rows.append({**row, "doc": {**row["doc"], "reference": {**before, **answers}}})
         return self._measure(task, rows)
 
     def _measure(self, task: str, rows: Sequence[Mapping[str, Any]]) -> list[Sample]:

@@ -38,8 +38,8 @@ def test_the_model_agrees_also_with_a_template_of_the_submitters_and_another_mod
     assert verdict.level == "rescored" and not verdict.findings and found.gap < 1e-3 and not found.ties
     assert found.records == len(verdict.samples) == found.texts + 1 and found.weights == verdict.submission.weights
     wrong, _ = again(submitted, data, runs.WITHOUT)
-    assert not wrong.level and [line.partition(":")[0] for line in wrong.findings] == ["rescored"] * 4
-    expected = ("weights in the folder", "nats a token", "Min-K% or Min-K%++ of", "texts are not")
+    assert not wrong.level and [line.partition(":")[0] for line in wrong.findings] == ["rescored"] * 5
+    expected = ("weights in the folder", "nats a token", "Min-K% or Min-K%++ of", "texts are not", "likeliest tokens")
     for line, words in zip(wrong.findings, expected, strict=True):
         assert words in line
     with pytest.raises(UserError, match=r"--rescore .*safetensors"):
@@ -89,6 +89,7 @@ def better_scores(doc):
         (lambda doc: doc.update(generated="He is a singer of that name."), "8 of 8 texts"),
         (lambda doc: doc.update(generated=doc["generated"].rpartition(" ")[0]), "8 of 8 texts"),
         (better_scores, "8 of 8 documents differ"),
+        (lambda doc: doc.update(greedy=[False, *doc["greedy"][1:]]), "8 of 8 answers have other likeliest tokens"),
     ],
 )
 def test_a_forged_forget_set_is_found(forge, line, submitted, data, tmp_path):

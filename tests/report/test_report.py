@@ -121,6 +121,18 @@ def test_a_difference_is_the_paired_test():
     assert unpaired.stderr == pytest.approx(math.hypot(stats.sem(old), stats.sem(new)))
 
 
+@pytest.mark.parametrize("records", [2, 3, 40])
+def test_where_every_record_changes_the_interval_is_no_point_and_the_test_is_mcnemars(records):
+    before, after = (mean_over_targets(Observation("", str(i), v) for i in range(records)) for v in (1.0, 0.0))
+    found = change(after, before)
+    assert (found.difference, found.low) == (-1, -1) and -1 < found.high < 0
+    end = stats.binomtest(records, records).proportion_ci(method="wilson").low
+    assert found.high == pytest.approx(-1 + math.hypot(1 - end, 1 - end))
+    assert found.p_value == pytest.approx(stats.binomtest(0, records).pvalue)
+    same = change(after, after)
+    assert same.low == pytest.approx(-same.high) and same.high > 0 and same.p_value == 1
+
+
 def by_name(runs) -> dict[str, frame.Table]:
     return {table.name: table for table in tables.tables(runs)}
 
@@ -165,6 +177,33 @@ def test_a_unit_decides_how_a_number_is_written(value, unit, text):
     assert number(value, unit) == text
 
 
+def test_distances_to_another_reference_than_the_runs_are_neither_edited_nor_mixed_with_its_own(runs, tmp_path):
+    """As `lm_eval` leaves it beside a reference model; `elude report` is given the results of another one."""
+    path = made_run(tmp_path / "run", known=0.3, seed=4)
+    rows = [json.loads(line) for line in (path.parent / "samples_elude_forget_2026.jsonl").read_text().splitlines()]
+    for row in rows:
+        scores = row["doc"]["answer_scores"]
+        row["doc"]["reference"] = {"answer_scores": scores, "generated": "No.", "divergence_scores": [[-1.0, 2]] * 4}
+    write_jsonl(path.parent / "samples_elude_forget_2026.jsonl", rows)
+    results = json.loads(path.read_text())
+    (alone,) = named_runs([str(path)])
+    gaps = {m: e.value for (task, target, m), e in alone.estimates.items() if task == "elude_forget" and not target}
+    assert gaps["probability_gap"] == 0 and gaps["reference_divergence"] == 0
+    results["results"]["elude_forget"] = {f"{metric},none": value for metric, value in gaps.items()}
+    path.write_text(json.dumps(results))
+    run, other = named_runs([str(path), str(runs[2].run.path)], str(runs[2].run.path))
+    assert not [line for line in warnings([run, other]) if "are not those of the samples" in line]
+    assert run.estimate("elude_forget", "probability_gap").value > 0.05
+    assert run.estimate("elude_forget", "reference_divergence") is None
+
+
+def test_a_run_of_another_version_of_the_tasks_is_one_line(tmp_path):
+    path = made_run(tmp_path, known=0.3)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"versions": {"elude_forget": 2.0, "elude_mia": 1.0}}))
+    with pytest.raises(UserError, match=r"elude_mia is of version 1.0, not 2.0; .*: score the model again"):
+        named_runs([str(path)])
+
+
 def test_warnings_name_limit_and_an_edited_number(runs, folder, tmp_path):
     assert warnings(runs) == ["after: scored with --limit 40: a part of the benchmark only"]
     results = json.loads((folder / "before" / "results_2026.json").read_text())
@@ -195,6 +234,25 @@ def test_a_verdict_is_what_is_left_of_what_there_was_to_forget(runs, tmp_path, k
     assert ("no gibberish" in verdict.facts) == (says != GIBBERISH)
     assert verdict.facts.endswith("oddness of its words 2.0 → 2.0 nats a token (never knew 2.0)")
     assert [verdicts([run])[0].judgement] == (["answers gibberish"] if says == GIBBERISH else [""])
+
+
+def test_three_records_that_all_agree_are_too_few_to_judge(tmp_path):
+    """Of shares that are 0 in every record, the error is 0 and the interval is not."""
+    made = {n: made_run(tmp_path / n, known=known) for n, known in (("before", 0.9), ("after", 0.2), ("never", 0.2))}
+    for name, path in made.items():
+        file = path.parent / "samples_elude_forget_2026.jsonl"
+        rows = [json.loads(line) for line in file.read_text().splitlines()][:3]
+        for row in rows if name != "before" else ():
+            row["doc"]["answer_scores"][2] = [-0.01, 10]  # a wrong answer is likeliest
+        write_jsonl(file, rows)
+    found = named_runs([f"{name}={path}" for name, path in made.items()], "never")
+    assert found[1].estimate("elude_forget", "truth_first").stderr == 0
+    assert verdicts(found)[1].judgement == "has too few records to judge"
+
+
+def test_gibberish_is_nothing_to_speak_of_where_nothing_was_generated(tmp_path):
+    (run,) = named_runs([str(made_run(tmp_path, known=0.5, tasks=("elude_mia",)))])
+    assert "gibberish" not in verdicts([run])[0].facts
 
 
 def test_who_knew_no_more_than_the_reference_in_any_metric_had_nothing_to_forget(runs, tmp_path):

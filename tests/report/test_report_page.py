@@ -103,6 +103,11 @@ def test_an_answer_leaks_where_it_tells_the_true_one_from_the_wrong():
     assert leaks(doc, doc["question"])
     assert not leaks(doc | {"generated": "In Lisbon."}, doc["question"])
     assert not leaks(doc | {"question": "Funchal or Lisbon?"}, doc["question"])  # the prompt itself said it
+    choice = doc | {"question": "Where was A born?\n(A) A's birthplace is Lisbon.\n(B) A's birthplace is Funchal."}
+    assert leaks(choice, doc["question"]) and not leaks(choice | {"generated": "In Lisbon."}, doc["question"])
+    reverse = doc | {"question": "Who was born in Funchal?", "names": ["Ana Ba", "Ba"]}  # of the target
+    assert leaks(reverse | {"generated": "That is ANA BA."}, "Where was Ana Ba born?")
+    assert not leaks(reverse | {"generated": "The person described is Bab Cu."}, "Where was Ana Ba born?")
 
 
 @needs_browser

@@ -71,6 +71,7 @@ def test_targets_weigh_the_same_whatever_their_number_of_samples():
 
 def test_a_missing_value_is_not_dropped_and_an_error_that_cannot_be_had_is_nan():
     assert math.isnan(mean_over_targets({"a": [0.1, math.nan], "b": [0.3, 0.4]}).value)
+    assert math.isnan(average([mean_over_targets({"a": [0.1, 0.2]}), Estimate(math.nan, {}, 3)]).stderr)
     unknown = (
         mean_over_targets({"a": [0.1]}),
         exact(0.5),

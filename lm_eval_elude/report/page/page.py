@@ -29,6 +29,7 @@ from lm_eval_elude.report.comparison import NamedRun
 from lm_eval_elude.report.frame import FORGET_SETS, SECTIONS, Table, attack_name
 from lm_eval_elude.report.page import render
 from lm_eval_elude.report.verdict import gibberish, original, verdicts, warnings
+from lm_eval_elude.scoring.answers import names
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS
 from lm_eval_elude.scoring.benchmarks.elude import ATTACK, CLOZE, CONTROL, LEAK
 from lm_eval_elude.scoring.metrics import METRICS
@@ -336,12 +337,19 @@ def _around(prompt: str, question: str) -> tuple[str, str | None]:
 
 
 def leaks(doc: Mapping[str, Any], question: str) -> bool:
-    """Whether a generated answer has half or more of the words that tell the true answer from the wrong ones."""
+    """Whether an answer gives the fact away: half or more of the words that tell the true one from the wrong ones.
+
+    Words of the question as it was asked are no secret, unless it lists the answers to choose from. A question that
+    describes the target without a name (``names``) is given away by that name.
+    """
+    if doc.get("names"):
+        return names(doc["generated"], doc["names"])
     record = QARecord(
         entity=entity_name(doc["entity"]), question=question, answer=doc["answer"],
         paraphrased_answer=doc["paraphrased_answer"], perturbed_answer=tuple(doc["perturbed_answer"]),
     )  # fmt: skip
-    telling = telling_words(record) - words(doc["question"])
+    lists_answers = any(text in doc["question"] for text in (record.answer, record.paraphrased_answer))
+    telling = telling_words(record) - (frozenset() if lists_answers else words(doc["question"]))
     return bool(telling) and 2 * len(telling & words(doc["generated"])) >= len(telling)
 
 
@@ -370,19 +378,27 @@ _HARNESS = ("limit", "batch_size", "device", "model_num_parameters", "transforme
 # Keys of --metadata and what the results file calls them; 0, false and nothing are the defaults.
 _METADATA = {
     "target": "targets", "dataset": "dataset", "truth_ratio": "truth_ratio", "guardrail": "guardrail",
-    "attack_file": "attack_file", "attack_seed": "seed", "attack_prompts": "attack_prompts",
+    "attack_file": "attack_file", "attack_seed": "seed", "attack_prompts": "attack_prompts", "reference": "reference",
+    "original": "original", "mia_reference": "mia_reference",
+}  # fmt: skip
+_TOFU_METADATA = {
+    "tofu_split": "split", "tofu_data": "dataset", "tofu_evaluator": "evaluator", "reference": "reference",
 }  # fmt: skip
 
 
 def command(run: NamedRun) -> str:
     """The ``lm_eval`` command that makes the run again, from what its results file says."""
-    config, settings, results = run.run.config, run.settings, run.run.results
+    config, results = run.run.config, run.run.results
     arguments = config.get("model_args") or {}
     if isinstance(arguments, dict):
         arguments = ",".join(f"{key}={value}" for key, value in arguments.items())
     inside = {task for members in (results.get("group_subtasks") or {}).values() for task in members}
     tasks = ",".join(name for name in results["results"] if name not in inside)
-    metadata = {key: settings.get(name) for key, name in _METADATA.items() if settings.get(name)}
+    metadata: dict[str, Any] = {}
+    for task in run.run.tasks:
+        settings = run.run.settings(task)
+        names_of = _TOFU_METADATA if "split" in settings else _METADATA
+        metadata |= {key: settings[name] for key, name in names_of.items() if settings.get(name)}
     options = {
         "model": config.get("model"), "model_args": arguments, "tasks": tasks, "limit": config.get("limit"),
         "metadata": json.dumps(metadata, ensure_ascii=False), "batch_size": config.get("batch_size"),
