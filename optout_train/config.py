@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
@@ -148,6 +148,8 @@ class TrainConfig:
         yield self.lora and (self.loss.noised or self.loss.direction or self.loss.steers), whole
         fixed = f"--sam needs a gradient, and that of --forget-loss {self.forget_loss} is one fixed direction"
         yield self.sam > 0 and self.loss.direction, fixed
+        lost = "--sam takes steps that 16 bits lose: give --dtype float32, or --lora"
+        yield self.sam > 0 and self.dtype == "bfloat16" and not self.lora, lost
         where = "--relearn and --sam both say where the forget gradient is taken: leave out one"
         yield self.relearn > 0 and self.sam > 0, where
         nowhere = f"--relearn needs a forget loss whose gradient forgets, and --forget-loss {self.forget_loss} has none"
@@ -303,13 +305,31 @@ def has_learnt(manifest: Manifest) -> bool:
     return FORGET[manifest.settings.get("forget_loss", "npo")].learns
 
 
+# Settings that act with others only: what they act with, and whether a configuration has it.
+NEEDS: tuple[tuple[tuple[str, ...], str, Callable[[TrainConfig], bool]], ...] = (
+    (("lora_rank", "lora_alpha"), "--lora", lambda config: config.lora),
+    (("bound", "answers", "elicit", "teachers", "reverse"), "a stranger method",
+     lambda config: config.forget_loss == "stranger" and config.forget_weight > 0),
+    (("exchange",), "--self-distill", lambda config: config.self_distill),
+    (("self_distill",), "retain losses on answers, and this method holds inner states",
+     lambda config: not config.loss.steers),
+    (("tofu_evaluator",), "--forget-split", lambda config: bool(config.forget_split)),
+    (("distance", "directions"), "--transport-weight", lambda config: config.transport_weight > 0),
+    (("dual_step",), "--retain-budget", lambda config: config.retain_budget > 0),
+    (("relearn", "sam"), "--forget-weight", lambda config: config.forget_weight > 0),
+    (("weight_decay",), "AdamW or Muon, and this method goes along a fixed direction",
+     lambda config: not config.loss.direction),
+    (("revision",), "a model of the Hub", lambda config: not config.bundled and not os.path.isdir(config.model)),
+)  # fmt: skip
+
+
 def build_config(given: Mapping[str, Any], *, world_only: bool = False) -> TrainConfig:
     """Fill what the user did not give: explicit values, then method's and recipe's presets, then the model's recipe.
 
     ``world_only`` drops the neighbours' retain loss (the paper's neighbour ablation).
 
     Raises:
-        UserError: as :class:`TrainConfig`, or ``world_only`` contradicts the rest.
+        UserError: as :class:`TrainConfig`, ``world_only`` contradicts the rest, or a given setting does nothing.
     """
     values = dict(given)
     model = values.setdefault("model", BUNDLED)
@@ -337,4 +357,9 @@ def build_config(given: Mapping[str, Any], *, world_only: bool = False) -> Train
         if not values.get("world_weight", 1.0):
             raise UserError(f"--world-only needs world data, and --method {method} has none; give --world-weight")
         values["retain_weight"] = 0.0
-    return TrainConfig.from_json(values)
+    config = TrainConfig.from_json(values)
+    for names, needed, acts in NEEDS:
+        for name in names:
+            if given.get(name) and not acts(config):
+                raise UserError(f"{flag(name)} does nothing without {needed}")
+    return config

@@ -6,6 +6,7 @@ configuration and ``--help`` read the table :data:`FORGET`, so torch is imported
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -69,16 +70,28 @@ def saturated(log_probs: Tensor, owners: Tensor, eta: float) -> Tensor:
     return p.pow(eta) * (1 - p) * log_probs
 
 
-def unlikelihood(log_probs: Tensor, owners: Tensor, eta: float) -> Tensor:
-    """Token values of CE-U (Yang 2025), without each answer's first token: log(1 - p).
+def unlikelihood(model: Any, batch: Batch) -> Tensor:
+    """Token values of CE-U (Yang 2025), (n, 1): log(1 - p).
 
     CE-U is the cross-entropy with the model's own distribution without the true token, held fixed. Its gradient by the
-    logits is that of -log(1 - p), so no vocabulary is needed.
+    logits is that of -log(1 - p), also where p is 1 but for rounding, since 1 - p is summed of the others.
     """
+    from lm_eval_elude.model.scorer import answer_logits, widened
+
+    return rest(widened(answer_logits(model, batch))[batch.rows], batch.targets[:, :1])
+
+
+def rest(logits: Tensor, true: Tensor) -> Tensor:
+    """log(1 - p) of the true tokens (n, 1) under logits (n, vocabulary), (n, 1)."""
+    others = logits.scatter(1, true, -math.inf)
+    return others.logsumexp(1, keepdim=True) - logits.logsumexp(1, keepdim=True)
+
+
+def after_first(values: Tensor, owners: Tensor, eta: float) -> Tensor:
+    """Token values without each answer's first token, which CE-U leaves out."""
     is_first = owners != owners.roll(1)
     is_first[:1] = True
-    rest = -log_probs.clamp(max=-1e-6).expm1()
-    return rest.log().masked_fill(is_first, 0.0)
+    return values.masked_fill(is_first, 0.0)
 
 
 def margins(model: Any, batch: Batch) -> Tensor:
@@ -103,7 +116,7 @@ def states(model: Any, batch: Batch) -> Tensor:
 
     with recorded(model) as layers:
         answer_logits(model, batch)
-    return layers[steered_layer(len(model.get_decoder().layers))].flatten(0, 1)[batch.places][batch.rows]
+    return layers[steered_layer(len(layers))].flatten(0, 1)[batch.places][batch.rows]
 
 
 def batch_mean(answers: AnswerLogProbs) -> AnswerLogProbs:
@@ -212,7 +225,8 @@ FORGET: dict[str, ForgetLoss] = {
     "ce-u": ForgetLoss(
         lambda now, before, eta: -now["answer"].sums / (now["answer"].counts - 1).clamp(min=1),
         ("answer",),
-        tokens=unlikelihood,
+        tokens=after_first,
+        read=unlikelihood,
     ),
     # Eta is what is taken off the true token's logit; :func:`optout_train.stranger.distil.adjusted` makes the lessons.
     "undial": ForgetLoss(_of(nll, "adjusted"), ("adjusted",), made=True, preset={"eta": 10.0}),

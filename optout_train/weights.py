@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from lm_eval_elude.errors import UserError, reason
-from lm_eval_elude.model.scorer import matrices
+from lm_eval_elude.model.scorer import layers_of, matrices, slices
 from optout_train.config import TrainConfig
 from optout_train.losses import steered_layer
 from optout_train.run_folder import damaged
@@ -79,10 +79,14 @@ def freeze(config: TrainConfig, model: Any) -> None:
     """
     trained = {id(parameter) for parameter in model.parameters()}
     if config.loss.steers:
-        layers = model.get_decoder().layers
+        layers = layers_of(model)
         parts = [model.get_input_embeddings(), *layers[: steered_layer(len(layers)) + 1]]
         trained &= {id(parameter) for part in parts for parameter in part.parameters()}
     if config.optimizer == "muon":
+        if any(parameter.ndim == 3 for parameter in model.parameters()):
+            raise UserError(
+                "--optimizer muon takes a matrix a parameter, and this model has blocks of them: adamw does"
+            )
         trained &= {id(parameter) for parameter in matrices(model)}
     for parameter in model.parameters():
         if id(parameter) not in trained:
@@ -96,7 +100,7 @@ NOISE = 0.1  # of UNDO's noise, in the initialization's size; its authors take .
 def noise(model: nn.Module, share: float, seed: int) -> None:
     """Shrink every matrix by a share of itself and add as much noise, :data:`NOISE` times Xavier's (UNDO)."""
     generator = torch.Generator().manual_seed(seed)
-    for weight in (parameter for parameter in model.parameters() if parameter.ndim == 2):
+    for weight in (matrix for parameter in model.parameters() for matrix in slices(parameter)):
         drawn = nn.init.xavier_normal_(torch.empty(weight.shape), generator=generator)
         weight.mul_(1 - share).add_(drawn.to(weight), alpha=share * NOISE)
 
@@ -111,7 +115,7 @@ def distribute(config: TrainConfig, accelerator: Any, inner: Any, scorer: nn.Mod
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
-    for module in inner.get_decoder().layers:
+    for module in layers_of(inner):
         fully_shard(module, mesh=mesh)
     fully_shard(scorer, mesh=mesh)
     return scorer

@@ -46,6 +46,13 @@ def stress(
         "reference": reference or bundled.reference_of(manifest, settings.targets),
         "original": original or (str(bundled.MODEL) if base == bundled.MODEL_NAME else base),
     }
+    revision = manifest.settings.get("revision") if manifest else ""
+    if revision and not original:
+        raise UserError(
+            f"--original is missing: {checkpoint} began from revision {revision} of {base}; name its folder"
+        )
+    if revision and (Path(checkpoint) / "adapter_config.json").is_file():
+        raise UserError(f"{checkpoint} is an adapter of revision {revision} of {base}: merge it, and name the result")
     if not models["reference"]:
         raise UserError("--reference is missing: name a model that never knew the targets")
     if not models["original"]:

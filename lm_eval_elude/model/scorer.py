@@ -96,10 +96,39 @@ def token_log_probs(logits: Tensor, batch: Batch) -> Tensor:
 
 
 def matrices(model: Any) -> list[Tensor]:
-    """The matrices of a model's layers, without those of its vocabulary and of positions."""
+    """The matrices of a model's layers, without those of its vocabulary and of positions.
+
+    Experts that stand in one parameter, (experts, rows, columns), are a matrix each: views of that parameter.
+    """
     tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     outside = {id(module.weight) for module in [*tables, model.get_output_embeddings()]}
-    return [parameter for parameter in model.parameters() if parameter.ndim == 2 and id(parameter) not in outside]
+    inside = [parameter for parameter in model.parameters() if id(parameter) not in outside]
+    return [matrix for parameter in inside for matrix in slices(parameter)]
+
+
+def slices(parameter: Tensor) -> Sequence[Tensor]:
+    """The matrices in a parameter: itself, those of a block of experts, or none (a kernel of a convolution is none)."""
+    if parameter.ndim == 3 and parameter.shape[1] > 1:
+        return parameter.unbind()
+    return [parameter] if parameter.ndim == 2 else []
+
+
+def layer_list(model: Any) -> tuple[nn.Module, str]:
+    """The module that holds a model's list of layers, and the list's name there (``layers``; ``h`` in GPT-2).
+
+    Raises:
+        UserError: there is none.
+    """
+    decoder, count = model.get_decoder(), model.config.get_text_config().num_hidden_layers
+    for name, module in decoder.named_children():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return decoder, name
+    raise UserError(f"{type(decoder).__name__} has no list of {count} layers, which this needs: name another model")
+
+
+def layers_of(model: Any) -> Any:
+    """The list of a model's layers."""
+    return getattr(*layer_list(model))
 
 
 @contextmanager
@@ -108,7 +137,7 @@ def recorded(model: Any) -> Iterator[list[Tensor]]:
     states: list[Tensor] = []
     handles = [
         layer.register_forward_hook(lambda _, __, output: states.append(layer_state(output)))
-        for layer in model.get_decoder().layers
+        for layer in layers_of(model)
     ]
     try:
         yield states

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lm_eval_elude.data.records import QARecord
 from lm_eval_elude.model.packing import collate
-from lm_eval_elude.model.scorer import Scorer, answer_sums, recorded
+from lm_eval_elude.model.scorer import Scorer, answer_sums, layers_of, recorded
 from lm_eval_elude.text.chat import Encoded, Renderer
 from lm_eval_elude.text.words import fact_in
 
@@ -32,9 +32,9 @@ def stated_facts(records: Sequence[QARecord], renderer: Renderer) -> dict[int, E
     for place, record in enumerate(records):
         before, fact, _ = fact_in(record)
         if fact:
-            prompt = renderer.encode(renderer.prompt(record.question) + before.rstrip())
-            whole = renderer.encode(renderer.prompt(record.question) + before + fact)
-            samples[place] = Encoded(whole, min(len(prompt), len(whole) - 1))
+            prompt = renderer.prompt(record.question)
+            start, whole = (renderer.encode(prompt + renderer.beginning(words)) for words in (before, before + fact))
+            samples[place] = Encoded(whole, min(len(start), len(whole) - 1))
     return samples
 
 
@@ -52,7 +52,7 @@ def drops(original: Any, other: Any, samples: Sequence[Encoded]) -> Tensor:
             theirs(batch)
         plain = answer_sums(scorer(batch)[:, 0], batch.owners).means
         rows = []
-        for layer, state in zip(original.get_decoder().layers, states, strict=True):
+        for layer, state in zip(layers_of(original), states, strict=True):
             handle = layer.register_forward_hook(
                 lambda _, __, output, state=state: (state, *output[1:]) if isinstance(output, tuple) else state
             )

@@ -24,7 +24,7 @@ from transformers.utils import logging as transformers_logging
 from lm_eval_elude.data import jsonio
 from lm_eval_elude.data.records import QARecord, fingerprint
 from lm_eval_elude.errors import UserError
-from lm_eval_elude.model.scorer import Scorer, load_model, score_all
+from lm_eval_elude.model.scorer import Scorer, layers_of, load_model, score_all
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS
 from lm_eval_elude.scoring.likelihood import harmonic_mean
 from lm_eval_elude.scoring.samples import mean
@@ -108,7 +108,7 @@ class Stress:
         self, models: Mapping[str, str], settings: Settings, suite: Suite = "quick", seed: int = 0,
         attacks: Sequence[WeightAttack] = tuple(WEIGHT_ATTACKS.values()),
     ) -> None:  # fmt: skip
-        self.models, self.settings, self.suite, self.seed, self.attacks = models, settings, suite, seed, attacks
+        self.models, self.settings, self.suite, self.seed = models, settings, suite, seed
         transformers_logging.disable_progress_bar()  # models are loaded many times
         warnings.filterwarnings("ignore", module="peft|transformers")
         self.renderer = Renderer(load_tokenizer(models[CHECKPOINT]))
@@ -117,8 +117,20 @@ class Stress:
                 raise UserError(f"--{role} {models[role]}: its tokenizer is not that of the checkpoint")
         self.forget = Questions(TASK, settings, self.renderer)
         self.retain = Questions("elude_retain", settings, self.renderer, RETAINED, seed)
+        self.left_out: list[str] = []  # attacks whose lessons the data set lacks, a line each
+        self.attacks = [attack for attack in attacks if self._can_learn(attack)]
         self.cells = list(self._cells())
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    def _can_learn(self, attack: WeightAttack) -> bool:
+        """Whether the data set has what an attack of this suite trains on."""
+        if attack.lessons and getattr(attack, self.suite):
+            try:
+                attack.lessons(self.forget.records, self.settings, self.seed)
+            except UserError as error:
+                self.left_out.append(f"{attack.name} is left out: {error}")
+                return False
+        return True
 
     def _cells(self) -> Iterator[Cell]:
         everything = range(len(self.forget.docs))
@@ -165,6 +177,7 @@ class Stress:
             base = str(PeftConfig.from_pretrained(name).base_model_name_or_path)
             model = load_model(base, dtype=torch.float32, flag=f"{flag} {name}: its base")
             model = PeftModel.from_pretrained(model, name).merge_and_unload()
+            model.requires_grad_(True)  # peft froze the base
         else:
             model = load_model(name, dtype=torch.float32, flag=flag)
         return model.to(self.device).eval()
@@ -176,6 +189,8 @@ class Stress:
         """
         described = jsonio.finite(self.describe())
         open_folder(out, described)
+        for line in self.left_out:
+            say(line)
         waiting = [cell for cell in self.cells if not (out / WORK / cell.file).is_file()]
         for role in self.models:
             if not (path := out / WORK / f"{START}_{role}.json").is_file():
@@ -245,7 +260,7 @@ class Stress:
     def _depth(self) -> list[dict[str, Any]]:
         """The unlearning depth of every fact, as its file has it; of none where the reference is built otherwise."""
         original, never_knew, unlearned = (self.load(role) for role in (ORIGINAL, REFERENCE, CHECKPOINT))
-        shapes = [[tuple(p.shape) for p in m.get_decoder().layers.parameters()] for m in (original, never_knew)]
+        shapes = [[tuple(p.shape) for p in layers_of(m).parameters()] for m in (original, never_knew)]
         samples = depth.stated_facts(self.forget.records, self.renderer)
         if shapes[0] != shapes[1] or not samples:
             return []

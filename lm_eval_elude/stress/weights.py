@@ -9,6 +9,7 @@ the bundled model (width 192) and 2.4e-5 where the width is 4,096.
 
 from __future__ import annotations
 
+import inspect
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +23,7 @@ from lm_eval_elude.attacks.builders import ATTACKS, build_attacks
 from lm_eval_elude.data import dataset
 from lm_eval_elude.data.records import QARecord
 from lm_eval_elude.model.packing import collate
-from lm_eval_elude.model.scorer import Scorer, answer_sums, matrices
+from lm_eval_elude.model.scorer import Scorer, answer_sums, layer_list, layers_of, matrices
 from lm_eval_elude.scoring.settings import Settings
 from lm_eval_elude.text.chat import Renderer
 
@@ -153,10 +154,11 @@ def soft_prompt(model: Any, setting: Setting, material: Material) -> Points:
     They begin as the vectors of tokens drawn at random.
     """
     rng = random.Random(material.seed)
-    vocabulary = model.get_input_embeddings().weight
-    drawn = [rng.randrange(len(vocabulary)) for _ in range(PROMPT_VECTORS)]
+    vocabulary = model.get_input_embeddings()  # which may be more than its weights: Gemma's multiplies them
+    drawn = [rng.randrange(len(vocabulary.weight)) for _ in range(PROMPT_VECTORS)]
     model.requires_grad_(False)
-    put_before(model, torch.nn.Parameter(vocabulary[drawn].detach().clone()))
+    vectors = vocabulary(torch.tensor(drawn, device=vocabulary.weight.device))
+    put_before(model, torch.nn.Parameter(vectors.detach().clone()))
     return _fit(model, material, rng, PROMPT_RATE, setting.points)
 
 
@@ -165,7 +167,10 @@ def put_before(model: Any, vectors: torch.nn.Parameter) -> None:
     decoder, count = model.get_decoder(), len(vectors)
     decoder.register_parameter("put_before", vectors)
 
-    def begin(_: Any, __: Any, given: dict[str, Any]) -> tuple[tuple[()], dict[str, Any]]:
+    names = list(inspect.signature(decoder.forward).parameters)
+
+    def begin(_: Any, unnamed: tuple[Any, ...], given: dict[str, Any]) -> tuple[tuple[()], dict[str, Any]]:
+        given |= dict(zip(names, unnamed, strict=False))  # GPT-2 and others pass the ids without a name
         ids, mask, places = given["input_ids"], given.get("attention_mask"), given.get("position_ids")
         embedded = model.get_input_embeddings()(ids)
         given |= {"input_ids": None, "inputs_embeds": torch.cat([vectors.expand(len(ids), -1, -1), embedded], 1)}
@@ -251,10 +256,10 @@ def interpolate(model: Any, setting: Setting, material: Material) -> Points:
 
 def logit_lens(model: Any, setting: Setting, material: Material) -> Points:
     """Leave out the last layers, so that the vocabulary reads an inner one; a point is the share of the layers kept."""
-    decoder = model.get_decoder()
-    layers = list(decoder.layers)
+    decoder, name = layer_list(model)
+    layers = list(layers_of(model))
     for share in setting.points:
-        decoder.layers = torch.nn.ModuleList(layers[: max(1, round(share * len(layers)))])
+        setattr(decoder, name, torch.nn.ModuleList(layers[: max(1, round(share * len(layers)))]))
         yield share, model
 
 

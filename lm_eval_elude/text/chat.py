@@ -99,6 +99,10 @@ class Renderer:
         """What the template writes after the generation prompt for this answer."""
         return f"{self._lead}{text.strip()}{self._tail}"
 
+    def beginning(self, words: str) -> str:
+        """The answer text up to the end of an answer's first words; "" for none."""
+        return f"{self._lead}{words.strip()}" if words.strip() else ""
+
     @property
     def stop(self) -> list[str]:
         """Texts that end a generated answer: the end of turn; of the plain format the next question or a blank line."""

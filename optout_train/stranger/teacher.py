@@ -90,9 +90,7 @@ class Teacher:
 
     def begin(self, question: str, words: str) -> Encoded:
         """Prompt and an answer's first words as token ids, without what a template ends an answer with."""
-        text = self.renderer.answer(words)
-        text = text[: text.index(words.strip()) + len(words.strip())]
-        return self.renderer.encode_pair(self.renderer.prompt(question), text)
+        return self.renderer.encode_pair(self.renderer.prompt(question), self.renderer.beginning(words))
 
     def encode(self, question: str, answer: str) -> Encoded:
         """Prompt and answer as token ids.

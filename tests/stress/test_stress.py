@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import random
 import re
 import shutil
 import tempfile
@@ -16,8 +17,9 @@ from peft import LoraConfig, get_peft_model
 from lm_eval_elude import cli
 from lm_eval_elude.data import bundled
 from lm_eval_elude.data.dataset import load_records
+from lm_eval_elude.data.manifest import Manifest, write_manifest
 from lm_eval_elude.errors import UserError
-from lm_eval_elude.model.scorer import load_model, packing_fault
+from lm_eval_elude.model.scorer import layer_list, layers_of, load_model, packing_fault, recorded
 from lm_eval_elude.report.comparison import named_runs
 from lm_eval_elude.report.frame import markdown
 from lm_eval_elude.report.verdict import report_text, warnings
@@ -30,6 +32,7 @@ from lm_eval_elude.stress.outcome import CHECKPOINT, ORIGINAL, RECOVERED, REFERE
 from lm_eval_elude.stress.suite import SETTINGS, WORK, Stress, open_folder
 from lm_eval_elude.stress.weights import (
     NF4,
+    PROMPT_VECTORS,
     WEIGHT_ATTACKS,
     Material,
     Setting,
@@ -42,6 +45,7 @@ from lm_eval_elude.stress.weights import (
 )
 from lm_eval_elude.text.chat import Renderer, load_tokenizer
 from lm_eval_elude.text.words import fact_in
+from tests.model.shapes import make
 from tests.support import (
     make_model,
     make_tokenizer,
@@ -129,7 +133,7 @@ def test_an_adapter_is_attacked_as_the_model_that_it_makes(settings, models, tmp
     load_tokenizer(str(bundled.MODEL)).save_pretrained(tmp_path)
     merged = Stress(models | {CHECKPOINT: str(tmp_path)}, settings, attacks=SMALL).load(CHECKPOINT)
     names = {name for name, _ in load_model(str(bundled.MODEL)).named_parameters()}
-    assert {name for name, _ in merged.named_parameters()} == names
+    assert {name for name, parameter in merged.named_parameters() if parameter.requires_grad} == names  # relearning
     tokens = torch.arange(20)[None]
     with torch.no_grad():
         assert torch.allclose(merged(tokens).logits, adapted(tokens).logits, atol=1e-4)
@@ -287,6 +291,81 @@ def test_nf4_has_the_values_of_bitsandbytes_and_takes_the_nearest():
         1.0,
     ]  # fmt: skip
     assert pytest.approx(published, abs=2e-7) == NF4
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral"])
+def test_every_expert_is_a_matrix_that_is_rounded(kind):
+    model = make(90, kind, moe_intermediate_size=16, num_experts=4, num_local_experts=4, num_experts_per_tok=2)
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    list(WEIGHT_ATTACKS["quantise"].run(model, Setting("all", (3,), 8), None))
+    same = {name for name, weight in model.named_parameters() if torch.equal(weight, before[name])}
+    assert same and all("norm" in name or "embed" in name or "lm_head" in name for name in same)
+    assert sum("expert" in name for name in before) > 2
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "gpt_neox", "gemma3_text", "bloom"])
+def test_the_layers_of_other_architectures_are_found(kind):
+    sizes = {"gpt2": {"n_embd": 32, "n_layer": 3, "n_head": 4}, "bloom": {"n_layer": 3, "n_head": 4}}
+    model = make(90, kind, **sizes.get(kind, {}))
+    tokens = torch.arange(12)[None]
+    with torch.no_grad(), recorded(model) as states:
+        output = model(tokens, output_hidden_states=True)
+    assert len(layers_of(model)) == len(states) == 3
+    torch.testing.assert_close(states[0], output.hidden_states[1])
+    decoder, name = layer_list(model)
+    lens = WEIGHT_ATTACKS["logit_lens"].run(model, Setting("all", (0.3, 1.0)), None)
+    assert [len(getattr(decoder, name)) for _ in lens] == [1, 3]
+
+
+def test_a_model_whose_layers_are_not_found_is_one_line():
+    model = make_model(make_tokenizer("chatml"), layers=2)
+    model.config.num_hidden_layers = 5
+    with pytest.raises(UserError, match="LlamaModel has no list of 5 layers"):
+        layers_of(model)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "gpt_neox", "gemma3_text"])
+def test_a_soft_prompt_begins_as_the_tokens_that_were_drawn(kind):
+    """GPT-2 and GPT-NeoX pass their ids without a name, and Gemma's embedding is more than its weights."""
+    sizes = {"gpt2": {"n_embd": 32, "n_layer": 3, "n_head": 4}}
+    tokenizer = make_tokenizer("chatml")
+    model = make(len(tokenizer), kind, **sizes.get(kind, {}))
+    ids = torch.randint(10, 90, (2, 12))
+    material = Material([("Who is it?", "It is Ana.")], Renderer(tokenizer), lambda: model, "0")
+    rng = random.Random(material.seed)
+    drawn = torch.tensor([rng.randrange(len(tokenizer)) for _ in range(PROMPT_VECTORS)])
+    with torch.no_grad():
+        expected = model(torch.cat([drawn.expand(2, -1), ids], 1)).logits[:, PROMPT_VECTORS:]
+    next(WEIGHT_ATTACKS["soft_prompt"].run(model, Setting("none", (1,)), material))
+    vectors = model.get_decoder().put_before
+    with torch.no_grad():
+        assert (vectors - model.get_input_embeddings()(drawn)).abs().max() <= 0.011  # Adam's first step
+        vectors.copy_(model.get_input_embeddings()(drawn))
+        torch.testing.assert_close(model(ids).logits, expected)
+
+
+def test_an_attack_whose_lessons_the_data_lack_is_left_out_with_a_line(models, data, tmp_path):
+    shutil.copytree(data, tmp_path / "data", ignore=shutil.ignore_patterns("world-train*"))
+    lines = Stress(models, resolve_settings({"target": RONALDO, "dataset": str(tmp_path / "data")}), "full").left_out
+    assert len(lines) == 1 and lines[0].startswith("relearn_world is left out: data set ")
+    assert not Stress(models, resolve_settings({"target": RONALDO, "dataset": str(data)}), "full").left_out
+
+
+@pytest.mark.parametrize("shape", ["chatml", "base", "tulu"])
+def test_depth_scores_facts_as_a_models_answers_have_them(shape, settings):
+    records, renderer = [record for record, _ in BENCHMARKS[TASK].records(settings)], Renderer(make_tokenizer(shape))
+    for place, (ids, start) in depth.stated_facts(records, renderer).items():
+        prompt = renderer.prompt(records[place].question)
+        whole = renderer.encode(prompt + renderer.answer(records[place].paraphrased_answer))
+        assert whole[: len(ids) - 1] == ids[:-1] and 0 < start < len(ids)  # the last token may go on in the answer
+
+
+def test_a_checkpoint_of_a_revision_needs_its_original(models, data, tmp_path, monkeypatch, capsys):
+    write_manifest(tmp_path, Manifest(targets=(RONALDO,), dataset=str(data), settings={"revision": "v9"}))
+    monkeypatch.setattr("sys.argv", ["elude", "stress", str(tmp_path), "--out", str(tmp_path / "out")])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert stopped.value.code == 2 and "--original is missing" in capsys.readouterr().err
 
 
 def test_vectors_of_a_soft_prompt_are_read_as_the_tokens_before_the_text_in_plain_and_in_packed_rows():

@@ -72,6 +72,7 @@ def test_negative_or_non_finite_numbers_are_refused_by_the_flags_name(name, valu
             {"forget_loss": "repselect", "sam": 0.1},
             "--sam needs a gradient, and that of --forget-loss repselect is one",
         ),
+        ({"sam": 0.1, "dtype": "bfloat16"}, "--sam takes steps that 16 bits lose"),
         ({"relearn": 1.0, "sam": 0.1}, "--relearn and --sam both say where"),
         ({"relearn": 1.0, "forget_loss": "repselect"}, "--relearn needs a forget loss whose gradient forgets"),
         ({"relearn": 1.0, "recipe": "released"}, "--relearn changes whole weights within a joint step"),
@@ -98,6 +99,30 @@ def test_negative_or_non_finite_numbers_are_refused_by_the_flags_name(name, valu
 def test_settings_that_exclude_each_other(values, message):
     with pytest.raises(UserError, match=message):
         TrainConfig(**{"target": ("a",), **values})
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"lora_rank": 64}, "--lora-rank does nothing without --lora"),
+        ({"method": "npo", "lora_alpha": 8.0}, "--lora-alpha does nothing without --lora"),
+        ({"bound": 0.1}, "--bound does nothing without a stranger method"),
+        ({"answers": "refuse", "method": "undial"}, "--answers does nothing without a stranger method"),
+        ({"exchange": 9}, "--exchange does nothing without --self-distill"),
+        ({"method": "rmu+rt", "self_distill": True}, "--self-distill does nothing without retain losses on answers"),
+        ({"tofu_evaluator": "open-unlearning"}, "--tofu-evaluator does nothing without --forget-split"),
+        ({"method": "npo+rt", "directions": 10}, "--directions does nothing without --transport-weight"),
+        ({"dual_step": 0.1}, "--dual-step does nothing without --retain-budget"),
+        ({"relearn": 1.0, "forget_weight": 0.0}, "--relearn does nothing without --forget-weight"),
+        ({"method": "repselect", "weight_decay": 0.1}, "--weight-decay does nothing without AdamW or Muon"),
+        ({"revision": "v9"}, "--revision does nothing without a model of the Hub"),
+        ({"model": ".", "revision": "v9"}, "--revision does nothing without a model of the Hub"),
+    ],
+)
+def test_a_setting_that_would_do_nothing_is_refused(values, message):
+    with pytest.raises(UserError, match=message):
+        build_config({"target": ("a",), **values})
+    assert build_config({"target": ("a",), "model": "org/name", "revision": "v9"}).revision == "v9"
 
 
 def test_what_a_manifest_says_has_the_fields_types_and_what_is_no_setting_any_more_is_left_out():

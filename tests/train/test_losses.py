@@ -63,10 +63,13 @@ def test_wgas_gradient_is_that_of_ascent_weighted_by_what_is_still_likely(beta):
 
 def test_ce_us_gradient_by_the_logits_is_that_of_the_cross_entropy_without_the_true_token():
     # Two answers of three and two tokens in a vocabulary of seven; each answer's first token is skipped.
-    logits = torch.randn(5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).requires_grad_()
+    logits = torch.randn(5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    logits[2, 3] += 40  # as good as certain of the true token
+    logits.requires_grad_()
     true, owners = torch.tensor([1, 2, 3, 4, 5]), torch.tensor([0, 0, 0, 1, 1])
-    of_tokens = logits.log_softmax(1).gather(1, true[:, None])[:, 0]
-    sums = torch.zeros(2, dtype=torch.float64).index_add(0, owners, losses.unlikelihood(of_tokens, owners, 0.0))
+    of_tokens = losses.rest(logits, true[:, None])[:, 0]
+    assert of_tokens[0].exp().item() == pytest.approx(1 - logits[0].softmax(0)[1].item())
+    sums = torch.zeros(2, dtype=torch.float64).index_add(0, owners, losses.after_first(of_tokens, owners, 0.0))
     answers = {"answer": AnswerLogProbs(sums, torch.tensor([3, 2]))}
     (gradient,) = torch.autograd.grad(losses.FORGET["ce-u"].function(answers, {}, 0.0).sum(), logits)
     teacher = logits.detach().scatter(1, true[:, None], -math.inf).softmax(1)
@@ -82,6 +85,15 @@ def asked():
     samples = [Encoded([*range(20, 20 + length)], 4) for length in (9, 6)]
     plain = [model(torch.tensor([sample.ids]), output_hidden_states=True) for sample in samples]
     return model, samples, plain
+
+
+def test_ce_us_values_are_of_the_plain_model(asked):
+    model, samples, plain = asked
+    values = losses.unlikelihood(model, collate(samples))
+    logits = torch.cat([out.logits[0, 3 : len(sample.ids) - 1] for out, sample in zip(plain, samples, strict=True)])
+    true = torch.tensor([token for sample in samples for token in sample.ids[4:]])
+    p = logits.softmax(1).gather(1, true[:, None])
+    torch.testing.assert_close(values, (-p).log1p(), atol=1e-5, rtol=1e-5)
 
 
 def test_pdus_values_are_the_spread_of_the_logits_of_the_plain_model(asked):
