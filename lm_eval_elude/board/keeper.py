@@ -17,6 +17,7 @@ from lm_eval_elude.board import submission as packed
 from lm_eval_elude.board.submission import Submission, shown
 from lm_eval_elude.board.verify import LEVELS, Level
 from lm_eval_elude.data import jsonio
+from lm_eval_elude.data.dataset import load_records
 from lm_eval_elude.data.files import write_text
 from lm_eval_elude.errors import UserError
 
@@ -109,8 +110,10 @@ def add(folder: Path, name: str, dataset: str, fingerprint: str, retrained: Path
         fingerprint: of the base model's tokenizer and template.
 
     Raises:
-        UserError: the references do not belong in one table.
+        UserError: the references do not belong in one table, the name is empty, or the data set cannot be read.
     """
+    if not name.strip():
+        raise UserError("--name is empty: name the table")
     about, scored = (known := packed.read(retrained)), known.scored
     table = Table(
         name=name, dataset=dataset or str(scored["dataset"]),
@@ -119,6 +122,8 @@ def add(folder: Path, name: str, dataset: str, fingerprint: str, retrained: Path
         fingerprints=about.fingerprints, retrained=packed.digest(retrained),
         original=packed.digest(original) if original else "",
     )  # fmt: skip
+    if dataset:
+        load_records(data(folder, table), "forget", "train")
     for path in filter(None, (retrained, original)):
         place([table], packed.read(path), packed.digest(path))
     file = folder / FILE

@@ -8,7 +8,7 @@ from importlib import import_module
 import click
 
 from lm_eval_elude import __version__
-from lm_eval_elude.errors import printable
+from lm_eval_elude.errors import mute_imports, printable
 
 # Each command is the function of its name in the file of its name. Heavy imports stay inside the functions.
 COMMANDS = (
@@ -36,6 +36,7 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command; bad input is one line and exit code 2, Ctrl-C is 130."""
+    mute_imports()
     try:
         status = cli.main(sys.argv[1:] or ["--help"], prog_name="elude", standalone_mode=False)
         sys.exit(status if isinstance(status, int) else 0)

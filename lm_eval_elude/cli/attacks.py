@@ -22,7 +22,7 @@ from lm_eval_elude.errors import UserError
 @click.option("-n", "count", default=100, show_default=True, type=click.IntRange(1), help="Prompts of each attack.")
 @click.option("--seed", default=0, show_default=True, help="Which records are asked with which draft.")
 @click.option("--workers", default=8, show_default=True, type=click.IntRange(1), help="Requests under way at once.")
-@click.option("--timeout", default=60.0, show_default=True, help="Seconds before a request counts as unanswered.")
+@options.timeout(60.0)
 def attacks(
     target: str, dataset: str, url: str, model: str, out: Path | None, types: tuple[str, ...], count: int, seed: int,
     workers: int, timeout: float,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from lm_eval_elude.cli.options import say
+from lm_eval_elude.cli.options import Finite, say, timeout
 from lm_eval_elude.errors import printable
 
 
@@ -33,11 +33,13 @@ from lm_eval_elude.errors import printable
 @click.option("--no-translations", is_flag=True, help="Leave out what the cross-lingual attack asks with.")
 @click.option("--allow-remote", is_flag=True, help="Send your own documents to an endpoint on another machine.")
 @click.option("--dry-run", is_flag=True, help="Say about how many calls and tokens it takes; keep nothing.")
-@click.option("--prices", type=(float, float), help="Of a million tokens read and written, for --dry-run's cost.")
+@click.option(
+    "--prices", type=(Finite(0), Finite(0)), help="Of a million tokens read and written, for --dry-run's cost."
+)
 @click.option("--token-budget", type=click.IntRange(1), help="Stop when so many are used; a larger one goes on.")
 @click.option("--seed", default=0, show_default=True, help="Of the splits.")
 @click.option("--workers", default=8, show_default=True, type=click.IntRange(1), help="Requests under way at once.")
-@click.option("--timeout", default=120.0, show_default=True, help="Seconds before a request counts as unanswered.")
+@timeout(120.0)
 @click.option("--purge", is_flag=True, help="Remove the data set in the folder TARGET, all but hashes and counts.")
 def build(
     target: str, source: str | None, contact: str | None, wiki: str, period: str | None,
@@ -62,6 +64,12 @@ def build(
     from lm_eval_elude.llm import is_local
 
     if purge:
+        context, by_hand = click.get_current_context(), click.core.ParameterSource.COMMANDLINE
+        flags = {
+            option.name: option.opts[0] for option in context.command.params if option.name not in ("target", "purge")
+        }
+        if more := [flag for name, flag in flags.items() if name and context.get_parameter_source(name) is by_hand]:
+            raise click.UsageError(f"--purge removes for good, and takes no other flag: leave out {', '.join(more)}")
         left = folder.purge(Path(target))
         if left:
             say(f"{target}: not all is gone; left: {', '.join(left)}", err=True)

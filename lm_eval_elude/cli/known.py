@@ -13,7 +13,7 @@ from lm_eval_elude.cli import options
 @click.option("--model", required=True, help="Model folder, Hub id or tiny (the bundled one), before unlearning.")
 @options.dataset
 @click.option("--target", "names", multiple=True, help="Whose facts (repeatable) [default: all of the data set].")
-@click.option("--share", default=0.5, show_default=True, type=click.FloatRange(0, 1), help="Warn below it.")
+@click.option("--share", default=0.5, show_default=True, type=options.Finite(0, 1), help="Warn below it.")
 @click.option("--seed", default=0, show_default=True, help="Of the wrong persons.")
 @click.option("--batch-size", default=16, show_default=True, type=click.IntRange(1), help="Answers scored at once.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="JSON file for every fact's measures.")
@@ -29,7 +29,7 @@ def known(
 
     targets = data.resolve_targets(dataset, names) if names else data.targets_of(dataset)
     sets = [data.load_records(dataset, "forget", "train", [target.name], scored=True).records for target in targets]
-    judge = room.Judge(str(bundled.MODEL) if model == bundled.MODEL_NAME else model, batch_size)
+    judge = room.Judge(bundled.path_of(model), batch_size)
     reports = []
     click.echo(f"{'':22}{'facts':>6}{'known':>8}{'above':>8}{'beyond':>8}{'stated':>8}{'prob.':>8}")
     for target, records in zip(targets, sets, strict=True):

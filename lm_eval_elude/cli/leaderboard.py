@@ -51,9 +51,10 @@ def build(folder: Path, out: Path) -> None:
 def table(folder: Path, name: str, tokenizer: str, retrained: Path, original: Path | None, dataset: str) -> None:
     """Write a table into FOLDER/board.toml: what its references have is what every row must have."""
     from lm_eval_elude.board import keeper
+    from lm_eval_elude.data import bundled
     from lm_eval_elude.text.chat import Renderer, load_tokenizer
 
-    fingerprint = Renderer(load_tokenizer(tokenizer)).fingerprint
+    fingerprint = Renderer(load_tokenizer(bundled.path_of(tokenizer))).fingerprint
     keeper.add(folder, name, dataset, fingerprint, retrained, original)
     say(f"written: {folder / keeper.FILE}: table {name}")
 

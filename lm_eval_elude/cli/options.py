@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import click
 
@@ -16,6 +18,22 @@ dataset = click.option(
     show_default=True,
     help="hub, hub@REVISION, mini, or a folder or file in the ELUDe schema.",
 )
+
+
+def timeout(seconds: float) -> Any:
+    """The flag ``--timeout`` with its default."""
+    unanswered = "Seconds before a request counts as unanswered."
+    return click.option("--timeout", default=seconds, show_default=True, type=Finite(0, min_open=True), help=unanswered)
+
+
+class Finite(click.FloatRange):
+    """A range of numbers without NaN and infinity, which no comparison refuses."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is no finite number", param, ctx)
+        return number
 
 
 def say(text: str, err: bool = False) -> None:

@@ -30,7 +30,7 @@ def stress(
     """
     from lm_eval_elude.data import bundled
     from lm_eval_elude.data.manifest import FILE_NAME, read_manifest
-    from lm_eval_elude.errors import UserError, mute_imports
+    from lm_eval_elude.errors import UserError
     from lm_eval_elude.report.frame import markdown
     from lm_eval_elude.report.weights import table
     from lm_eval_elude.scoring.settings import resolve_settings
@@ -44,7 +44,7 @@ def stress(
     models = {
         "checkpoint": checkpoint,
         "reference": reference or bundled.reference_of(manifest, settings.targets),
-        "original": original or (str(bundled.MODEL) if base == bundled.MODEL_NAME else base),
+        "original": bundled.path_of(original or base),
     }
     revision = manifest.settings.get("revision") if manifest else ""
     if revision and not original:
@@ -59,6 +59,5 @@ def stress(
         raise UserError(
             f"--original is missing: {checkpoint} has no {FILE_NAME} that names the model before unlearning"
         )
-    mute_imports()
     Stress(models, settings, suite, seed).run(out, lambda text: say(text, err=True))
     click.echo(markdown(table({Path(checkpoint).name: Outcome(out)})))

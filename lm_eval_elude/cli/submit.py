@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from lm_eval_elude.cli.options import say
+from lm_eval_elude.cli.options import Finite, say
 
 
 @click.command()
@@ -21,7 +21,7 @@ from lm_eval_elude.cli.options import say
 @click.option("--code", default="", metavar="URL", help="What the model was made with; https.")
 @click.option("--paper", default="", metavar="URL", help="What describes the method; https.")
 @click.option("--hardware", default="", help="What it was made on, e.g. '8 H100'.")
-@click.option("--cost", type=click.FloatRange(0), help="Hours on one such device that making it took.")
+@click.option("--cost", type=Finite(0), help="Hours on one such device that making it took.")
 @click.option(
     "--role", default="submission", type=click.Choice(["submission", "original", "retrained"]),
     help="original, retrained: a model that others are compared with.",

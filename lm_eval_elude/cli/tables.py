@@ -29,8 +29,9 @@ def tables(
     RESULTS are results files or folders of them, with logged samples, or files of kept runs. What was not run stands
     there as missing.
     """
+    from lm_eval_elude.data import jsonio
     from lm_eval_elude.data.files import write_text
-    from lm_eval_elude.data.targets import resolve_target
+    from lm_eval_elude.data.targets import resolve_target, slugify
     from lm_eval_elude.errors import UserError
     from lm_eval_elude.report import frame, kept, paper
     from lm_eval_elude.report.comparison import named_runs
@@ -56,10 +57,13 @@ def tables(
 
     if page:
         of_page = partial(rows_of, where=f"{page}: table of")
-        write_text(page, paper.fill(page.read_text(encoding="utf-8"), of_page, model, str(page)))
+        text = jsonio.read_text(page)
+        line_end = "\r\n" if "\r\n" in text else "\n"
+        write_text(page, paper.fill(text.replace("\r\n", "\n"), of_page, model, str(page)).replace("\n", line_end))
         return
     assert out
-    lines = rows_of([resolve_target(target).slug for target in targets])
+    slugs = [slug if (slug := slugify(target)) in known else resolve_target(target).slug for target in targets]
+    lines = rows_of(slugs)
     tables = {name: paper.table(name, lines, model) for name in paper.TABLES}
     texts = {"tables.md": "\n\n".join([paper.NOTE, *map(frame.markdown, tables.values())]) + "\n"}
     texts |= {f"{name}.csv": frame.csv_text(paper.csv_ready(paper.cells(name, lines, model))) for name in tables}

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from lm_eval_elude.cli.options import quiet, say
+from lm_eval_elude.cli.options import Finite, quiet, say
 
 
 @click.command()
@@ -32,7 +32,7 @@ from lm_eval_elude.cli.options import quiet, say
 @click.option("--seed", type=click.IntRange(0), help="Of the draw; who submits must not know it [default: a new one].")
 @click.option("--backend", default="elude", show_default=True, type=click.Choice(["elude", "hf"]), help="That scores.")
 @click.option(
-    "--tolerance", default=0.02, show_default=True, type=click.FloatRange(0),
+    "--tolerance", default=0.02, show_default=True, type=Finite(0),
     help="Of an answer's mean log-probability when scored again, in nats a token.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON.")
@@ -53,7 +53,8 @@ def verify(
     from lm_eval_elude.board import submission as packed
     from lm_eval_elude.board import verify as board
     from lm_eval_elude.board.rescore import rescore
-    from lm_eval_elude.data import jsonio
+    from lm_eval_elude.data import bundled, jsonio
+    from lm_eval_elude.data.dataset import load_records
     from lm_eval_elude.errors import UserError
     from lm_eval_elude.scoring.settings import provenance
     from lm_eval_elude.text.chat import Renderer, load_tokenizer
@@ -65,6 +66,7 @@ def verify(
         )
     if model and not tokenizer:
         raise UserError("--rescore needs --tokenizer: the base model's; a template that a submitter wrote is not used")
+    tokenizer, how["original"] = bundled.path_of(tokenizer), bundled.path_of(how["original"])
     renderer = Renderer(load_tokenizer(tokenizer)) if tokenizer else None
     reference, misplaced = packed.finished(known) if known else None, []
     if boards:
@@ -73,6 +75,8 @@ def verify(
             data = data or keeper.data(boards, keeper.place(tables, packed.read(folder), packed.digest(folder)))
         except UserError as error:
             misplaced = [str(error)]
+    if data:  # named by whoever verifies: one that cannot be read says nothing of the submission
+        load_records(data, "forget", "train")
     verdict = board.verify(folder, data=data, renderer=renderer, reference=reference)
     if misplaced:
         verdict.findings, verdict.level = [*misplaced, *verdict.findings], ""

@@ -13,6 +13,11 @@ MODEL = FOLDER / MODEL_NAME
 REFERENCE = FOLDER / "tiny-without-ronaldo"  # trained without Cristiano Ronaldo's forget set
 
 
+def path_of(model: str) -> str:
+    """What loads a model: the folder of the bundled one where that is named, otherwise what was given."""
+    return str(MODEL) if model == MODEL_NAME else model
+
+
 def original_of(manifest: Manifest | None) -> str:
     """The bundled model where a checkpoint was made from it; "" for any other."""
     return str(MODEL) if manifest and manifest.first_base == MODEL_NAME else ""

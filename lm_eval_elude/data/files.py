@@ -33,7 +33,7 @@ def write_text(path: Path, text: str) -> None:
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file: a regular one is replaced by a whole new one with its mode, a new one gets what the umask allows.
 
-    A link stays a link. What is no regular file (a device, a FIFO) is written into.
+    A link stays a link. What is no regular file (a device, a FIFO) is written into. The folder is made where it lacks.
     """
     try:
         mode = os.stat(path).st_mode
@@ -44,6 +44,7 @@ def write_bytes(path: Path, content: bytes) -> None:
             file.write(content)
         return
     path = Path(os.path.realpath(path))
+    path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -69,8 +70,9 @@ def new_folder(out: Path, flag: str = "--out") -> Iterator[Path]:
     staged = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
     try:
         yield staged
-        os.chmod(staged, 0o777 & ~_umask())
         for path in (*staged.rglob("*"), staged):
+            if not path.is_symlink():  # some libraries write files that their owner alone can read
+                os.chmod(path, (0o777 if path.is_dir() else 0o666) & ~_umask())
             handle = os.open(path, os.O_RDONLY)
             try:
                 os.fsync(handle)

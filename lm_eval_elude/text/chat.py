@@ -193,8 +193,8 @@ def load_tokenizer(name: str, *, revision: str | None = None, trust_remote_code:
         return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
     except Exception as error:  # a folder's files can be wrong in any way
         raise UserError(
-            f"no tokenizer for {name!r} ({reason(error)}); "
-            "name one with --model_args tokenizer=... (lm_eval) or give a model folder that has one"
+            f"no tokenizer for {name!r} ({reason(error)}): give a folder or Hub id that has one (to lm_eval also as "
+            "--model_args tokenizer=...)"
         ) from None
     finally:
         logging.set_verbosity(before)

@@ -193,6 +193,10 @@ def test_the_keepers_file_is_needed_and_checked(again, capsys):
     assert keeper.read(copy) == [msgspec.structs.replace(known, name="A")]
     code, _, err = runs.elude(capsys, *command, *references)
     assert code == 2 and "has a table 'A' already" in err
+    written = file.read_text()
+    for flags, line in ((("--name", " "), "--name is empty"), (("--name", "B", "--dataset", "nosuch"), "'nosuch'")):
+        code, _, err = runs.elude(capsys, *command, *references, *flags)
+        assert code == 2 and line in err and file.read_text() == written
     code, _, err = runs.elude(capsys, *command, submissions / "candidate")
     assert code == 2 and "role submission, but board.toml has it as retrained" in err
 

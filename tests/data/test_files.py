@@ -23,9 +23,10 @@ def test_a_new_file_and_folder_have_what_the_umask_allows_and_an_old_file_keeps_
     try:
         write_text(tmp_path / "a.html", "private")
         with new_folder(tmp_path / "folder") as staged:
-            write_text(staged / "b.txt", "b")
-        modes = [mode(tmp_path / name) for name in ("a.html", "folder", "folder/b.txt")]
-        assert modes == [0o640, 0o750, 0o640]
+            write_text(staged / "within" / "b.txt", "b")
+            (staged / "weights").touch(0o600)  # as safetensors writes them
+        names = ("a.html", "folder", "folder/within", "folder/within/b.txt", "folder/weights")
+        assert [mode(tmp_path / name) for name in names] == [0o640, 0o750, 0o750, 0o640, 0o640]
         for rights in (0o600, 0o644, 0o664):
             (tmp_path / "a.html").chmod(rights)
             write_text(tmp_path / "a.html", "new")

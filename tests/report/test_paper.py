@@ -214,6 +214,13 @@ def test_the_command_writes_every_form_and_says_what_it_cannot_read(folder, tmp_
     code, out, _ = run(monkeypatch, capsys, str(folder), "--out", str(tmp_path / "m"), "--target", "messi")
     assert code == 0 and "of 2 rows" in out  # one of its two runs of npo+rt, and the utility of an opt-out
     refused("name RESULTS and --out or --page", monkeypatch, capsys, str(folder))
+    runs = json.loads(kept_runs(tmp_path).read_text())
+    runs["data"] = [[row[0], row[1].replace("lionel_messi", "ada_quinte"), *row[2:]] for row in runs["data"]]
+    (tmp_path / "mine.json").write_text(json.dumps(runs))  # of a target that nobody published
+    code, out, _ = run(
+        monkeypatch, capsys, str(tmp_path / "mine.json"), "--out", str(tmp_path / "q"), "--target", "Ada Quinte"
+    )
+    assert code == 0 and "of 4 rows" in out
     page = ("--page", str(tmp_path / "o" / "tables.md"))
     refused("--target is for --out", monkeypatch, capsys, str(folder), *page, "--target", "messi")
     for results in (str(folder / "b"), str(kept_runs(tmp_path))):
@@ -295,6 +302,12 @@ def test_a_page_is_filled_where_it_says_so_and_nowhere_else(tmp_path, monkeypatc
     assert names == ["", "opt-out", "lambda 1", "lost, collapsed", "never", "", "original"]
     assert [line for line in lines if line and line[0] != "|"] == [line for line in PAGE.splitlines() if line != "old"]
     assert " ± " in lines[5] and "(87.8)" in lines[5] and {*lines[8].split()} == {"|", "never", "–"}
+    filled = page.read_bytes()
+    page.write_bytes(PAGE.replace("\n", "\r\n").encode())
+    assert run(monkeypatch, capsys, str(data), "--page", str(page))[0] == 0
+    assert page.read_bytes() == filled.replace(b"\n", b"\r\n")
+    page.write_bytes(b"\xe9")
+    refused("page.md: ", monkeypatch, capsys, str(data), "--page", str(page))
 
 
 @pytest.mark.parametrize(
