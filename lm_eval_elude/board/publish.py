@@ -191,6 +191,7 @@ def _results(submission: Submission, verdict: Verdict) -> Iterator[dict[str, Any
             if METRICS[metric].unit != "share" or higher is None or math.isnan(row["value"]):
                 continue
             error = {} if math.isnan(row["stderr"]) else {"standard_error": {"value": row["stderr"]}}
+            error |= {"num_samples": row["records"] or row["n"]}  # a group's n counts a record once for each value
             yield {
                 "evaluation_result_id": f"{task}/{metric}", "evaluation_name": task,
                 "source_data": {"dataset_name": "ELUDe", "source_type": "other", **source, **details},
@@ -198,7 +199,7 @@ def _results(submission: Submission, verdict: Verdict) -> Iterator[dict[str, Any
                     "metric_id": f"elude.{metric}", "metric_name": metric, "metric_unit": "proportion",
                     "lower_is_better": not higher, "score_type": "continuous", "min_score": 0, "max_score": 1,
                 },
-                "score_details": {"score": row["value"], "uncertainty": {**error, "num_samples": row["n"]}},
+                "score_details": {"score": row["value"], "uncertainty": error},
                 "generation_config": {"generation_args": {"temperature": 0}},
             }  # fmt: skip
 

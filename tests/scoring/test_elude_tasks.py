@@ -138,7 +138,7 @@ def test_the_seed_draws_and_a_smaller_number_is_drawn_from_both_sets():
     whole, other = docs(MENTION, targets=TARGETS[:1]), docs(MENTION, targets=TARGETS[:1], seed=1)
     assert whole == docs(MENTION, targets=TARGETS[:1]) != other
     few = docs(MENTION, targets=TARGETS[:1], attack_prompts=5)
-    assert [doc["set"] for doc in few] == ["retain"] * 3 + ["world"] * 2
+    assert [doc["set"] for doc in few] == ["retain", "world", "retain", "world", "retain"]  # they take turns
 
 
 @pytest.mark.parametrize("task", [CLOZE, MENTION])

@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, cast
 
@@ -94,13 +95,13 @@ def attacked(attack: str, settings: Settings) -> Iterator[Row]:
 def mentioned(settings: Settings) -> Iterator[Row]:
     """Test questions about neighbours and about the world, asked with the target's name in passing.
 
-    For each target ``attack_prompts`` of them are drawn, half from each set. A record with the target's name in an
-    answer is not drawn, because the prompt would help it or mislead it.
+    For each target ``attack_prompts`` of them are drawn, half from each set, which take turns. A record with the
+    target's name in an answer is not drawn, because the prompt would help it or mislead it.
     """
     kept = {spec.name: _load(spec, settings) for spec in (RETAIN, WORLD)}
     wordings = WORDINGS["mention"]
     for target in dataset.resolve_targets(settings.dataset, settings.targets):
-        rng = random.Random(f"{settings.seed}/mention/{target.name}")
+        rng, halves = random.Random(f"{settings.seed}/mention/{target.name}"), list[list[Row]]()
         for number, (name, records) in enumerate(kept.items()):
             suitable = [
                 r
@@ -109,10 +110,13 @@ def mentioned(settings: Settings) -> Iterator[Row]:
                 and not any(name_leak(text, target) for text in (r.answer, r.paraphrased_answer, *r.perturbed_answer))
             ]
             count = (settings.attack_prompts + 1 - number) // 2
+            rows: list[Row] = []
+            halves.append(rows)
             for record in rng.sample(suitable, len(suitable))[:count]:
                 question = rng.choice(wordings).format(target=target.name, question=record.question)
                 asked = replace(record, entity=target.name, question=question)
-                yield asked, {"set": name, "plain_question": record.question}
+                rows.append((asked, {"set": name, "plain_question": record.question}))
+        yield from filter(None, chain.from_iterable(zip_longest(*halves)))
 
 
 def gapped(settings: Settings) -> Iterator[Row]:
