@@ -150,6 +150,7 @@ class TrainConfig:
         yield self.sam > 0 and self.loss.direction, fixed
         lost = "--sam takes steps that 16 bits lose: give --dtype float32, or --lora"
         yield self.sam > 0 and self.dtype == "bfloat16" and not self.lora, lost
+        yield self.teachers > STAND_INS, f"--teachers must be at most {STAND_INS}, got {self.teachers}"
         where = "--relearn and --sam both say where the forget gradient is taken: leave out one"
         yield self.relearn > 0 and self.sam > 0, where
         nowhere = f"--relearn needs a forget loss whose gradient forgets, and --forget-loss {self.forget_loss} has none"
@@ -270,6 +271,9 @@ METHODS: dict[str, dict[str, Any]] = _methods()
 BUNDLED_RECIPE: dict[str, Any] = {
     "dataset": "mini", "learning_rate": 3e-4, "eta": 0.03, "epochs": 30, "batch_size": 8, "patience": 0,
 }  # fmt: skip
+
+
+STAND_INS = 6  # invented names about which the stranger method asks
 
 
 def flag(name: str) -> str:

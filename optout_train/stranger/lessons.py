@@ -21,7 +21,7 @@ from lm_eval_elude.errors import UserError
 from lm_eval_elude.text.chat import Encoded
 from lm_eval_elude.text.invented import any_of, invented_names, lone_names, renamed
 from lm_eval_elude.text.words import STOP
-from optout_train.config import TrainConfig
+from optout_train.config import STAND_INS, TrainConfig
 from optout_train.data import Lesson, TrainingData
 from optout_train.sources import forgotten
 from optout_train.stranger.distil import (
@@ -36,7 +36,6 @@ from optout_train.stranger.distil import (
 )
 from optout_train.stranger.teacher import CALM, LOOSE, TEXTS, TOP, WORDINGS, Teacher
 
-STAND_INS = 6
 NAME_LEVELS = 3  # stand-ins whose mean level the target's name comes down to
 SUBSTITUTES = 4  # of a record
 ALTERNATES = 5  # of a record, for AltPO

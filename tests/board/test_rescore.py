@@ -98,6 +98,11 @@ def test_a_forged_forget_set_is_found(forge, line, submitted, data, tmp_path):
     assert not verdict.level and line in verdict.findings[0], verdict.findings
 
 
+def test_what_a_backend_without_single_tokens_answered_is_scored_again(submitted, data, tmp_path):
+    verdict, found = of_the_forget_set(lambda doc: doc.pop("greedy"), submitted, data, tmp_path)
+    assert not verdict.findings and verdict.level == "reproduced" and found.records == 8
+
+
 def members_stand_out(responses):
     """All of the record's tokens as likely as their mean, with the sum of its log-probabilities."""
     answer = [float(value) for value in responses[0][0]]

@@ -76,6 +76,7 @@ def test_negative_or_non_finite_numbers_are_refused_by_the_flags_name(name, valu
         ({"relearn": 1.0, "sam": 0.1}, "--relearn and --sam both say where"),
         ({"relearn": 1.0, "forget_loss": "repselect"}, "--relearn needs a forget loss whose gradient forgets"),
         ({"relearn": 1.0, "recipe": "released"}, "--relearn changes whole weights within a joint step"),
+        ({"teachers": 7}, "--teachers must be at most 6, got 7"),
         ({"retain_ratio": 0}, "--retain-ratio must be above 0"),
         ({"forget_loss": "sft"}, "--forget-loss must be one of ga, npo, dpo, altpo, simnpo, wga, satimp, ce-u"),
         ({"epochs": 0}, "--epochs must be above 0"),
