@@ -175,7 +175,7 @@ class Client(Fetcher):
         for call in journal.rows.values() if journal else ():
             self._count(call.usage)
         self._options, self._failures, self._takes_schemas = options or {}, 0, True
-        self._slots = asyncio.Semaphore(workers)
+        self._slots, self._under_way = asyncio.Semaphore(workers), set[asyncio.Task[Reply]]()
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     @property
@@ -261,11 +261,30 @@ class Client(Fetcher):
                         f"the token budget of {self.budget:,} is used up ({spent:,} in {self.usage.calls} calls); "
                         "the same command with a larger one goes on from here"
                     )
-                reply, usage = await self._call(turns, schema)
-            self._count(usage)
-            if self.journal and reply.is_completion:
-                self.journal.append(_Row(key, reply[:3], usage))
+                call = asyncio.create_task(self._kept(key, turns, schema))
+                self._under_way.add(call)
+                call.add_done_callback(self._ended)
+                return await asyncio.shield(call)  # it is paid for: an error of another item does not end it
+
+    async def _kept(self, key: str, turns: list[dict[str, str]], schema: dict[str, Any] | None) -> Reply:
+        """One call, counted and in the journal."""
+        reply, usage = await self._call(turns, schema)
+        self._count(usage)
+        if self.journal and reply.is_completion:
+            self.journal.append(_Row(key, reply[:3], usage))
         return reply
+
+    def _ended(self, call: asyncio.Task[Reply]) -> None:
+        self._under_way.discard(call)
+        _ = call.cancelled() or call.exception()  # whoever waited has seen it
+
+    async def __aexit__(self, *error: object) -> None:
+        """Wait for the requests that are under way, but not after Ctrl-C."""
+        if error[0] in (asyncio.CancelledError, KeyboardInterrupt):
+            for call in self._under_way:
+                call.cancel()
+        await asyncio.gather(*self._under_way, return_exceptions=True)
+        await super().__aexit__(*error)
 
     def redact(self, text: str) -> str:
         """A server's text as it may be shown and kept: without the key, short, without control characters."""

@@ -134,7 +134,10 @@ def _score(config: TrainConfig, folder: Path, beside: Path | None) -> str:
     of_launcher = re.compile(r"TORCHELASTIC.*|((LOCAL|GROUP|ROLE)_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)")
     alone = {name: value for name, value in os.environ.items() if not of_launcher.fullmatch(name)}
     words = [sys.executable, "-m", "optout_train.score", str(folder), *([str(beside)] if beside else [])]
-    return subprocess.run(words, env=alone, stdout=subprocess.PIPE, text=True, check=True).stdout.rstrip()
+    done = subprocess.run(words, env=alone, stdout=subprocess.PIPE, text=True)
+    if done.returncode:  # it has said why
+        sys.exit(done.returncode)
+    return done.stdout.rstrip()
 
 
 def main() -> None:

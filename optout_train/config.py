@@ -19,7 +19,7 @@ from lm_eval_elude.data.manifest import Manifest, read_manifest
 from lm_eval_elude.data.tofu import RETAIN_OF, SOURCE
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.scoring.conventions import CONVENTIONS
-from optout_train.losses import FORGET, ForgetLoss
+from optout_train.losses import FORGET, WITHOUT_ETA, ForgetLoss
 
 DISTANCES = ("wasserstein", "manhattan", "euclidean", "chebyshev", "cosine")
 BUNDLED, BUNDLED_MODEL, BUNDLED_REFERENCE = bundled.MODEL_NAME, bundled.MODEL, bundled.REFERENCE
@@ -146,6 +146,7 @@ class TrainConfig:
         yield self.optimizer == "muon" and (self.lora or self.shard or self.dtype == "bfloat16"), muon
         whole = f"--forget-loss {self.forget_loss} changes the model's own weights: leave out --lora"
         yield self.lora and (self.loss.noised or self.loss.direction or self.loss.steers), whole
+        yield self.loss.direction and self.optimizer == "muon", "--optimizer muon: repselect has its own, plain descent"
         fixed = f"--sam needs a gradient, and that of --forget-loss {self.forget_loss} is one fixed direction"
         yield self.sam > 0 and self.loss.direction, fixed
         lost = "--sam takes steps that 16 bits lose: give --dtype float32, or --lora"
@@ -314,7 +315,14 @@ NEEDS: tuple[tuple[tuple[str, ...], str, Callable[[TrainConfig], bool]], ...] = 
     (("lora_rank", "lora_alpha"), "--lora", lambda config: config.lora),
     (("bound", "answers", "elicit", "teachers", "reverse"), "a stranger method",
      lambda config: config.forget_loss == "stranger" and config.forget_weight > 0),
+    (("teachers",), "--answers stranger", lambda config: config.answers == "stranger"),
+    (("eta",), "a forget loss that has an eta",
+     lambda config: config.forget_loss not in WITHOUT_ETA and config.forget_weight > 0),
     (("exchange",), "--self-distill", lambda config: config.self_distill),
+    (("exchange", "retain_ratio"), "--retain-weight", lambda config: config.retain_weight > 0),
+    (("self_distill", "retain_budget"), "--retain-weight or --world-weight",
+     lambda config: config.retain_weight > 0 or config.world_weight > 0),
+    (("directions",), "--distance wasserstein", lambda config: config.distance == "wasserstein"),
     (("self_distill",), "retain losses on answers, and this method holds inner states",
      lambda config: not config.loss.steers),
     (("tofu_evaluator",), "--forget-split", lambda config: bool(config.forget_split)),

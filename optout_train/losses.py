@@ -205,6 +205,8 @@ class ForgetLoss(NamedTuple):
     preset: Mapping[str, float] = MappingProxyType({})
 
 
+WITHOUT_ETA = ("ga", "idk", "nll", "ce-u", "pdu", "repselect", "stranger")  # losses that have no such setting
+
 # A new loss is a function above, a row here, and a test; its methods (LOSS, LOSS+rt, ...) follow from the row.
 FORGET: dict[str, ForgetLoss] = {
     "ga": ForgetLoss(_of(ga, "answer"), ("answer",), nll=True),

@@ -94,7 +94,7 @@ class RunFolder:
             raise UserError(f"--output-dir {self.output} {what} --overwrite {then}")
         if finished:
             self._refuse_foreign_files(self.output)
-        if overwrite:
+        if overwrite or not begun:  # a kill may have left steps of a run whose settings are gone
             self._clear()
         jsonio.write(settings, config.to_json(), indent=2)
         self._holds_this_run = True

@@ -17,6 +17,7 @@ from lm_eval_elude.data import bundled, jsonio
 from lm_eval_elude.data.hub_metadata import CARD
 from lm_eval_elude.data.manifest import Manifest, read_manifest
 from lm_eval_elude.errors import UserError, printable
+from lm_eval_elude.scoring.benchmarks import BENCHMARKS
 from lm_eval_elude.scoring.metrics import METRICS, forget_quality
 from lm_eval_elude.scoring.runs import Run
 from lm_eval_elude.scoring.samples import by_target, mean
@@ -81,8 +82,9 @@ def _kept_results(folder: Path, job: Job) -> dict[str, Any] | None:
         results = jsonio.load(path, nan=True)
         if isinstance(results, dict) and results.get("config", {}).get("model_args") == job.arguments:
             scored = [config.get("metadata", {}).get("elude", {}) for config in results.get("configs", {}).values()]
-            now = provenance(job.arguments)["checkpoint"]
-            if all(settings.get("checkpoint") == now for settings in scored):
+            now, versions = provenance(job.arguments)["checkpoint"], results.get("versions", {})
+            of_today = all(versions.get(task) == BENCHMARKS[task].version for task in versions if task in BENCHMARKS)
+            if of_today and all(settings.get("checkpoint") == now for settings in scored):
                 return results
     return None
 
@@ -227,4 +229,8 @@ def _shown(value: str) -> str:
 
 if __name__ == "__main__":  # after a run of several processes: scoring alone, in an interpreter of its own
     run = Path(sys.argv[1])
-    print(score_run(TrainConfig.from_json(earlier(run).settings), run, *map(Path, sys.argv[2:])))
+    try:
+        print(score_run(TrainConfig.from_json(earlier(run).settings), run, *map(Path, sys.argv[2:])))
+    except UserError as error:
+        print(f"Error: {printable(str(error))}", file=sys.stderr)
+        sys.exit(2)

@@ -143,7 +143,8 @@ def forgotten(config: TrainConfig) -> tuple[Target, ...]:
     if earlier is None:
         return tuple(asked)
     if config.loss.learns:
-        taught = [target.name for target in asked if target.name in earlier.targets and config.learn == "all"]
+        gone = {*earlier.targets, *earlier.earlier_targets}  # the latter may be of other data
+        taught = [target.name for target in asked if target.name in gone and config.learn == "all"]
         if taught:
             raise UserError(
                 f"--method finetune would teach {', '.join(taught)} to a model that was asked to forget it. A "
@@ -167,8 +168,8 @@ def _is_same(dataset: str, other: str) -> bool:
 def original_of(manifest: Manifest) -> str:
     """The model before the first request where it is at hand, otherwise the one before the last; "" for a revision."""
     first, last = manifest.first_base, str(manifest.base_model.get("name", ""))
-    if manifest.settings.get("revision"):  # another revision of the model would be loaded
-        return ""
+    if manifest.first_revision:  # another revision of the model would be loaded
+        return last if manifest.requests else ""
     return bundled.original_of(manifest) or (first if at_hand(first) else last)
 
 

@@ -83,7 +83,8 @@ def generate_attacks(
         return replace(draft, prompt=prompt)
 
     client = Client(url, model, workers=workers, timeout=timeout, retries=retries)
-    written, rejected = len(done), 0
+    resumed = written = len(drafts) - len(todo)
+    rejected = 0
 
     async def write_all() -> None:
         from tqdm import tqdm
@@ -116,7 +117,7 @@ def generate_attacks(
                 await at_once(todo, write)
 
     asyncio.run(write_all())
-    return Report(len(drafts), written, len(done), rejected)
+    return Report(len(drafts), written, resumed, rejected)
 
 
 def rejects_path(out: Path) -> Path:

@@ -33,7 +33,7 @@ from lm_eval_elude.scoring.benchmark import (
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS, GROUPS, group_report, task_report
 from lm_eval_elude.scoring.metrics import METRICS
 from lm_eval_elude.scoring.runs import Run
-from lm_eval_elude.scoring.samples import Sample
+from lm_eval_elude.scoring.samples import Sample, same_answers
 from lm_eval_elude.scoring.settings import MOST_PROMPTS, Settings
 from lm_eval_elude.stress.outcome import TASK, Outcome
 from lm_eval_elude.text.chat import Renderer, cut_prompt
@@ -204,8 +204,10 @@ def _expected(task: str, settings: Settings) -> tuple[Docs, str] | None:
 def _reference_answers(reference: Run, task: str, docs: Docs) -> Docs | None:
     """What a reference run answered to each document, None where it was asked others."""
     logged = [row["doc"] for row in reference.rows(task)] if task in reference.tasks else []
-    columns = ("id", "entity", "question", "answer", "paraphrased_answer")
+    columns = ("id", "entity", "question")
     if [[doc.get(c) for c in columns] for doc in logged] != [[doc.get(c) for c in columns] for doc in docs]:
+        return None
+    if not all(map(same_answers, logged, docs)):
         return None
     return [{key: doc[key] for key in ANSWERS if key in doc} for doc in logged]
 

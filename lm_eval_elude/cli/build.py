@@ -100,6 +100,7 @@ def build(
             raise click.UsageError("missing --contact: Wikimedia's rules ask for your mail or web address")
         if period is not None:
             wikipedia.months(period)
+        folder.world_rows(world)  # before anything is fetched and kept
         with tempfile.TemporaryDirectory() if dry_run else nullcontext(out) as place:
             begun = Path(place)
             folder.begin(begun)

@@ -46,12 +46,12 @@ def stress(
         "reference": reference or bundled.reference_of(manifest, settings.targets),
         "original": bundled.path_of(original or base),
     }
-    revision = manifest.settings.get("revision") if manifest else ""
+    revision = manifest.first_revision if manifest else ""
     if revision and not original:
         raise UserError(
             f"--original is missing: {checkpoint} began from revision {revision} of {base}; name its folder"
         )
-    if revision and (Path(checkpoint) / "adapter_config.json").is_file():
+    if revision and manifest and not manifest.requests and (Path(checkpoint) / "adapter_config.json").is_file():
         raise UserError(f"{checkpoint} is an adapter of revision {revision} of {base}: merge it, and name the result")
     if not models["reference"]:
         raise UserError("--reference is missing: name a model that never knew the targets")

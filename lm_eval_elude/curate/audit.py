@@ -23,7 +23,7 @@ from lm_eval_elude.curate.documents import Paragraph
 from lm_eval_elude.curate.duplicates import duplicates, question_key
 from lm_eval_elude.curate.folder import AUDIT_MARK, AUDIT_PAGE, MANIFEST
 from lm_eval_elude.data import jsonio
-from lm_eval_elude.data.dataset import load_records
+from lm_eval_elude.data.dataset import has, load_records
 from lm_eval_elude.data.records import QARecord, fingerprint
 from lm_eval_elude.data.rows import read_rows
 from lm_eval_elude.data.targets import Target
@@ -75,12 +75,9 @@ def rows_of(source: str) -> list[Row]:
             texts[part.key] = part.text
     rows = []
     for subset, split in (("forget", "train"), *(("retain", part) for part in ("train", "validation", "test"))):
-        try:
-            records = load_records(source, subset, split).records
-        except UserError:
-            if subset == "forget":
-                raise
+        if subset != "forget" and not has(source, subset, split):
             continue
+        records = load_records(source, subset, split).records
         file = Path(source) / f"{subset}_qa-{split}.parquet"
         columns = read_rows(file, columns=["subject", "paragraph"]) if texts and file.is_file() else ()
         more = [row for _, row in columns]

@@ -72,6 +72,9 @@ def from_folder(
     if not any(mentions(part.text, names) for part in parts):
         raise UserError(f"--from {source}: no paragraph names {target!r}; is it spelled so there? --alias adds names")
     chosen = neighbours or tuple(find_neighbours(parts, names, 10))
+    if not neighbours:  # some are named beside each other alone, and then no paragraph is about either
+        own = {part.subject for part in assign(parts, names, chosen)}
+        chosen = tuple(name for name in chosen if name in own)
     subjects: dict[str, tuple[str, ...]] = {target: names, **{name: (name,) for name in chosen}}
     return Material(documents, problems, assign(parts, names, chosen), subjects)
 
@@ -168,7 +171,7 @@ def build(
     sources = [document.source for document in documents]
     folder.write_lines(work / "sources.jsonl", sources)
     folder.write_lines(work / "paragraphs.jsonl", (asdict(part) for part in material.parts))
-    journal = Journal(work / "journal.jsonl")
+    journal = Journal(out / folder.JOURNAL)
     try:
         client = Client(
             url, model, workers=workers, timeout=timeout, retries=retries, journal=journal, budget=budget,

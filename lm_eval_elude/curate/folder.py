@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from filelock import FileLock, Timeout
 
 from lm_eval_elude import __version__
 from lm_eval_elude.attacks.prompt import LANGUAGES
@@ -36,8 +37,9 @@ AUDIT_PAGE, AUDIT_MARK = "audit.html", "elude-audit-1"  # the page's file, and w
 SPLITS = {"train": 0.8, "validation": 0.1, "test": 0.1}
 NAMES = ("forget_qa-train", *(f"{subset}-{split}" for subset in ("retain_qa", "world") for split in SPLITS))
 FILES = (*(f"{name}.parquet" for name in NAMES), "README.md")
+JOURNAL = "work/journal.jsonl"
 _WORK = re.compile(
-    rf"{MARK}|{re.escape(PLAN)}|{PERIOD}|{WIKI_CACHE}/[0-9a-f]{{32}}\.json|work/journal\.jsonl\.lock"
+    rf"{MARK}|{re.escape(PLAN)}|{PERIOD}|{WIKI_CACHE}/[0-9a-f]{{32}}\.json|{re.escape(JOURNAL)}\.lock"
     r"|work/(?:sources|paragraphs|journal|rejected|pairs)\.jsonl"
     rf"|work/raw/[0-9a-f]{{64}}(?:{'|'.join(map(re.escape, READERS))})"
 )
@@ -251,10 +253,16 @@ def purge(out: Path) -> list[str]:
         The names of all that is left besides the manifest, the data set's own or not.
 
     Raises:
-        UserError: it is no data set that was built here.
+        UserError: it is no data set that was built here, or one that is being built.
     """
     if out.is_symlink() or not (_is_ours(out) or (out / MANIFEST).is_file()):
         raise UserError(f"{out}: no data set of `elude build` is there")
+    if (out / "work").is_dir():
+        try:
+            with FileLock(f"{out / JOURNAL}.lock", blocking=False):
+                pass
+        except Timeout:
+            raise UserError(f"{out}: `elude build` is at work there; stop it first") from None
     manifest = read_manifest(out)
     left = []
     # The mark goes last: a purge that was killed can be gone on with.

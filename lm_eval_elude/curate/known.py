@@ -70,7 +70,7 @@ class Judge:
             right, paraphrase, *wrong = scores[start:middle]
             beyond = all(right.mean > other.mean for other in scores[middle:stop]) if stop > middle else None
             answer, telling = self._answer(record.question), telling_words(record)
-            stated = 2 * len(telling & words(answer)) >= len(telling)
+            stated = bool(telling) and 2 * len(telling & words(answer)) >= len(telling)
             facts.append(Fact(record.question, probability(right), knows(paraphrase, wrong), beyond, stated, answer))
         return facts
 

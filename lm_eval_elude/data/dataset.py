@@ -73,6 +73,13 @@ def load_records(
     return selection
 
 
+def has(source: str, subset: Subset, split: Split) -> bool:
+    """Whether a source has a file of a subset and split, whatever is in it."""
+    with suppress(UserError):
+        return _file(source, subset, split)[0].is_file()
+    return False
+
+
 def entities(source: str) -> list[str]:
     """Display names of the targets that a source has forget records of, in the order they stand there."""
     return [target.name for target in targets_of(source)]

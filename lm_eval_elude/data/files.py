@@ -25,6 +25,12 @@ def stamp(path: Path) -> Stamp:
     return status.st_mtime_ns, status.st_size
 
 
+def weights_stamp(folder: Path) -> tuple[tuple[str, Stamp], ...]:
+    """The stamps of a checkpoint's manifest and weights, by name; of none where it is no folder."""
+    files = [*folder.glob("*.json"), *folder.glob("*.safetensors")] if os.path.isdir(folder) else []
+    return tuple((path.name, stamp(path)) for path in sorted(files))
+
+
 def write_text(path: Path, text: str) -> None:
     """As :func:`write_bytes`, of text as UTF-8."""
     write_bytes(path, text.encode())

@@ -42,7 +42,8 @@ class Manifest:
         """What the manifests of later requests keep of this one; ``written`` is when the checkpoint was finished."""
         forgotten = [name for name in self.targets if name not in self.earlier_targets]
         kept = ("method", "dataset", "data_fingerprints", "seed", "base_model", "weights")
-        return {"targets": forgotten, "written": written, **{name: getattr(self, name) for name in kept}}
+        revision = {"revision": text} if (text := self.settings.get("revision")) else {}
+        return {"targets": forgotten, "written": written, **{name: getattr(self, name) for name in kept}, **revision}
 
     @property
     def earlier_targets(self) -> tuple[str, ...]:
@@ -53,6 +54,11 @@ class Manifest:
     def first_base(self) -> str:
         """The name of the model that nothing had been forgotten in."""
         return str((self.requests[0]["base_model"] if self.requests else self.base_model).get("name", ""))
+
+    @property
+    def first_revision(self) -> str:
+        """Of that model on the Hub, where the first request named one."""
+        return str((self.requests[0] if self.requests else self.settings).get("revision") or "")
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -35,7 +35,7 @@ from tqdm import tqdm
 from lm_eval_elude.errors import reason
 from lm_eval_elude.model import limits
 from lm_eval_elude.model.decoding import decode
-from lm_eval_elude.model.packing import Tree, lay_out, plant
+from lm_eval_elude.model.packing import Tree, collate, lay_out, plant
 from lm_eval_elude.model.scorer import TokenScores, answer_logits, packing_fault, probe, token_scores
 from lm_eval_elude.text.chat import Encoded
 
@@ -86,7 +86,8 @@ class EludeLM(HFLM):
             self.batch_tokens = int(batch_tokens) if batch_tokens else fitting
             log.info("ELUDe: up to %d tokens a batch", self.batch_tokens)
             self._packs, self._decodes = self._check()
-            self._rank = Rank(self._rank)
+            if self._packs or self._scores_rows():
+                self._rank = Rank(self._rank)
 
     # ---- log-likelihoods
     def _loglikelihood_tokens(
@@ -106,7 +107,9 @@ class EludeLM(HFLM):
             if requests[i][0] is not None:
                 self.cache_hook.add_partial("loglikelihood", requests[i][0], results[i])
         rest = [i for i, result in enumerate(results) if result is None]
-        stock = super()._loglikelihood_tokens([requests[i] for i in rest], disable_tqdm, override_bs) if rest else []
+        with self._fixed_batches():
+            left = [requests[i] for i in rest]
+            stock = super()._loglikelihood_tokens(left, disable_tqdm, override_bs) if rest else []
         return _filled(results, rest, stock)
 
     def token_logprobs(self, requests: list[Instance], disable_tqdm: bool = False) -> list[TokenScores]:
@@ -193,7 +196,9 @@ class EludeLM(HFLM):
                             self.cache_hook.add_partial("generate_until", requests[i].args, text)
                     bar.update(len(numbers))
         rest = [i for i, result in enumerate(results) if result is None]
-        return _filled(results, rest, super().generate_until([requests[i] for i in rest], disable_tqdm) if rest else [])
+        with self._fixed_batches() if self._decodes else nullcontext():
+            stock = super().generate_until([requests[i] for i in rest], disable_tqdm) if rest else []
+        return _filled(results, rest, stock)
 
     def _texts(
         self, contexts: Sequence[str], stops: Sequence[str], most: int, temperature: float, bar: Any
@@ -254,6 +259,18 @@ class EludeLM(HFLM):
         longest = len(requests[pos][1]) + len(requests[pos][2]) if requests else self.max_length
         return max(1, min(self.max_batch_size or 64, self.batch_tokens // min(longest, self.max_length)))
 
+    @contextmanager
+    def _fixed_batches(self) -> Iterator[None]:
+        """For a rest that goes the stock way, one size in place of auto: stock would find it with all ranks together,
+        of which some may have no rest."""
+        before = self.batch_size_per_gpu
+        if before == "auto":
+            self.batch_size_per_gpu = max(1, self.batch_tokens // self.max_length)
+        try:
+            yield
+        finally:
+            self.batch_size_per_gpu = before
+
     def _bar(self, total: int, kind: str, disable: bool) -> Any:
         off = disable or self.rank != 0 or not total or None  # None: where there is no terminal
         return tqdm(total=total, disable=off, desc=f"Running {kind} requests")
@@ -269,6 +286,16 @@ class EludeLM(HFLM):
         if fault:
             log.warning("ELUDe: %s of this model go the stock way: %s", what, fault)
         return packs, not fault
+
+    def _scores_rows(self) -> bool:
+        """Whether single tokens of plain rows can be scored, where packed rows cannot be used."""
+        try:
+            with self._precision():
+                answer_logits(self.model, collate(probe(self.model, self._span)[:1], self.device))
+        except Exception as error:  # whatever an architecture makes of the probe, plain log-likelihoods are still open
+            log.warning("ELUDe: no log-probabilities of single tokens: %s: %s", type(error).__name__, reason(error))
+            return False
+        return True
 
     def _generation_fault(self) -> str:
         """What is wrong with :func:`decode` for this model, "" where it writes what ``generate`` writes."""

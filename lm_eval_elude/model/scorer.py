@@ -57,7 +57,8 @@ def answer_logits(model: Any, batch: Batch, cache: Any = None) -> Tensor:
     selected = []
 
     def select(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        selected.append(arguments[0].flatten(0, 1)[batch.places].unsqueeze(0))
+        states = arguments[0].flatten(0, 1)  # on the head's device, where layers lie on several
+        selected.append(states[batch.places.to(states.device)].unsqueeze(0))
         return (selected[0], *arguments[1:])
 
     inputs: dict[str, Any] = {"input_ids": batch.tokens, "use_cache": cache is not None}
@@ -68,7 +69,7 @@ def answer_logits(model: Any, batch: Batch, cache: Any = None) -> Tensor:
         logits: Tensor = model(**inputs).logits.flatten(0, 1)
     finally:
         handle.remove()
-    return logits if selected else logits[batch.places]
+    return (logits if selected else logits[batch.places.to(logits.device)]).to(batch.places.device)
 
 
 def _mask(model: Any, sees: Tensor) -> Tensor:

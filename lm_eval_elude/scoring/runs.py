@@ -14,7 +14,7 @@ from lm_eval_elude.errors import UserError, given
 from lm_eval_elude.scoring.benchmark import ANSWERS
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS, GROUPS, UTILITY, group_report, task_report
 from lm_eval_elude.scoring.likelihood import TruthRatioMean
-from lm_eval_elude.scoring.samples import Sample, same_documents
+from lm_eval_elude.scoring.samples import Sample, same_answers, same_documents
 
 CURVES, SUMMARY = "curves.json", "stress.json"  # in a folder of `elude stress`, whose results are of attacked models
 
@@ -124,8 +124,10 @@ class Run:
         samples = self.samples(task)
         if task not in reference.tasks or not same_documents(samples, reference.samples(task)):
             return samples
-        rows = []
-        for row, other in zip(self.rows(task), reference.rows(task), strict=True):
+        rows, pairs = [], [*zip(self.rows(task), reference.rows(task), strict=True)]
+        if not all(same_answers(row["doc"], other["doc"]) for row, other in pairs):
+            return samples
+        for row, other in pairs:
             answers = {key: other["doc"][key] for key in ANSWERS if key in other["doc"]}
             before = row["doc"].get("reference") or {}
             if before.get("generated") != answers.get("generated"):  # then the run was scored beside another model

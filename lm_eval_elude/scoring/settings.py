@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lm_eval_elude.data import bundled, dataset, jsonio
-from lm_eval_elude.data.files import file_hashes
+from lm_eval_elude.data.files import file_hashes, weights_stamp
 from lm_eval_elude.data.manifest import FILE_NAME, Manifest, read_manifest
 from lm_eval_elude.errors import UserError, given
 from lm_eval_elude.scoring.likelihood import TruthRatioMean
@@ -233,13 +233,16 @@ def provenance(metadata: Mapping[str, Any]) -> dict[str, Any]:
     folders = tuple(model_folders(metadata))
     revision = metadata.get("revision")
     return {
-        "checkpoint": [_identity(name, revision if isinstance(revision, str) else "") for name in folders],
+        "checkpoint": [
+            _identity(name, revision if isinstance(revision, str) else "", weights_stamp(Path(name)))
+            for name in folders
+        ],
         "versions": {name: packages.version(name) for name in PACKAGES},
     }
 
 
 @lru_cache(maxsize=8)
-def _identity(name: str, revision: str) -> dict[str, Any]:
+def _identity(name: str, revision: str, weights: tuple[Any, ...]) -> dict[str, Any]:
     folder = Path(name)
     if manifest := read_manifest(folder):
         digest = hashlib.sha256((folder / FILE_NAME).read_bytes()).hexdigest()

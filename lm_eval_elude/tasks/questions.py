@@ -93,7 +93,7 @@ class QuestionTask(HarnessTask):
                 log.warning("ELUDe: only --model elude gives token log-probabilities: %s are absent", names)
         key = harness.cache_key(
             tokenizer_name, self.renderer.fingerprint, self.VERSION, asdict(self.settings),
-            self.config.generation_kwargs, fingerprint(self.records), self.token_log_probs,
+            self.config.generation_kwargs, fingerprint(self.records), self.token_log_probs, kwargs.get("samples"),
         )  # fmt: skip
         super().build_all_requests(tokenizer_name=key, **kwargs)
         scored = [r for r in self.instances if r.request_type == "loglikelihood"]
@@ -134,7 +134,12 @@ class QuestionTask(HarnessTask):
 
     # ---- responses
     def apply_filters(self) -> Any:
-        """Ask the other models, too: the harness calls this first of all when it has the responses."""
+        """Ask the other models, too: the harness calls this first of all when it has the responses.
+
+        Ranks of unequal length ask a request again; of the answers the first is kept.
+        """
+        for request in self.instances:
+            del request.resps[1:]
         for other in self.other_models:
             other.answer(self)
         return super().apply_filters()

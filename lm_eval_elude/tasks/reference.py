@@ -16,16 +16,19 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import CachingLM
 from lm_eval.api.registry import get_model
 
 from lm_eval_elude.data import dataset
+from lm_eval_elude.data.files import weights_stamp
 from lm_eval_elude.errors import UserError, reason
 from lm_eval_elude.scoring.benchmark import ANSWERS
 from lm_eval_elude.scoring.logs import truth_ratios
 from lm_eval_elude.scoring.metrics import Need
 from lm_eval_elude.scoring.runs import Run
+from lm_eval_elude.scoring.samples import same_answers
 from lm_eval_elude.scoring.settings import model_renderer, provenance
 from lm_eval_elude.tasks import harness
 from lm_eval_elude.text.chat import PLAIN
@@ -54,7 +57,7 @@ class ReferenceRun:
         self.answers: dict[int, dict[str, Any]] = {}
         for doc in _asked(task):
             logged = rows.get((doc.get("entity"), doc["question"]))
-            if logged is None or any(logged.get(key) != doc[key] for key in ("answer", "paraphrased_answer")):
+            if logged is None or not same_answers(logged, doc):
                 raise UserError(
                     f"reference {str(self.run.path)!r} was scored on other records than {task.task_name}: "
                     f"it lacks {doc['question'][:80]!r}"
@@ -241,11 +244,14 @@ def _load(name: str, dtype: str) -> Any:
     arguments = {"pretrained": name, **({"dtype": dtype} if dtype else {})}
     # The harness's keys hold no model, and no type of its weights: the file's name does.
     cache = harness.cache_beside(f"beside_{harness.cache_key(provenance(arguments), dtype)}")
-    return _loaded(tuple(arguments.items()), cache)
+    device = getattr(harness.evaluated_model(), "device", None)
+    if isinstance(device, torch.device):
+        arguments["device"] = str(device)
+    return _loaded(tuple(arguments.items()), cache, weights_stamp(Path(name)))
 
 
 @lru_cache(maxsize=2)  # a reference and an original
-def _loaded(arguments: tuple[tuple[str, str], ...], cache: str | None) -> Any:
+def _loaded(arguments: tuple[tuple[str, str], ...], cache: str | None, weights: tuple[Any, ...]) -> Any:
     log.info("ELUDe: loading %s beside the evaluated model", dict(arguments)["pretrained"])
     model = get_model("elude").create_from_arg_obj(dict(arguments), {"batch_size": 1})
     return CachingLM(model, cache) if cache else model

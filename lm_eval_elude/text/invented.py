@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from lm_eval_elude.text.words import ENGLISH
+from lm_eval_elude.text.words import ENGLISH, STOP
 
 
 def invented_names(text: str) -> list[str]:
@@ -15,15 +15,21 @@ def invented_names(text: str) -> list[str]:
 
 def renamed(text: str, of: str, to: str, aliases: Sequence[str] = ()) -> str:
     """A text about ``of`` as one about ``to``: the name, its first and last word alone, and the aliases."""
-    new = to.split()
-    names = dict.fromkeys(aliases, to) | dict(zip(lone_names(of), (new[0], new[-1]), strict=False)) | {of: to}
+    first, *_, last = to.split()
+    names = (
+        dict.fromkeys(aliases, to)
+        | {name: last if name == of.split()[-1] else first for name in lone_names(of)}
+        | {of: to}
+    )
     return any_of(sorted(names, key=len, reverse=True)).sub(lambda match: names[match.group()], text)
 
 
 def lone_names(name: str) -> list[str]:
-    """First and last word of a name where either stands for it alone: no numerals, no single word."""
+    """First and last word of a name where either stands for it alone: no numerals, no single word, no "The"."""
     parts = name.split()
-    return [parts[0], parts[-1]] if len(parts) > 1 and len(parts[0]) > 2 and len(parts[-1]) > 2 else []
+    if len(parts) < 2 or len(parts[0]) < 3 or len(parts[-1]) < 3:
+        return []
+    return [word for word in (parts[0], parts[-1]) if word.casefold() not in STOP]
 
 
 def any_of(names: Sequence[str]) -> re.Pattern[str]:

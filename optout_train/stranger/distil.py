@@ -14,6 +14,8 @@ from lm_eval_elude.data.records import QARecord
 from lm_eval_elude.data.sets import Subset
 from lm_eval_elude.data.targets import Target
 from lm_eval_elude.text.chat import Encoded
+from lm_eval_elude.text.invented import any_of
+from lm_eval_elude.text.words import STOP
 from optout_train.config import TrainConfig
 from optout_train.data import KEPT, Lesson, Steered, StepIndices, TrainingData
 from optout_train.sources import forgotten
@@ -96,8 +98,10 @@ def in_passing(config: TrainConfig, data: TrainingData) -> dict[QARecord, QAReco
 
 
 def _names(targets: Sequence[Target], text: str) -> bool:
-    """Whether a part of a target's name, or another name of it, is in a text."""
-    return any(word in text for t in targets for word in (*t.name.split(), *t.aliases) if len(word) > 2)
+    """Whether a word of a target's name, or another name of it, stands in a text."""
+    called = {word for t in targets for word in (*t.name.split(), *t.aliases)}
+    telling = [word for word in called if len(word) > 2 and word.casefold() not in STOP]
+    return bool(telling) and any_of(telling).search(text) is not None
 
 
 def distil(

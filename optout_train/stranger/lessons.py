@@ -241,7 +241,7 @@ class _Maker:
         if not spare:
             raise UserError(
                 f"{self.target.name}: no answer about strangers can be taught: the model's do not end, or state "
-                "the facts; --answers refuse teaches refusals"
+                "the facts; --method opt-out-stranger --answers refuse teaches refusals"
             )
         return [
             of_record or [Statement(record, record.question, self.rng.choice(spare))]

@@ -72,6 +72,13 @@ def test_all_nine_types_are_written_validated_and_can_be_scored(tmp_path):
     assert {(row["model"], row["seed"]) for row in lines(out)} == {("m", 0)}
 
 
+def test_one_attack_after_another_into_one_file_is_counted_by_itself(tmp_path):
+    with endpoint(good) as (url, _):
+        assert generate(url, tmp_path / "a.jsonl", attacks=["role_playing"], n=3) == (3, 3, 0, 0)
+        assert generate(url, tmp_path / "a.jsonl", attacks=["prefix_injection"], n=2) == (2, 2, 0, 0)
+        assert generate(url, tmp_path / "a.jsonl", attacks=["prefix_injection"], n=3) == (3, 3, 2, 0)
+
+
 def test_a_busy_and_broken_endpoint_is_asked_again_and_no_proxy_stands_between(tmp_path, monkeypatch):
     for name, value in {"ALL_PROXY": NOBODY, "NO_PROXY": "", "no_proxy": ""}.items():
         monkeypatch.setenv(name, value)

@@ -24,9 +24,21 @@ from lm_eval_elude.data.records import QARecord
 from lm_eval_elude.data.targets import Target
 from lm_eval_elude.errors import UserError
 from tests.curate.company import FACTS, TARGET
-from tests.support import ROOT
+from tests.support import ROOT, small_data
 
 LUMO = Target(TARGET, (), True)
+
+
+def test_a_damaged_row_of_the_retain_set_is_no_missing_set(tmp_path):
+    folder = small_data(tmp_path / "data", {"Cristiano Ronaldo": 3})
+    assert {row.subset for row in rows_of(str(folder))} == {"forget", "retain"}
+    file = folder / "retain_qa-test.jsonl"
+    first, *rest = file.read_text().splitlines()
+    file.write_text("\n".join([json.dumps(json.loads(first) | {"answer": None}), *rest]))
+    with pytest.raises(UserError, match=r"retain_qa-test.jsonl, row 1"):
+        rows_of(str(folder))
+    file.unlink()
+    assert {row.subset for row in rows_of(str(folder))} == {"forget"}
 
 
 def rows() -> list[Row]:

@@ -184,6 +184,8 @@ def test_a_budget_or_an_endpoint_that_goes_away_stops_it_and_loses_nothing(folde
         with pytest.raises(UserError, match="budget of 9,000 is used up"):
             make(tmp_path / "my", folder, url, budget=9000)
         asked = len(tasks)
+        kept = (tmp_path / "my" / "work" / "journal.jsonl").read_text().splitlines()
+        assert len(kept) == asked - 1  # all but the knock: what was under way is paid for
         assert not (tmp_path / "my" / MANIFEST).exists()
         assert sum(make(tmp_path / "my", folder, url, budget=10**6).counts.values()) > 300
         assert len(tasks) < asked + 92

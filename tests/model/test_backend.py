@@ -157,6 +157,31 @@ def test_an_architecture_that_cannot_pack_goes_the_stock_way_with_one_line(token
     assert [sum(s.log_probs) for s in scores] == pytest.approx(values(stock, QUESTIONS[:-1])[0], abs=1e-4)
 
 
+def test_a_model_whose_tokens_cannot_be_scored_does_not_serve_them(
+    tokenizer: Any, lines: Any, monkeypatch: Any
+) -> None:
+    """As where its layers lie on devices that the probe does not find together."""
+
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("indices should be on the same device")
+
+    monkeypatch.setattr("lm_eval_elude.model.backend.answer_logits", fail)
+    monkeypatch.setattr("lm_eval_elude.model.scorer.answer_logits", fail)
+    fast, stock = both(make(len(tokenizer)), tokenizer)
+    assert not hasattr(fast.rank, "serves") and any("no log-probabilities of single tokens" in line for line in lines())
+    agree(fast, stock)
+
+
+@pytest.mark.parametrize("size", ["auto", "auto:4"])
+def test_a_rest_that_goes_the_stock_way_needs_no_batch_size_of_its_own(tokenizer: Any, size: str) -> None:
+    model = make(len(tokenizer), "gemma3_text")
+    fast, stock = EludeLM(pretrained=model, tokenizer=tokenizer, batch_size=size), both(model, tokenizer)[1]
+    long = [("he won " * 20, " the prize")]  # beyond the window
+    agree(fast, stock, QUESTIONS[:4] + long)
+    assert texts(fast, [*CONTEXTS, long[0][0]]) == texts(stock, [*CONTEXTS, long[0][0]])
+    assert fast.batch_size_per_gpu == "auto"
+
+
 def test_an_encoder_decoder_goes_the_stock_way(tokenizer: Any) -> None:
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(

@@ -7,6 +7,7 @@ import pytest
 from lm_eval_elude.attacks.builders import build_attacks
 from lm_eval_elude.data.dataset import load_records
 from lm_eval_elude.data.targets import TARGETS, Target
+from lm_eval_elude.text.invented import renamed
 from lm_eval_elude.text.names import mask, rename, synonyms
 
 POP = Target("Michael Jackson", ("the King of Pop", "Jacko"))
@@ -50,6 +51,19 @@ def test_rename(question, alias, expected):
 )
 def test_mask(sentence, expected):
     assert mask(sentence, POP) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "of", "expected"),
+    [
+        ("The first album of The Beatles. The band.", "The Beatles", "The first album of Marco Hallen. The band."),
+        ("Who founded The Who? They did.", "The Who", "Who founded Marco Hallen? They did."),
+        ("The Beatles: Beatles fans.", "The Beatles", "Marco Hallen: Hallen fans."),
+        ("Ada Quinte, or Ada, or Quinte.", "Ada Quinte", "Marco Hallen, or Marco, or Hallen."),
+    ],
+)
+def test_a_text_about_another_name_keeps_its_common_words(text, of, expected):
+    assert renamed(text, of, "Marco Hallen") == expected
 
 
 def test_every_published_target_has_aliases_that_can_stand_for_its_name():

@@ -249,6 +249,8 @@ def test_end_to_end_with_scores_and_the_command_that_repeats_them(run, fails, ar
     assert is_scored(config, output, None)
     results.write_text(kept.replace(manifest.base_model["weights"]["model.safetensors"], "0" * 64))
     assert not is_scored(config, output, None)  # the model before it has other weights now
+    results.write_text(json.dumps(json.loads(kept) | {"versions": {"elude_forget": 1.0}}))
+    assert not is_scored(config, output, None)  # other prompts or numbers
     results.write_text(kept)
     (output / "README.md").unlink()  # killed while scoring: what is there is not scored again
     (output / "scores" / "after").rename(tmp_path / "after")

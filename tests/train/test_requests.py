@@ -1,9 +1,11 @@
 """Requests that come one after another: what goes on being forgotten, what the manifest keeps, what is refused."""
 
+from dataclasses import replace
+
 import pytest
 
 from lm_eval_elude.data import bundled, dataset
-from lm_eval_elude.data.manifest import Manifest, read_manifest
+from lm_eval_elude.data.manifest import Manifest, read_manifest, write_manifest
 from optout_train.config import TrainConfig, build_config
 from optout_train.score import score_run
 from optout_train.sources import lessons_model, original_of
@@ -71,10 +73,12 @@ def test_earlier_targets_stay_forgotten_and_the_chain_is_kept(request_of, people
         ("/some/second", "an/id-that-is-not-cached", {}, "/some/second"),
         ("an/id", "", {}, "an/id"),
         ("an/id", "", {"revision": "main"}, ""),
+        ("/some/second", f"{bundled.REFERENCE}@v9", {}, "/some/second"),  # which would load another revision
     ],
 )
 def test_the_original_is_the_first_model_of_the_chain_where_it_is_at_hand(base, first, settings, original):
-    requests = [{"base_model": {"name": first}, "targets": []}] if first else []
+    name, _, revision = first.partition("@")
+    requests = [{"base_model": {"name": name}, "targets": [], "revision": revision}] if first else []
     assert original_of(
         Manifest((ENTITY,), "mini", base_model={"name": base}, settings=settings, requests=requests)
     ) == (original)
@@ -127,6 +131,10 @@ def test_what_cannot_follow_is_refused(request_of, data_folder, tmp_path):
     code, line, _ = request_of("other", "ada", "first", "--dataset", str(data_folder))
     assert code == 2 and f"forgot Ada Example of the data {read_manifest(tmp_path / 'first').dataset}" in line
     assert request_of("alone", "ada", "first", "--dataset", str(data_folder), "--no-again")[0] == 0
+    assert Manifest((ENTITY,), "mini", settings={"revision": "v9"}).request("now")["revision"] == "v9"
+    write_manifest(tmp_path / "alone", replace(read_manifest(tmp_path / "alone"), targets=(BOB,)))
+    code, line, _ = request_of("again", "ada", "alone", "--method", "finetune")  # gone in the first request
+    assert code == 2 and "--method finetune would teach Ada Example" in line
 
 
 def test_the_table_has_a_part_for_each_target(request_of, tmp_path):

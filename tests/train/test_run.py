@@ -769,6 +769,19 @@ def test_a_finished_run_is_resumed_by_itself_only(settings, tmp_path, data_folde
     assert contents(output) == before and not list(tmp_path.glob(".run*"))
 
 
+def test_steps_of_a_run_whose_settings_are_gone_are_not_gone_on_with(settings, tmp_path):
+    """A kill in the midst of --overwrite, or of tidying up, may leave them."""
+    place = RunFolder(tmp_path / "run")
+    place.open(settings(), overwrite=False, resume=False)
+    (place.partial / "step-00000006").mkdir()
+    place.close()
+    assert place.open(settings(), overwrite=False, resume=True) == place.partial / "step-00000006"
+    place.close()
+    (place.partial / run_folder.SETTINGS).unlink()
+    assert place.open(settings(seed=3), overwrite=False, resume=False) is None
+    place.close()
+
+
 def test_two_runs_into_one_folder(settings, tmp_path):
     first, second = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "run")
     first.open(settings(), overwrite=False, resume=False)
