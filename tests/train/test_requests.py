@@ -103,7 +103,7 @@ def test_lessons_are_made_with_the_model_before_the_first_request(request_of, mo
     assert code == 0 and f"{line}{model_folder}" in err
     assert f"{line}{model_folder}" in request_of("third", "cleo", "second", "--self-distill")[1]
     for method, of_the_run in (("npo+rt", False), ("undo+rt", True), ("rmu+rt", True)):
-        given = {"target": ("cleo",), "model": str(tmp_path / "second"), "method": method, "self_distill": True}
+        given = {"target": ("cleo",), "model": str(tmp_path / "second"), "method": method}
         made_with = lessons_model(build_config(given))
         assert made_with == str(tmp_path / "second" if of_the_run else model_folder)
 

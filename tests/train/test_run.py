@@ -35,7 +35,9 @@ from optout_train.weights import make_optimizer, quiet
 @pytest.fixture(scope="module")
 def settings(model_folder, data_folder):
     def make(**changes) -> TrainConfig:
-        base = {"epochs": 2, "batch_size": 4, "learning_rate": 1e-3, "patience": 0, "directions": 20}
+        base = {"epochs": 2, "batch_size": 4, "learning_rate": 1e-3, "patience": 0}
+        if METHODS[changes.get("method", "opt-out")].get("transport_weight", 1.0) and "distance" not in changes:
+            base["directions"] = 20
         places = {"target": ("ada",), "model": str(model_folder), "dataset": str(data_folder)}
         return build_config({**places, **base, **changes})
 
