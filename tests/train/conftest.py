@@ -1,6 +1,7 @@
 """A random Llama of 30,000 parameters with a chat template, and a data set of one entity, in files."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -8,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from lm_eval_elude.errors import UserError
+from optout_train.config import TrainConfig, build_config
 from tests.support import write_jsonl
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -18,6 +21,17 @@ TEMPLATE = (
 )
 WORDS = ("river", "stone", "amber", "cloud", "violin", "harbour", "lantern", "meadow", "copper", "falcon", "winter")
 ENTITY = "Ada Example"
+
+
+def config_of(values: dict) -> TrainConfig:
+    """The configuration of settings that tests share, without those that would do nothing for its method."""
+    while True:
+        try:
+            return build_config(values)
+        except UserError as error:
+            if not (idle := re.match(r"--([a-z-]+) does nothing", str(error))):
+                raise
+            values = {name: value for name, value in values.items() if name != idle[1].replace("-", "_")}
 
 
 def rows(count: int, entity: str, subject: str) -> list[dict]:

@@ -22,7 +22,7 @@ from lm_eval_elude.data.manifest import read_manifest
 from lm_eval_elude.errors import UserError
 from optout_train import run_folder, transport, weights
 from optout_train import train as training
-from optout_train.config import METHODS, TrainConfig, build_config
+from optout_train.config import METHODS, TrainConfig
 from optout_train.export import drift
 from optout_train.losses import steered_layer
 from optout_train.run_folder import RunFolder
@@ -30,16 +30,15 @@ from optout_train.sources import source_of
 from optout_train.train import prepare, score_reference, take_step, train
 from optout_train.validation import Validation
 from optout_train.weights import make_optimizer, quiet
+from tests.train.conftest import config_of
 
 
 @pytest.fixture(scope="module")
 def settings(model_folder, data_folder):
     def make(**changes) -> TrainConfig:
-        base = {"epochs": 2, "batch_size": 4, "learning_rate": 1e-3, "patience": 0}
-        if METHODS[changes.get("method", "opt-out")].get("transport_weight", 1.0) and "distance" not in changes:
-            base["directions"] = 20
+        base = {"epochs": 2, "batch_size": 4, "learning_rate": 1e-3, "patience": 0, "directions": 20}
         places = {"target": ("ada",), "model": str(model_folder), "dataset": str(data_folder)}
-        return build_config({**places, **base, **changes})
+        return config_of({**places, **base, **changes})
 
     return make
 

@@ -28,6 +28,7 @@ from optout_train.stranger.distil import IN_PASSING, adjusted, distil, exchange,
 from optout_train.stranger.teacher import WORDINGS, Teacher
 from optout_train.train import score_reference, train
 from tests.support import ROOT
+from tests.train.conftest import config_of
 
 NAN = float("nan")
 FURTHER = stranger.TELLING
@@ -52,7 +53,7 @@ def model():
 @pytest.fixture(scope="module")
 def whole():
     """Ronaldo's data as the stranger method with retain losses reads them, and the configuration."""
-    config = build_config(TINY | {"method": "stranger+rt"})
+    config = config_of(TINY | {"method": "stranger+rt"})
     return config, load_training_data(config, source_of(config), Renderer(load_tokenizer(str(BUNDLED_MODEL))), 1024)
 
 
@@ -264,7 +265,7 @@ def test_with_the_target_named_in_passing_the_answer_is_to_be_what_it_was_withou
 
 def test_undial_teaches_the_initial_distribution_with_the_true_tokens_logit_lowered(made, model):
     _, data, _, renderer = made
-    config = build_config(TINY | {"method": "undial"})
+    config = config_of(TINY | {"method": "undial"})
     for record, lesson in enumerate(adjusted(data, Teacher(model, renderer, 1024), config.eta)):
         ids, start = data.forget.encode(record)
         assert (lesson.ids, lesson.answer_start) == (ids, start) and lesson.bounds.isnan().all()
@@ -298,7 +299,7 @@ def test_a_base_models_answer_ends_with_its_line_or_with_the_end_of_text(text, a
 
 def test_altpo_prefers_answers_about_strangers_to_the_records_own_in_five_turns(made, model):
     _, data, _, renderer = made
-    config = build_config(TINY | {"method": "altpo"})
+    config = config_of(TINY | {"method": "altpo"})
     drawn = stranger.alternates(config, data, Teacher(model, renderer, 1024), str)
     records, turns = data.forget.records, stranger.ALTERNATES
     assert drawn["answer"] == tuple(record.answer for record in records) * turns
@@ -406,7 +407,7 @@ def test_facts_are_the_names_and_numbers_that_a_question_lacks():
 def test_a_run_trains_on_lessons_and_resumes_to_the_same_bytes(
     model_folder, data_folder, tmp_path, changes, monkeypatch
 ):
-    config = build_config({
+    config = config_of({
         "target": ("ada",), "model": str(model_folder), "dataset": str(data_folder), "method": "opt-out-stranger",
         "epochs": 2, "batch_size": 4, "learning_rate": 1e-3, "patience": 0, "directions": 5, "elicit": 1, **changes,
     })  # fmt: skip

@@ -13,10 +13,10 @@ from lm_eval_elude.scoring.conventions import CONVENTIONS
 from lm_eval_elude.scoring.runs import Run
 from lm_eval_elude.tasks.questions import QuestionTask
 from lm_eval_elude.text.chat import Renderer
-from optout_train.config import METHODS, build_config
+from optout_train.config import METHODS
 from optout_train.data import plan_steps
 from optout_train.train import train
-from tests.train.conftest import rows
+from tests.train.conftest import config_of, rows
 
 KEYS = ("question", "answer", "paraphrased_answer", "perturbed_answer")
 
@@ -40,7 +40,7 @@ def tofu_data(tmp_path_factory):
 @pytest.fixture(scope="module")
 def settings(model_folder, tofu_data):
     places = {"model": str(model_folder), "dataset": str(tofu_data), "forget_split": "forget05"}
-    return lambda **changes: build_config(
+    return lambda **changes: config_of(
         {**places, "epochs": 2, "batch_size": 4, "learning_rate": 1e-3, "directions": 3, **changes}
     )
 
@@ -145,7 +145,7 @@ def test_a_run_is_scored_by_the_tofu_tasks_resumed_and_replaced(called, model_fo
     def command(*extra):
         return called(
             "--model", str(model_folder), "--dataset", str(tofu_data), "--forget-split", "forget05", "--output-dir",
-            str(tmp_path / "o"), "--epochs", "1", "--batch-size", "10", "--learning-rate", "1e-3", "--directions", "2",
+            str(tmp_path / "o"), "--epochs", "1", "--batch-size", "10", "--learning-rate", "1e-3",
             "--tofu-evaluator", "open-unlearning", *extra,
         )  # fmt: skip
 
