@@ -44,6 +44,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         {"attacks", "data", "fetch", "llm", "lm_eval_elude", "model", "scoring", "text"},
         {
             "docx",
+            "filelock",
             "jinja2",
             "krippendorff",
             "lxml",

@@ -16,7 +16,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import CachingLM
 from lm_eval.api.registry import get_model
@@ -244,8 +243,7 @@ def _load(name: str, dtype: str) -> Any:
     arguments = {"pretrained": name, **({"dtype": dtype} if dtype else {})}
     # The harness's keys hold no model, and no type of its weights: the file's name does.
     cache = harness.cache_beside(f"beside_{harness.cache_key(provenance(arguments), dtype)}")
-    device = getattr(harness.evaluated_model(), "device", None)
-    if isinstance(device, torch.device):
+    if device := getattr(harness.evaluated_model(), "device", None):
         arguments["device"] = str(device)
     return _loaded(tuple(arguments.items()), cache, weights_stamp(Path(name)))
 

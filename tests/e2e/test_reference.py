@@ -149,7 +149,7 @@ def test_an_original_that_is_no_model_is_one_line_before_the_first_request(pair)
 def test_what_a_model_answers_in_another_type_is_kept_in_a_file_of_its_own(monkeypatch):
     kept: list[str] = []
     monkeypatch.setattr(harness, "cache_beside", kept.append)
-    monkeypatch.setattr(reference, "_loaded", lambda arguments, cache: None)
+    monkeypatch.setattr(reference, "_loaded", lambda arguments, cache, weights: None)
     for dtype in ("float32", "bfloat16", "", "float32"):
         reference._load(str(MODEL), dtype)
     assert kept[0] == kept[3] and len({*kept}) == 3
