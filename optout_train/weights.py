@@ -83,7 +83,7 @@ def freeze(config: TrainConfig, model: Any) -> None:
         parts = [model.get_input_embeddings(), *layers[: steered_layer(len(layers)) + 1]]
         trained &= {id(parameter) for part in parts for parameter in part.parameters()}
     if config.optimizer == "muon":
-        if any(parameter.ndim == 3 for parameter in model.parameters()):
+        if any(len(slices(parameter)) > 1 for parameter in model.parameters()):
             raise UserError(
                 "--optimizer muon takes a matrix a parameter, and this model has blocks of them: adamw does"
             )

@@ -29,7 +29,7 @@ from lm_eval_elude.scoring.benchmark import (
     Request,
     as_row,
     has_tokens,
-)  # fmt: skip
+)
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS, GROUPS, group_report, task_report
 from lm_eval_elude.scoring.metrics import METRICS
 from lm_eval_elude.scoring.runs import Run

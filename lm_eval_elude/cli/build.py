@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from lm_eval_elude.cli.options import Finite, say, timeout
+from lm_eval_elude.cli.options import Finite, say, timeout, typed
 from lm_eval_elude.errors import printable
 
 
@@ -64,11 +64,7 @@ def build(
     from lm_eval_elude.llm import is_local
 
     if purge:
-        context, by_hand = click.get_current_context(), click.core.ParameterSource.COMMANDLINE
-        flags = {
-            option.name: option.opts[0] for option in context.command.params if option.name not in ("target", "purge")
-        }
-        if more := [flag for name, flag in flags.items() if name and context.get_parameter_source(name) is by_hand]:
+        if more := [flag for flag in typed() if flag != "--purge"]:
             raise click.UsageError(f"--purge removes for good, and takes no other flag: leave out {', '.join(more)}")
         left = folder.purge(Path(target))
         if left:

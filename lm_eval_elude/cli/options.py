@@ -20,6 +20,13 @@ dataset = click.option(
 )
 
 
+def typed() -> list[str]:
+    """The flags that the user typed for this command."""
+    context, by_hand = click.get_current_context(), click.core.ParameterSource.COMMANDLINE
+    options = [option for option in context.command.params if isinstance(option, click.Option)]
+    return [option.opts[0] for option in options if context.get_parameter_source(str(option.name)) is by_hand]
+
+
 def timeout(seconds: float) -> Any:
     """The flag ``--timeout`` with its default."""
     unanswered = "Seconds before a request counts as unanswered."

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from lm_eval_elude.cli.options import Finite, quiet, say
+from lm_eval_elude.cli.options import Finite, quiet, say, typed
 
 
 @click.command()
@@ -59,8 +59,7 @@ def verify(
     from lm_eval_elude.scoring.settings import provenance
     from lm_eval_elude.text.chat import Renderer, load_tokenizer
 
-    given, by_hand = click.get_current_context().get_parameter_source, click.core.ParameterSource.COMMANDLINE
-    if not model and (flags := [f"--{name}" for name in ("seed", *how) if given(name) is by_hand]):
+    if not model and (flags := [flag for flag in typed() if flag.removeprefix("--") in ("seed", *how)]):
         raise UserError(
             f"{', '.join(flags)}: only for --rescore, which asks a model again; name its folder by --rescore"
         )

@@ -23,7 +23,7 @@ from lm_eval_elude.attacks.builders import ATTACKS, build_attacks
 from lm_eval_elude.data import dataset
 from lm_eval_elude.data.records import QARecord
 from lm_eval_elude.model.packing import collate
-from lm_eval_elude.model.scorer import Scorer, answer_sums, layer_list, layers_of, matrices
+from lm_eval_elude.model.scorer import Scorer, answer_sums, layer_list, matrices
 from lm_eval_elude.scoring.settings import Settings
 from lm_eval_elude.text.chat import Renderer
 
@@ -257,7 +257,7 @@ def interpolate(model: Any, setting: Setting, material: Material) -> Points:
 def logit_lens(model: Any, setting: Setting, material: Material) -> Points:
     """Leave out the last layers, so that the vocabulary reads an inner one; a point is the share of the layers kept."""
     decoder, name = layer_list(model)
-    layers = list(layers_of(model))
+    layers = list(getattr(decoder, name))
     for share in setting.points:
         setattr(decoder, name, torch.nn.ModuleList(layers[: max(1, round(share * len(layers)))]))
         yield share, model

@@ -203,12 +203,6 @@ class HarnessTask(ConfigurableTask):
             for i, request in enumerate(requests)
         ]
 
-    def process_instances(self) -> None:
-        """0.5 only: ranks of unequal length ask a request again, and there no filter takes the first answer."""
-        for instance in self.instances:
-            del instance.resps[1:]
-        super().process_instances()
-
     def aggregate(self, bootstrap_iters: int | None = 100000) -> tuple[dict[str, Any], int]:
         """The row that lm-eval before 0.5 makes of ``aggregation``; 0.5 would bootstrap all but its own mean."""
         samples = list(self.scorers[0].reduced_docs.values())
