@@ -37,7 +37,7 @@ def extended(tmp_path_factory):
     """A copy of the packages with every diff applied, in which commands can be run."""
     folder = tmp_path_factory.mktemp("extended")
     for name in ("lm_eval_elude", "optout_train", "task_configs"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, folder / name)
     for diff in DIFFS:
         done = subprocess.run(["git", "apply", "-"], input=diff, text=True, cwd=folder, capture_output=True)
         assert done.returncode == 0, done.stderr

@@ -180,7 +180,9 @@ def diverging(model, setting, material):
         yield at, model
 
 
-def test_a_point_at_which_the_model_diverged_does_not_count_and_the_command_ends(models, settings, tmp_path):
+def test_a_point_at_which_the_model_diverged_does_not_count_and_the_command_ends(models, tmp_path):
+    few = small_data(tmp_path, {RONALDO: 2}, retain=2)
+    settings = resolve_settings({"target": RONALDO, "dataset": str(few)})
     row = WEIGHT_ATTACKS["prune"]._replace(run=diverging, quick=(Setting("all", (1, 0, 2)),))
     attacks = [row._replace(name=name, inside=name == "within") for name in ("weights", "within")]
     attacks.append(attacks[0]._replace(name="at_start", quick=(Setting("all", (0, 1)),)))
