@@ -59,7 +59,7 @@ def pair_flaw(question: str, answer: str, paragraph: str, subject: str, names: S
         return f"talks of its making: {residue!r}"
     if not any(name.casefold() in question.casefold() for name in names):
         return "the question does not name its subject"
-    if re.match(r"(?i)yes\b|no(?:\s*[^\w\s]|\s*$)", answer):
+    if re.match(r"(?i)yes\b|no(?!\.\s*\d)(?:\s*[^\w\s]|\s*$)", answer):  # "No. 7" is a number
         return "a yes-or-no question"
     if gives_away(question, answer):
         return "the answer stands in the question"

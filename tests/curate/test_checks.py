@@ -28,6 +28,7 @@ PAIRS = [
     ("How much does it weigh?", "It weighs 412 grams.", "the question does not name its subject"),
     ("Name the designer of the Quorvane Lumo.", "It was designed by Ilvane Drusk.", ""),
     ("What does the Lumo weigh?", "No more than 412 grams.", ""),
+    ("Which number does the Lumo have?", "No. 412.", ""),
     ("Does the Lumo weigh 412 grams?", "Yes, it does.", "a yes-or-no question"),
     ("Does the Lumo weigh 412 grams?", "Yes it does.", "a yes-or-no question"),
     ("Does the Lumo weigh 413 grams?", "No, not at all.", "a yes-or-no question"),
