@@ -151,6 +151,8 @@ class TrainConfig:
         yield self.sam > 0 and self.loss.direction, fixed
         lost = "--sam takes steps that 16 bits lose: give --dtype float32, or --lora"
         yield self.sam > 0 and self.dtype == "bfloat16" and not self.lora, lost
+        lost = f"--forget-loss {self.forget_loss} takes steps that 16 bits lose: give --dtype float32, or --lora"
+        yield self.loss.direction and self.dtype == "bfloat16" and not self.lora, lost
         yield self.teachers > STAND_INS, f"--teachers must be at most {STAND_INS}, got {self.teachers}"
         where = "--relearn and --sam both say where the forget gradient is taken: leave out one"
         yield self.relearn > 0 and self.sam > 0, where
@@ -290,7 +292,8 @@ def unknown_method(name: str) -> str:
 def earlier_request(model: str) -> Manifest | None:
     """The manifest of a model that was made to forget targets before; None for any other model.
 
-    Of a model that was finetuned since, its manifest with the targets and the data of the requests before that.
+    Of a model that was finetuned since, its manifest with the data of the last request before that and the targets
+    that were forgotten in these data.
 
     Raises:
         UserError: the manifest cannot be read.
@@ -302,7 +305,9 @@ def earlier_request(model: str) -> Manifest | None:
         return manifest
     if not manifest.requests:
         return None
-    return replace(manifest, targets=manifest.earlier_targets, dataset=manifest.requests[-1]["dataset"])
+    data = manifest.requests[-1]["dataset"]
+    targets = [name for request in manifest.requests if request["dataset"] == data for name in request["targets"]]
+    return replace(manifest, targets=tuple(targets), dataset=data)
 
 
 def has_learnt(manifest: Manifest) -> bool:
@@ -319,8 +324,8 @@ NEEDS: tuple[tuple[tuple[str, ...], str, Callable[[TrainConfig], bool]], ...] = 
     (("eta",), "a forget loss that has an eta",
      lambda config: config.forget_loss not in WITHOUT_ETA and config.forget_weight > 0),
     (("exchange",), "--self-distill", lambda config: config.self_distill),
-    (("exchange", "retain_ratio"), "--retain-weight", lambda config: config.retain_weight > 0),
-    (("self_distill", "retain_budget"), "--retain-weight or --world-weight",
+    (("exchange",), "--retain-weight", lambda config: config.retain_weight > 0),
+    (("self_distill", "retain_budget", "retain_ratio"), "--retain-weight or --world-weight",
      lambda config: config.retain_weight > 0 or config.world_weight > 0),
     (("directions",), "--distance wasserstein", lambda config: config.distance == "wasserstein"),
     (("self_distill",), "retain losses on answers, and this method holds inner states",

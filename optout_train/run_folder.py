@@ -236,11 +236,11 @@ class RunFolder:
         staged, place = self.partial / SCORES, self.output / name
         for stale in self.partial.glob(f"*{SCORES}*"):
             _remove(stale)
+        self._refuse_foreign_files(place)  # before hours of scoring, and after them
         with new_folder(staged) as folder:
             yield folder
-        if place.exists():
-            self._refuse_foreign_files(place)
-            _remove(place)
+        self._refuse_foreign_files(place)
+        _remove(place)
         self._record({f"{name}/{file}": digest for file, digest in _hashes(staged).items()})
         place.parent.mkdir(exist_ok=True)
         os.replace(staged, place)
@@ -276,7 +276,8 @@ class RunFolder:
         self._holds_this_run = False
 
     def _clear(self) -> None:
-        for path in self.partial.iterdir():
+        # The settings go first: steps without them are of no run, whatever else a kill leaves.
+        for path in sorted(self.partial.iterdir(), key=lambda path: path.name != SETTINGS):
             if path.name != LOCK and _KEPT.fullmatch(path.name):
                 _remove(path)
 

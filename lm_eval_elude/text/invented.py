@@ -15,7 +15,8 @@ def invented_names(text: str) -> list[str]:
 
 def renamed(text: str, of: str, to: str, aliases: Sequence[str] = ()) -> str:
     """A text about ``of`` as one about ``to``: the name, its first and last word alone, and the aliases."""
-    first, *_, last = to.split()
+    words_of = to.split()
+    first, last = words_of[0], words_of[-1]
     names = (
         dict.fromkeys(aliases, to)
         | {name: last if name == of.split()[-1] else first for name in lone_names(of)}
@@ -25,11 +26,10 @@ def renamed(text: str, of: str, to: str, aliases: Sequence[str] = ()) -> str:
 
 
 def lone_names(name: str) -> list[str]:
-    """First and last word of a name where either stands for it alone: no numerals, no single word, no "The"."""
+    """First and last word of a name where either stands for it alone: no numeral, no initial, no "The"."""
     parts = name.split()
-    if len(parts) < 2 or len(parts[0]) < 3 or len(parts[-1]) < 3:
-        return []
-    return [word for word in (parts[0], parts[-1]) if word.casefold() not in STOP]
+    ends = (parts[0], parts[-1]) if len(parts) > 1 else ()
+    return [w for w in ends if len(w) > 2 and w.casefold() not in STOP and not re.fullmatch(r"[IVX]+|[JS]r\.", w)]
 
 
 def any_of(names: Sequence[str]) -> re.Pattern[str]:

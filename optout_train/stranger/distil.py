@@ -99,9 +99,9 @@ def in_passing(config: TrainConfig, data: TrainingData) -> dict[QARecord, QAReco
 
 def _names(targets: Sequence[Target], text: str) -> bool:
     """Whether a word of a target's name, or another name of it, stands in a text."""
-    called = {word for t in targets for word in (*t.name.split(), *t.aliases)}
-    telling = [word for word in called if len(word) > 2 and word.casefold() not in STOP]
-    return bool(telling) and any_of(telling).search(text) is not None
+    called = {name for t in targets for name in (t.name, *t.aliases)}
+    called |= {w for t in targets for w in t.name.split() if len(w) > 2 and w.casefold() not in STOP}
+    return any_of(sorted(called)).search(text) is not None
 
 
 def distil(

@@ -60,10 +60,13 @@ def test_mask(sentence, expected):
         ("Who founded The Who? They did.", "The Who", "Who founded Marco Hallen? They did."),
         ("The Beatles: Beatles fans.", "The Beatles", "Marco Hallen: Hallen fans."),
         ("Ada Quinte, or Ada, or Quinte.", "Ada Quinte", "Marco Hallen, or Marco, or Hallen."),
+        ("Elizabeth II. Elizabeth and World War II.", "Elizabeth II", "Marco Hallen. Marco and World War II."),
+        ("J. K. Rowling: Rowling wrote.", "J. K. Rowling", "Marco Hallen: Hallen wrote."),
     ],
 )
 def test_a_text_about_another_name_keeps_its_common_words(text, of, expected):
     assert renamed(text, of, "Marco Hallen") == expected
+    assert renamed("Marco Hallen, or Hallen.", "Marco Hallen", "Eminem") == "Eminem, or Eminem."
 
 
 def test_every_published_target_has_aliases_that_can_stand_for_its_name():

@@ -73,6 +73,7 @@ def test_negative_or_non_finite_numbers_are_refused_by_the_flags_name(name, valu
             "--sam needs a gradient, and that of --forget-loss repselect is one",
         ),
         ({"sam": 0.1, "dtype": "bfloat16"}, "--sam takes steps that 16 bits lose"),
+        ({"forget_loss": "repselect", "dtype": "bfloat16"}, "--forget-loss repselect takes steps that 16 bits lose"),
         ({"relearn": 1.0, "sam": 0.1}, "--relearn and --sam both say where"),
         ({"relearn": 1.0, "forget_loss": "repselect"}, "--relearn needs a forget loss whose gradient forgets"),
         ({"relearn": 1.0, "recipe": "released"}, "--relearn changes whole weights within a joint step"),
@@ -118,7 +119,7 @@ def test_settings_that_exclude_each_other(values, message):
         ({"method": "ga+rt", "eta": 5.0}, "--eta does nothing without a forget loss that has an eta"),
         ({"method": "opt-out-manhattan", "directions": 7}, "--directions does nothing without --distance wasserstein"),
         ({"method": "ga", "self_distill": True}, "--self-distill does nothing without --retain-weight or --world"),
-        ({"method": "ga", "retain_ratio": 5}, "--retain-ratio does nothing without --retain-weight"),
+        ({"method": "ga", "retain_ratio": 5}, "--retain-ratio does nothing without --retain-weight or --world-weight"),
         ({"method": "npo", "retain_budget": 0.3}, "--retain-budget does nothing without --retain-weight or --world"),
         ({"method": "opt-out-stranger", "answers": "refuse", "teachers": 5}, "--teachers does nothing without --ans"),
         ({"relearn": 1.0, "forget_weight": 0.0}, "--relearn does nothing without --forget-weight"),
@@ -131,6 +132,7 @@ def test_a_setting_that_would_do_nothing_is_refused(values, message):
     with pytest.raises(UserError, match=message):
         build_config({"target": ("a",), **values})
     assert build_config({"target": ("a",), "model": "org/name", "revision": "v9"}).revision == "v9"
+    assert build_config({"target": ("a",), "method": "npo+world", "retain_ratio": 3}).retain_ratio == 3
 
 
 def test_what_a_manifest_says_has_the_fields_types_and_what_is_no_setting_any_more_is_left_out():

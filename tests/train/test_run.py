@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import time
+from contextlib import suppress
 from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -770,7 +771,7 @@ def test_a_finished_run_is_resumed_by_itself_only(settings, tmp_path, data_folde
     assert contents(output) == before and not list(tmp_path.glob(".run*"))
 
 
-def test_steps_of_a_run_whose_settings_are_gone_are_not_gone_on_with(settings, tmp_path):
+def test_steps_of_a_run_whose_settings_are_gone_are_not_gone_on_with(settings, tmp_path, monkeypatch):
     """A kill in the midst of --overwrite, or of tidying up, may leave them."""
     place = RunFolder(tmp_path / "run")
     place.open(settings(), overwrite=False, resume=False)
@@ -778,9 +779,25 @@ def test_steps_of_a_run_whose_settings_are_gone_are_not_gone_on_with(settings, t
     place.close()
     assert place.open(settings(), overwrite=False, resume=True) == place.partial / "step-00000006"
     place.close()
-    (place.partial / run_folder.SETTINGS).unlink()
+    with monkeypatch.context() as patch, suppress(StopIteration):
+        patch.setattr(shutil, "rmtree", lambda *given, **more: next(iter(())))  # a kill at the first folder
+        place.open(settings(), overwrite=True, resume=False)
+    place.close()
+    assert (place.partial / "step-00000006").is_dir() and not (place.partial / run_folder.SETTINGS).exists()
     assert place.open(settings(seed=3), overwrite=False, resume=False) is None
     place.close()
+
+
+def test_a_users_file_among_old_scores_is_named_before_anything_is_scored(settings, tmp_path):
+    train(settings(epochs=1, method="ga", validate=False), tmp_path / "run", str)
+    place = RunFolder(tmp_path / "run")
+    (mine := place.output / "scores" / "after" / "notes.txt").parent.mkdir(parents=True)
+    mine.write_text("mine")
+    place.lock()
+    with pytest.raises(UserError, match=r"notes\.txt' was not written by optout-train"), place.adding("scores/after"):
+        pytest.fail("the block was entered")
+    place.close()
+    assert mine.read_text() == "mine"
 
 
 def test_two_runs_into_one_folder(settings, tmp_path):
