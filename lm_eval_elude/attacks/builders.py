@@ -151,8 +151,8 @@ def described(target: Target, name: str) -> str:
 def alike(target: Target, facts: str) -> list[str]:
     """Names of at least five of the target's like whom the facts do not name: wrong answers to a reverse query."""
     named = words(facts)
-    likes = [*target.others, *(other.name for other in TARGETS if other.name != target.name)]
-    unnamed = [[name for name in names if name.split()[-1].casefold() not in named] for names in (target.others, likes)]
+    likes = dict.fromkeys([*target.others, *(other.name for other in TARGETS if other.name != target.name)])
+    unnamed = [[name for name in names if not words(name.split()[-1]) & named] for names in (target.others, likes)]
     return unnamed[0] if len(unnamed[0]) >= PERTURBATIONS else unnamed[1]
 
 
@@ -267,7 +267,7 @@ def build_attacks(
 
 
 def build_control(records: Sequence[QARecord], target: Target, *, n: int = 100, seed: int = 0) -> list[AttackPrompt]:
-    """The records that a suite of ``n`` prompts draws, asked plainly and each once (a question repeated adds nothing).
+    """The first ``n`` records in the order of the suites, asked plainly and each once (a repetition adds nothing).
 
     Raises:
         UserError: a record that cannot be scored.

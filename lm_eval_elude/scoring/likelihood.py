@@ -80,9 +80,12 @@ def knows(paraphrase: AnswerScore, perturbed: Sequence[AnswerScore]) -> bool:
     return all(paraphrase.mean > wrong.mean for wrong in perturbed)
 
 
-def likeliest(right: AnswerScore, wrong: Sequence[AnswerScore]) -> bool:
-    """Whether a text is likelier, as a whole, than each of its alternatives: the one that the model would choose."""
-    return all(right.log_prob > other.log_prob for other in wrong)
+def likeliest(right: AnswerScore, wrong: Sequence[AnswerScore]) -> float:
+    """1 where a text is likelier, as a whole, than each of its alternatives, so that the model would choose it, else 0;
+    NaN where one of them has no probability."""
+    if any(math.isnan(score.log_prob) for score in (right, *wrong)):
+        return math.nan
+    return float(all(right.log_prob > other.log_prob for other in wrong))
 
 
 def exact_memorization(greedy: Sequence[bool]) -> float:

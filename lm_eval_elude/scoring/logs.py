@@ -21,7 +21,7 @@ RELEASED = {
     "tofu_world_facts": "eval_real_world_wo_options.json",
 }
 # A question as the released evaluator logs it, within its prompt.
-_PROMPT = re.compile(r"(?:Question: |\[INST\] )(.*?)(?:\s*Answer:| \[/INST\])\s*", re.DOTALL)
+_PROMPT = re.compile(r"(?:Question: |\[INST\] )(.*?)(?:\s*Answer:| \[/INST\]|\n)\s*", re.DOTALL)
 
 
 class ReleasedRun(Run):

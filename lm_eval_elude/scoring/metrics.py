@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 from lm_eval_elude.data.sets import SetSpec
 from lm_eval_elude.scoring import answers, estimates, likelihood, membership
-from lm_eval_elude.scoring.estimates import Estimate, average, combine, difference
+from lm_eval_elude.scoring.estimates import Estimate, average, combine, complement, difference
 from lm_eval_elude.scoring.likelihood import AnswerScore, RecordMeasures, TruthRatioMean
 from lm_eval_elude.scoring.membership import MembershipAttack, Scored, auc, membership_attack
 from lm_eval_elude.scoring.samples import Sample, by_target, mean, of_reference
@@ -194,7 +194,7 @@ THREE = ("probability", "rougeL_recall", "truth_ratio")  # what FQ and RQ are ha
 def forget_quality(samples: Sequence[Sample], settings: Mapping[str, Any] | None = None) -> Estimate:
     """FQ (section 5.2): harmonic mean of 1 - probability, 1 - ROUGE-L recall and min(R, 1/R), each averaged first."""
     probability, rouge, truth_ratio = (mean(samples, name) for name in THREE)
-    return estimates.harmonic([estimates.complement(probability), estimates.complement(rouge), truth_ratio])
+    return estimates.harmonic([complement(probability), complement(rouge), truth_ratio])
 
 
 def set_quality(samples: Sequence[Sample], settings: Mapping[str, Any] | None = None) -> Estimate:
@@ -233,6 +233,8 @@ def truth_first_p(samples: Sequence[Sample], settings: Mapping[str, Any] | None 
     from scipy.stats import binomtest
 
     pairs = [(s.values["truth_first"], s.values["reference"]["truth_first"]) for s in samples]
+    if any(math.isnan(value) for pair in pairs for value in pair):
+        return Estimate(math.nan, {}, len(samples))
     alone, reference_alone = pairs.count((1.0, 0.0)), pairs.count((0.0, 1.0))
     differing = alone + reference_alone
     return Estimate(float(binomtest(alone, differing).pvalue) if differing else 1.0, {}, len(samples))
@@ -269,11 +271,11 @@ def _from_half(area: Estimate) -> Estimate:
 
 
 def _privleak(samples: Sequence[Sample], settings: Mapping[str, Any]) -> Estimate:
-    """(AUC - AUC_ref) / AUC_ref, paired by record."""
-    area, other = _mia_auc(samples, settings), _mia_auc(of_reference(samples), settings)
+    """(A - A_ref) / A_ref for A = 1 - AUC, paired by record."""
+    area, other = (complement(_mia_auc(side, settings)) for side in (samples, of_reference(samples)))
     slope = 1 / other.value if other.value else math.nan
     value = (area.value - other.value) * slope
-    return combine(value, [area, other], [slope, -area.value * slope**2])._replace(n=area.n)
+    return combine(value, [area, other], [slope, -area.value * slope**2])._replace(n=len(samples))
 
 
 def _bare(value: float, like: Estimate) -> Estimate:
@@ -303,7 +305,7 @@ def _truth_first(answered: Answered) -> float:
 
 
 def _named_first(answered: Answered) -> float | None:
-    return float(likelihood.likeliest(answered.named[0], answered.named[1:])) if answered.named else None
+    return likelihood.likeliest(answered.named[0], answered.named[1:]) if answered.named else None
 
 
 def _of_text(value: Callable[[str], float]) -> Callable[[Answered], float | None]:
@@ -403,11 +405,11 @@ _ROWS = (
     Metric(
         "chosen", "chosen", "share", (False, True), ("multiple choice",),
         "Share of questions whose right option, letter with text, is the likeliest of the six; by chance 16.7 %.",
-        lambda a: float(likelihood.likeliest(a.scores[1], a.scores[2:])),
+        lambda a: likelihood.likeliest(a.scores[1], a.scores[2:]),
     ),
     Metric(
         "named", "named", "share", (False, True), ("reverse query",),
-        "Share of greedy answers in which one of the target's names stands.",
+        "Share of greedy answers in which one of the target's names stands, and not as part of somebody else's.",
         lambda a: float(answers.names(a.generated, a.names)) if a.names and a.generated is not None else None,
     ),
     Metric(
@@ -525,7 +527,9 @@ _ROWS = (
     _gap("mia_auc", "AUC", ("membership",), "AUC less the reference's."),
     Metric(
         "privleak", "PrivLeak", "ratio", (None, None), ("membership",),
-        "(AUC - AUC_ref) / AUC_ref (MUSE, Shi et al. 2024); 0 where membership leaks as it does without training.",
+        "(A - A_ref) / A_ref with A = 1 - AUC, on the loss (MUSE, Shi et al. 2024, has it on Min-K%): 0 where "
+        "membership leaks as it does without training, below 0 where it leaks more, above it where the forget set is "
+        "over-unlearned.",
         _less_reference("mia_auc"), _privleak, "reference",
     ),
     _token_metric(

@@ -77,7 +77,7 @@ def _whole(low: int, high: int) -> Callable[[Any], int]:
     return reader(f"a whole number from {low} to {high}", lambda value: type(value) is int and low <= value <= high)
 
 
-read_text = reader("text", lambda value: isinstance(value, str))
+read_text = reader("text", lambda value: isinstance(value, str), os.path.expanduser)  # names of no other kind begin so
 _names = reader(
     "a name or a list of names",
     lambda value: (
@@ -131,8 +131,8 @@ def read_metadata(metadata: Mapping[str, Any], keys: Mapping[str, Callable[[Any]
     return values
 
 
-# Model arguments that a near match could be mistaken for.
-_MODEL_ARGUMENTS = frozenset({"seed", "data", "datasets"})
+# Model arguments, and a key of ELUDe's that TOFU's tasks see, too, that a near match could be mistaken for.
+_MODEL_ARGUMENTS = frozenset({"seed", "data", "datasets", "mia_reference"})
 
 
 def resolve_settings(metadata: Mapping[str, Any]) -> Settings:

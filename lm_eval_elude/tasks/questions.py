@@ -13,6 +13,7 @@ from lm_eval.api.instance import Instance
 
 from lm_eval_elude.data.records import fingerprint
 from lm_eval_elude.errors import UserError
+from lm_eval_elude.scoring.answers import rouge_reads
 from lm_eval_elude.scoring.benchmark import Benchmark, NothingToAskError, as_row
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS, GROUPS, group_report, task_report
 from lm_eval_elude.scoring.metrics import Metric, membership_attacks
@@ -37,6 +38,12 @@ class QuestionTask(HarnessTask):
         self.renderer = model_renderer(metadata, benchmark.wording(self.settings))
         rows = benchmark.records(self.settings)
         self.records, self.docs = [record for record, _ in rows], Docs(benchmark.documents(rows))
+        unread = sum(not rouge_reads(doc["answer"]) for doc in self.docs) if benchmark.generates else 0
+        if unread:
+            log.warning(
+                "ELUDe: ROUGE reads the letters a to z alone, so ROUGE, FQ and RQ say nothing of %d of %s's %d answers",
+                unread, config["task"], len(self.records),
+            )  # fmt: skip
         self.samples: list[Sample] = []  # those behind the last report
         self.other_models: list[OtherModel] = []
         self.token_log_probs = False  # whether the backend serves them

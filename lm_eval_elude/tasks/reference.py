@@ -52,10 +52,11 @@ class ReferenceRun:
             UserError: it was scored on other records, or as another of TOFU's evaluators asks.
         """
         _same_evaluator(self.run.path, self.run.settings(task.task_name).get("evaluator"), task)
-        rows = {(row["doc"].get("entity"), row["doc"]["question"]): row["doc"] for row in self.run.rows(task.task_name)}
+        asked = ("entity", "question", "answer")  # two records may share a question
+        rows = {tuple(row["doc"].get(key) for key in asked): row["doc"] for row in self.run.rows(task.task_name)}
         self.answers: dict[int, dict[str, Any]] = {}
         for doc in _asked(task):
-            logged = rows.get((doc.get("entity"), doc["question"]))
+            logged = rows.get(tuple(doc.get(key) for key in asked))
             if logged is None or not same_answers(logged, doc):
                 raise UserError(
                     f"reference {str(self.run.path)!r} was scored on other records than {task.task_name}: "

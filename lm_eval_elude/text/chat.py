@@ -20,6 +20,8 @@ from lm_eval_elude.errors import UserError, reason
 # Templates that print today's date would ask a different question every day (Llama-3.2), and thinking templates
 # put an empty thinking block on one side of the answer boundary only (Qwen3) unless told not to think.
 TEMPLATE_ARGUMENTS = {"date_string": "26 Jul 2024", "enable_thinking": False}
+# In front of a template that asks for today's date itself (Mistral Small 3, SmolLM3, Granite 3).
+_FIXED_DATE = f"{{%- macro strftime_now(format) -%}}{TEMPLATE_ARGUMENTS['date_string']}{{%- endmacro -%}}"
 _QUESTION, _PROBE = "What do blue whales do?", "Blue whales sing."
 
 
@@ -161,6 +163,8 @@ class Renderer:
 
     def _apply(self, messages: list[dict[str, str]], **arguments: Any) -> str:
         try:
+            if "strftime_now" in (template := self.tokenizer.get_chat_template()):
+                arguments["chat_template"] = _FIXED_DATE + template
             return self.tokenizer.apply_chat_template(messages, tokenize=False, **TEMPLATE_ARGUMENTS, **arguments)
         except Exception as error:  # a template is a program of the model's maker
             raise UserError(f"the model's chat template refuses the conversation: {reason(error)}") from None

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import asdict
 
-from lm_eval_elude.attacks.builders import ATTACKS, PLACES, Suite, build_attacks, build_control, flaw
+from lm_eval_elude.attacks.builders import ATTACKS, PLACES, Suite, alike, build_attacks, build_control, flaw
 from lm_eval_elude.attacks.prompt import LANGUAGES, language_of, load_attack_file
 from lm_eval_elude.data.records import QARecord
 from lm_eval_elude.data.targets import TARGETS, Target, resolve_target
@@ -169,6 +169,8 @@ def test_a_reverse_query_offers_people_of_the_same_field_and_sex():
         for other in TARGETS:
             like, unlike = {*target.others} - {other.name}, {*other.others} - {target.name}
             assert like == unlike or not like & unlike
+    singer = next(target for target in TARGETS if "Beyoncé" in target.others)
+    assert "Beyoncé" in alike(singer, "This person sang.") and "Beyoncé" not in alike(singer, "She sang with Beyoncé.")
     for target, _, suite in suites_of("reverse_query"):
         assert len(target.others) >= 5 and target.name not in target.others
         for item in suite:

@@ -69,7 +69,7 @@ def test_distances_are_those_between_the_two_runs(pair):
         assert row[f"{metric}_gap,none"] == pytest.approx(gap, abs=1e-6)
     auc, auc_other = mia["mia_auc,none"], other["results"]["elude_mia"]["mia_auc,none"]
     assert mia["mia_auc_gap,none"] == pytest.approx(auc - auc_other)
-    assert mia["privleak,none"] == pytest.approx((auc - auc_other) / auc_other)
+    assert mia["privleak,none"] == pytest.approx((auc_other - auc) / (1 - auc_other))
     attacked = asked["results"]["elude_attack_prefix_injection"]
     before = other["results"]["elude_attack_prefix_injection"]["forget_quality,none"]
     assert attacked["forget_quality_gap,none"] == pytest.approx(attacked["forget_quality,none"] - before, abs=1e-6)

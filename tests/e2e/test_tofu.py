@@ -248,7 +248,7 @@ def released_layout(seed: int, count: int = 100) -> dict[str, dict[str, dict]]:
                 n * loss for n, loss in zip(tokens, losses, strict=True)
             )
             log["truth_ratio"][i] = math.exp(np.mean(losses[2:]) - losses[1])
-            log["generated_text"][i] = [f"Question: {task} {i}?\nAnswer: ", said, answer]
+            log["generated_text"][i] = [f"Question: {task} {i}?\n", said, answer]  # it is cut before "Answer: "
             for kind, score in rouge.score(answer, said).items():
                 log[f"{kind}_recall"][i] = score.recall
     return logs

@@ -53,7 +53,7 @@ def made_run(
                     texts = ["It is so."] * holding + ["No."] * (128 - holding)
                     docs.append(doc | {"fact": ["it", "so"], "answer_scores": [], "sampled": texts})
                     continue
-                sides = (share, share / 2) if task == "elude_mia" else (share, 0.8 * share, *[0.1 * share] * 5)
+                sides = (share, 0.8 * share) if task == "elude_mia" else (share, 0.8 * share, *[0.1 * share] * 5)
                 doc["answer_scores"] = [[10 * (math.log(p) - abs(noise.gauss(0, 0.2))), 10] for p in sides]
                 if task == "elude_forget":
                     doc["original"] = {"oddness_scores": [[-5.0, 10], [-25.0, 10]]}

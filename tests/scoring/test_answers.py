@@ -13,8 +13,10 @@ from lm_eval_elude.scoring.answers import (
     is_degenerate,
     is_refusal,
     leak_at,
+    names,
     ngram_entropy,
     rouge_l_recall,
+    rouge_reads,
 )
 from tests.support import ROOT, mini_rows
 
@@ -24,6 +26,20 @@ def test_rouge_by_hand():
     assert rouge_l_recall("Ronaldo was born in Madeira", "Ronaldo, born and raised: Madeira!") == pytest.approx(3 / 5)
     assert rouge_l_recall("The clubs were winning", "the club is a winner winning") == pytest.approx(3 / 4)  # stemmed
     assert rouge_l_recall("A b c", "") == 0 and rouge_l_recall("A b c", "c b a") == pytest.approx(1 / 3)
+
+
+def test_texts_in_letters_that_rouge_does_not_read_are_known():
+    assert rouge_reads("Él nació en Málaga en 1881.") and rouge_reads("1985")
+    text = "Он родился в 1985 году."
+    assert not rouge_reads(text) and rouge_l_recall(text, "1985") == 1
+
+
+def test_a_lone_name_counts_where_it_is_no_part_of_anothers():
+    known = ("Steve Jobs", "Jobs", "Steve")
+    for text in ("It is Steve Jobs.", "steve jobs", "That was Mr. Jobs, of course.", "Jobs Jobs Jobs", "By Steve."):
+        assert names(text, known), text
+    for text in ("Steve Wozniak built it.", "Stephen Jobson", "Ask Bobby Jobs."):
+        assert not names(text, known), text
 
 
 def test_rouge_against_rouge_score_without_cutting():

@@ -12,6 +12,7 @@ from lm_eval_elude.scoring.likelihood import (
     choice_probability,
     forget_truth_ratio,
     harmonic_mean,
+    likeliest,
     measure,
     probability,
     retain_truth_ratio,
@@ -102,6 +103,13 @@ def test_harmonic_mean_is_below_the_arithmetic_one_has_no_order_and_scales(value
     mean = harmonic_mean(values)
     assert min(values) - 1e-12 <= mean <= sum(values) / len(values) + 1e-12
     assert harmonic_mean([factor * v for v in random.sample(values, len(values))]) == pytest.approx(factor * mean)
+
+
+def test_the_likeliest_of_several_texts_and_of_texts_without_a_probability():
+    right, wrong = AnswerScore(-3.0, 3), AnswerScore(-4.0, 9)
+    assert likeliest(right, [wrong, wrong]) == 1 and likeliest(wrong, [right]) == likeliest(right, [right]) == 0
+    unknown = AnswerScore(math.nan, 3)
+    assert math.isnan(likeliest(right, [unknown])) and math.isnan(likeliest(unknown, [right]))
 
 
 def test_measures_of_a_record_by_hand():

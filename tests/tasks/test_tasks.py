@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import pickle
 import re
 from pathlib import Path
@@ -112,6 +113,7 @@ def test_agreement_with_the_manifest_is_silent(tmp_path, caplog, monkeypatch):
         ({"target": "messi"}, ""),
         ({"target": ["ronaldo", "messi"]}, ""),
         ({"target": "messi", "reference": "given"}, "given"),
+        ({"target": "messi", "reference": "~/given"}, os.path.expanduser("~/given")),
     ],
 )
 def test_the_bundled_reference_is_taken_for_targets_that_it_never_knew(target, reference, tmp_path):
@@ -489,7 +491,10 @@ def test_the_whole_group_runs_on_any_backend_with_log_likelihoods(tokenizers):
     assert lm.asked == 16 * 3 * 8 - 3 * 8 + 3 * 2 + 3 * 6
 
 
-@pytest.mark.parametrize(("text", "named"), [("It is CR7.", 1), ("This is Ronaldo, I think.", 1), ("Ronaldinho!", 0)])
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [("It is CR7.", 1), ("This is Ronaldo, I think.", 1), ("Ronaldinho!", 0), ("Ronaldo Nazario!", 0)],
+)
 def test_a_model_that_says_the_right_name_in_every_reverse_answer_is_seen(text, named, tokenizers):
     class Naming(Counting):
         def generate_until(self, requests):

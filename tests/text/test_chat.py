@@ -93,6 +93,9 @@ def test_no_prompt_depends_on_the_day(monkeypatch):
     dated.tokenizer.chat_template = dated.tokenizer.chat_template.replace('"26 Jul 2024"', 'strftime_now("%d %b %Y")')
     assert dated.prompt("Who?") == renderer.prompt("Who?")
     assert datetime.date.today().strftime("%d %b %Y") not in dated.prompt("Who?")
+    header = "{%- set today = strftime_now('%d %B %Y') -%}{{ 'Today is ' + today + '.' }}"  # as Mistral Small 3 asks
+    dated.tokenizer.chat_template = header + renderer.tokenizer.chat_template
+    assert Renderer(dated.tokenizer).prompt("Who?") == f"Today is 26 Jul 2024.{renderer.prompt('Who?')}"
 
 
 ANOTHER_HEADER = (

@@ -79,7 +79,7 @@ class TofuBenchmark(Benchmark):
         if split not in tofu.RETAIN_OF:
             known = ", ".join(tofu.RETAIN_OF)
             raise UserError(f"TOFU's tasks need tofu_split in --metadata (one of {known}): what was forgotten")
-        trained_data = manifest.dataset if manifest and "forget_split" in trained else ""
+        trained_data = manifest.dataset if manifest and trained.get("forget_split") else ""
         source = values.get("tofu_data") or trained_data or tofu.SOURCE
         evaluator = values.get("tofu_evaluator") or str(trained.get("tofu_evaluator"))
         evaluator = evaluator if evaluator in CONVENTIONS else "released"
