@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from lm_eval_elude.data import bundled
 from lm_eval_elude.scoring.benchmarks.tofu import KEYS as TOFU_KEYS
 from lm_eval_elude.scoring.settings import KEYS
 from lm_eval_elude.tasks.utility import KEYS as UTILITY_KEYS
 from optout_train.config import METHODS
-from tests.support import ROOT, TASK_CONFIGS
+from tests.support import ROOT, TASK_CONFIGS, run
 from tools import docs
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -193,6 +194,20 @@ def test_what_architecture_points_at_is_there() -> None:
         for name, path in re.findall(r"`([\w]+)` in \[?`([\w/.]+)`", place):
             path = next(p for p in (ROOT / path, ROOT / "lm_eval_elude" / path) if p.exists())
             assert re.search(rf"\b{name}\b", path.read_text(encoding="utf-8")), question
+
+
+def test_the_walk_of_a_record_has_the_numbers_of_the_bundled_model() -> None:
+    metadata = {"pretrained": str(bundled.MODEL), "target": "ronaldo", "dataset": "mini"}
+    (row,) = run(["elude_forget"], "elude", metadata=metadata, limit=1, log_samples=True)["samples"]["elude_forget"]
+    (total, tokens), end = row["doc"]["answer_scores"][0], row["filtered_resps"][7][0]
+    walk = text_of(ROOT / "docs" / "architecture.md").replace("\u2212", "-")
+    for numbers in (
+        f"{row['filtered_resps'][0][0]:.2f} nats, the white space {end:.2f}",
+        f"has {total:.2f} nats over {tokens} tokens",
+        f"exp({total:.2f} / {tokens}) = {row['probability']:.2f}, ROUGE-L recall {row['rougeL_recall']:.2f}",
+        f"R = {row['truth_ratio']:.2f}, truth ratio {row['truth_ratio']:.2f}",
+    ):
+        assert numbers in " ".join(walk.split()), numbers
 
 
 def test_the_citation_names_the_paper() -> None:

@@ -77,6 +77,13 @@ def build(
     if missing := [flag for flag, value in needed.items() if not value]:
         raise click.UsageError(f"missing {', '.join(missing)}")
     assert source is not None
+    for flags, acts, needed in (
+        (("--contact", "--wiki", "--period"), source == "wikipedia", "--from wikipedia"),
+        (("--licence", "--allow-remote"), source != "wikipedia", "documents of your own"),
+        (("--prices",), dry_run, "--dry-run"),
+    ):
+        if idle := [flag for flag in typed() if flag in flags and not acts]:
+            raise click.UsageError(f"{', '.join(idle)}: does nothing without {needed}")
     if not target or "," in target:
         raise click.UsageError("TARGET: a name is expected, without commas")
     others = tuple(dict.fromkeys(name for part in (neighbours or "").split(",") if (name := " ".join(part.split()))))
@@ -86,6 +93,7 @@ def build(
         raise click.UsageError(
             f"--llm {url}: not this machine, and your documents would be sent there; --allow-remote says that they may"
         )
+    folder.world_rows(world)  # before anything is fetched, kept or paid for
     out = out or Path(f"my-{slugify(target).replace('_', '-')}")
     if source != "wikipedia":
         if not (documents := Path(source).expanduser()).is_dir():
@@ -96,7 +104,6 @@ def build(
             raise click.UsageError("missing --contact: Wikimedia's rules ask for your mail or web address")
         if period is not None:
             wikipedia.months(period)
-        folder.world_rows(world)  # before anything is fetched and kept
         with tempfile.TemporaryDirectory() if dry_run else nullcontext(out) as place:
             begun = Path(place)
             folder.begin(begun)

@@ -36,7 +36,9 @@ def stress(
     from lm_eval_elude.scoring.settings import resolve_settings
     from lm_eval_elude.stress.outcome import Outcome
     from lm_eval_elude.stress.suite import Stress
+    from lm_eval_elude.text.chat import load_tokenizer
 
+    checkpoint, reference = map(bundled.path_of, (checkpoint, reference))
     chosen = {"target": list(names), "dataset": dataset}
     settings = resolve_settings({"pretrained": checkpoint, **{key: value for key, value in chosen.items() if value}})
     manifest = read_manifest(checkpoint)
@@ -53,6 +55,7 @@ def stress(
         )
     if revision and manifest and not manifest.requests and (Path(checkpoint) / "adapter_config.json").is_file():
         raise UserError(f"{checkpoint} is an adapter of revision {revision} of {base}: merge it, and name the result")
+    load_tokenizer(checkpoint)  # a mistyped name is said before what it lacks
     if not models["reference"]:
         raise UserError("--reference is missing: name a model that never knew the targets")
     if not models["original"]:

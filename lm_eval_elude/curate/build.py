@@ -218,7 +218,8 @@ def card(plan: folder.Plan, material: Material, report: Report) -> str:
     template = environment.from_string(Path(__file__).with_name("card.md.j2").read_text(encoding="utf-8"))
     return template.render(
         plan=plan, documents=material.documents, problems=material.problems, counts=report.counts, subsets=subsets,
-        rejected=report.rejected, licences=licences, free=all("by-sa/4.0" in licence for licence in licences),
+        rejected=report.rejected, licences=licences,
+        free=plan.world == "mini" and all("by-sa/4.0" in licence for licence in licences),
     )  # fmt: skip
 
 

@@ -160,7 +160,7 @@ def warnings(runs: Sequence[NamedRun]) -> list[str]:
     """What a reader must know before believing the numbers, one line each, with the runs that it is true of."""
     lines: dict[str, list[str]] = {}
     if not any(run.reference for run in runs):
-        lines["No reference: what a model that never knew would score is not known, so nothing is judged."] = []
+        lines["No reference: what a model that never knew would score is not known; gibberish alone is judged."] = []
     for run in runs:
         for text in [*_of_run(run), *(_beside(run, runs[0]) if run is not runs[0] else ())]:
             lines.setdefault(text, []).append(run.name)

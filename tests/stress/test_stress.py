@@ -405,7 +405,8 @@ def test_recovery_is_the_share_of_what_unlearning_took():
 @pytest.mark.parametrize(
     "arguments, line",
     [
-        (["nowhere"], "--reference is missing"),
+        (["nowhere"], "no tokenizer for 'nowhere'"),
+        (["tiny"], "--reference is missing"),
         (["MODEL", "--reference", "MODEL"], "--original is missing"),
         (["MODEL", "--reference", "MODEL", "--original", "MODEL", "--target", "ronaldoo"], "did you mean"),
         (["MODEL", "--reference", "MODEL", "--original", "MODEL", "--dataset", "nowhere"], "nowhere"),
