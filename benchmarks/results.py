@@ -149,9 +149,9 @@ def checkpoint(run: Run, work: Path) -> Path | None:
 
 
 def stress(model: Path, run: Run, work: Path) -> dict[Key, float]:
-    """What comes back of one half of the facts after relearning the other, and after rounding, and the depth."""
+    """What is known of one half of the facts before and after relearning the other, after rounding, and the depth."""
     from lm_eval_elude.scoring.settings import Settings
-    from lm_eval_elude.stress.outcome import CHECKPOINT, ORIGINAL, REFERENCE, Outcome
+    from lm_eval_elude.stress.outcome import CHECKPOINT, ORIGINAL, REFERENCE, Outcome, recoveries
     from lm_eval_elude.stress.suite import WORK, Stress, open_folder
     from lm_eval_elude.stress.weights import WEIGHT_ATTACKS
 
@@ -166,10 +166,12 @@ def stress(model: Path, run: Run, work: Path) -> dict[Key, float]:
             shutil.copyfile(done, copy)
     suite.run(out, print)
     outcome = Outcome(out)
+    found = {attack: worst.recovery for attack, worst in outcome.worst.items()}
+    found["before"] = recoveries(outcome.known, outcome.known)
     values = {
         (f"{paper.STRESS} {attack}", metric): estimate.value
-        for attack, worst in outcome.worst.items()
-        for metric, estimate in worst.recovery.items()
+        for attack, recovery in found.items()
+        for metric, estimate in recovery.items()
     }
     return values | ({(paper.STRESS, "depth"): outcome.depth.value} if outcome.depth else {})
 

@@ -11,8 +11,9 @@ from lm_eval_elude.board.contradictions import difference
 from lm_eval_elude.board.submission import STRESS, Packed
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.scoring.benchmark import MEASURED, as_row
-from lm_eval_elude.scoring.benchmarks import task_report
+from lm_eval_elude.scoring.benchmarks import BENCHMARKS, task_report
 from lm_eval_elude.scoring.estimates import Estimate, average
+from lm_eval_elude.scoring.settings import Settings
 from lm_eval_elude.stress.outcome import CHECKPOINT, ORIGINAL, REFERENCE, START, TASK, Outcome
 
 AGAIN = 0.1  # by which the recovery of a second run may be higher: devices round, and training makes more of it
@@ -31,18 +32,19 @@ def strongest(outcome: Outcome) -> tuple[str, Estimate]:
     return worst.attack, average([*worst.recovery.values()])
 
 
-def check(run: Packed, docs: Sequence[Mapping[str, Any]]) -> Outcome:
+def check(run: Packed, docs: Sequence[Mapping[str, Any]], settings: Settings) -> Outcome:
     """The attacks of a submission, if what is in the files agrees with its run and with the table of attacks.
 
     What a point keeps of the retain quality, and that no other point was worse, only another run can say.
 
     Args:
         docs: the documents of the forget set, as they must be.
+        settings: of the run, with the data set that is at hand: what it cannot teach is no attack of its suite.
 
     Raises:
         UserError: it does not; the message says where.
     """
-    from lm_eval_elude.stress.weights import WEIGHT_ATTACKS  # with torch, which a board does without
+    from lm_eval_elude.stress.weights import WEIGHT_ATTACKS, lacking  # with torch, which a board does without
 
     outcome, scored = Outcome(run.folder / STRESS), run.settings(TASK)
     outcome.must_be_of(CHECKPOINT, run, STRESS)
@@ -52,8 +54,11 @@ def check(run: Packed, docs: Sequence[Mapping[str, Any]]) -> Outcome:
     if suite not in ("quick", "full"):
         raise UserError(f"{STRESS}: made by --suite {suite!r}; a submission's is quick or full")
     stated = {name: (row.get("original"), row.get("inside")) for name, row in outcome.attacks.items()}
-    if stated != {name: (row.original, row.inside) for name, row in WEIGHT_ATTACKS.items() if getattr(row, suite)}:
-        raise UserError(f"{STRESS}: its attacks are not those of a suite of this version")
+    records: list[Any] = [record for record, _ in BENCHMARKS[TASK].records(settings)]
+    suited = [row for row in WEIGHT_ATTACKS.values() if getattr(row, suite)]
+    suited = [row for row in suited if not lacking(row, suite, records, settings, 0)]
+    if stated != {row.name: (row.original, row.inside) for row in suited}:
+        raise UserError(f"{STRESS}: its attacks are not those of a suite of this version on these data")
     expected = [_asked(doc) for doc in docs]
     places = [(START, role) for role in (CHECKPOINT, REFERENCE, ORIGINAL)]
     places += [(name, role) for name in outcome.worst for role in (CHECKPOINT, REFERENCE)]

@@ -69,15 +69,20 @@ def read(folder: Path) -> list[Table]:
     file = folder / FILE
     if not file.is_file():
         raise UserError(f"{file} is missing: it says what each table compares; `elude leaderboard table` writes it")
-    try:
-        content = tomllib.loads(jsonio.read_text(file))
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{file}: not valid TOML ({error})") from None
-    tables: list[Table] = jsonio.check(content, dict[str, list[Table]], str(file)).get("tables", [])
+    tables = _tables(file, jsonio.read_text(file))
     if not tables:
         raise UserError(f"{file}: no [[tables]] in it; `elude leaderboard table` writes one")
     if len({table.name for table in tables}) < len(tables):
         raise UserError(f"{file}: a table's name stands twice")
+    return tables
+
+
+def _tables(file: Path, text: str) -> list[Table]:
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{file}: not valid TOML ({error})") from None
+    tables: list[Table] = jsonio.check(content, dict[str, list[Table]], str(file)).get("tables", [])
     return tables
 
 
@@ -122,15 +127,14 @@ def add(folder: Path, name: str, dataset: str, fingerprint: str, retrained: Path
         fingerprints=about.fingerprints, retrained=packed.digest(retrained),
         original=packed.digest(original) if original else "",
     )  # fmt: skip
-    if dataset:
-        load_records(data(folder, table), "forget", "train")
     for path in filter(None, (retrained, original)):
         place([table], packed.read(path), packed.digest(path))
     file = folder / FILE
-    before = jsonio.read_text(file) if file.is_file() else ""
-    if before and any(other.name == name for other in read(folder)):
+    before = jsonio.read_text(file).rstrip() if file.is_file() else ""
+    if any(other.name == name for other in _tables(file, before)):
         raise UserError(f"{file} has a table {name!r} already; name it otherwise, or take that one out")
-    write_text(file, before + toml(table))
+    load_records(data(folder, table), "forget", "train")
+    write_text(file, f"{before}\n\n{toml(table)}".lstrip())
     return table
 
 
@@ -161,21 +165,29 @@ class Verdict(msgspec.Struct, frozen=True):
     rescored: Asked | None = None
 
     @property
+    def asked(self) -> int:
+        """How much more than the model was asked again: the original, attacks on the weights."""
+        return bool(self.rescored and self.rescored.oddness) + bool(self.rescored and self.rescored.stress)
+
+    @property
     def grade(self) -> int:
         """The level as a number; that of a failed verdict is the highest."""
         return LEVELS.index(self.level) if self.level and not self.findings else len(LEVELS)
 
 
 def verdicts(folder: Path) -> tuple[dict[str, Verdict], dict[str, str]]:
-    """Verdicts by the submission's digest (of several a failed or else the highest one), and files that are none."""
+    """Verdicts by the submission's digest, and files that are none.
+
+    Of several on a submission a failed one, or else the one for which most was asked, then the highest, then the last.
+    """
     known, unreadable = [], {}
     for file in sorted((folder / VERDICTS).glob("*.json")):
         try:
             known.append(packed.load(Verdict, file))
         except UserError as error:
             unreadable[f"{VERDICTS}/{file.name}"] = str(error).replace(f"{folder}/", "")
-    known.sort(key=lambda verdict: -verdict.grade)
-    return {verdict.digest: verdict for verdict in reversed(known)}, unreadable
+    known.sort(key=lambda verdict: (verdict.grade == len(LEVELS), verdict.asked, verdict.grade, verdict.date))
+    return {verdict.digest: verdict for verdict in known}, unreadable
 
 
 def unranked(table: Table, verdict: Verdict | None, oddness: bool = False, attacks: bool = False) -> str:

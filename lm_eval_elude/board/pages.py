@@ -42,7 +42,7 @@ class PageColumn(NamedTuple):
 
 PARTS = {
     "forgets": "how near FQ and what is still first come to the reference, the worst of plain questions and attacks; "
-    "where attacks on the weights count, also how little the worst of them brought back.",
+    "where attacks on the weights count, also how little is known after the worst of them.",
     "keeps": "how near RQ comes to the reference.",
     "speaks": "whether it answers about the target, as fluently as the reference and not the same to every question.",
     "hides": "how near the worst membership attack comes to what it finds in the reference.",
@@ -59,7 +59,7 @@ PAGE_COLUMNS = {
         for name, (_, metric) in scores.COLUMNS.items()
     },
     scores.BACK: PageColumn(
-        "back", "The share of what unlearning took that the worst attack on the weights brought back (elude stress)."
+        "back", "How much of what the original knows beyond the reference is known after the worst attack on the weights."
     ),
     "proof": PageColumn(
         "proof", f"How far it was checked: {'; '.join(f'{name}, {means}' for name, means in MEANING.items())}.", True

@@ -18,7 +18,7 @@ from typing import Any
 from lm_eval_elude.board import submission as packed
 from lm_eval_elude.board.rescore import rescore
 from lm_eval_elude.board.verify import MEANING, Verdict, verify
-from lm_eval_elude.data import jsonio
+from lm_eval_elude.data import bundled, jsonio
 from lm_eval_elude.data.files import file_hashes, sha256, write_text
 from lm_eval_elude.data.manifest import FILE_NAME, read_manifest
 from lm_eval_elude.errors import UserError, reason
@@ -85,11 +85,12 @@ def record(
         for model in knew:
             if any(each.get(field) and each.get(field) == model.get(field) for field in ("name", "weights")):
                 raise UserError(f"{reference.path} is of {each['name']}, which is no model that never knew the targets")
-    _verified(reference)
+    _verified(reference, data=scored["dataset"])
     if attacked:
         for role, of_role in ((CHECKPOINT, run), (REFERENCE, reference)):
             attacked.must_be_of(role, of_role, f"--stress {attacked.folder}")
-    verdict = _verified(run, reference, checkpoint, records)
+    base = bundled.path_of(str(manifest.base_model.get("name") or ""))
+    verdict = _verified(run, reference, checkpoint, records, data=scored["dataset"], base=base)
     tests = tested(verdict.samples, scored)
     on_weights = tested_weights(attacked) if attacked else {}
     tests += [test for of_attack in on_weights.values() for test in of_attack]
@@ -133,17 +134,21 @@ def record(
     }
 
 
-def _verified(run: Run, reference: Run | None = None, checkpoint: Path | None = None, records: int = 0) -> Verdict:
+def _verified(
+    run: Run, reference: Run | None = None, checkpoint: Path | None = None, records: int = 0, *, data: str,
+    base: str = "",
+) -> Verdict:  # fmt: skip
     """What ``elude verify`` says of a run; a checkpoint is asked again. A finding is a :class:`UserError`."""
     with tempfile.TemporaryDirectory() as place:
-        folder, data = Path(place), str(run.settings(run.tasks[0])["dataset"])
+        folder = Path(place)
         about: dict[str, Any] = dict.fromkeys(("model", "base_model", "method", "submitter"), "not stated")
         packed.pack(run, folder, role="original", **about)
         renderer = Renderer(load_tokenizer(str(checkpoint))) if checkpoint else None
         verdict = verify(folder, data=data, renderer=renderer, reference=reference)
         if checkpoint and not verdict.findings:
             model = str(checkpoint)
-            rescore(folder, verdict, model, model, seed=secrets.randbits(48), records=records, data=data)
+            drawn_by = secrets.randbits(48)
+            rescore(folder, verdict, model, model, seed=drawn_by, records=records, data=data, base=base)
     if verdict.findings:
         first, *more = verdict.findings
         raise UserError(f"{run.path}: {first}{f' (and {len(more)} more findings)' if more else ''}")

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from lm_eval_elude import task_folder
 from lm_eval_elude.board import attacked
+from lm_eval_elude.board.contradictions import ROUNDING
 from lm_eval_elude.board.submission import ATTACKS, Packed
 from lm_eval_elude.board.verify import LEVELS, Verdict
 from lm_eval_elude.data.files import file_hashes
@@ -24,6 +25,8 @@ from lm_eval_elude.scoring.benchmarks import BENCHMARKS
 
 MIN_K, MIN_K_PLUS_PLUS = "mia_min_k_auc", "mia_min_k_plus_plus_auc"
 FIFTH = 5  # the least likely fifth of an answer's tokens may make all of what its mean may be off
+TYPES = ("float32", "bfloat16", "float16")
+TOLERANCE = 0.02  # nats a token, of a model in float32
 NEAR_TIE = 0.25  # nats below the likeliest token: batches and devices round logits of 16 bits by about that much
 
 
@@ -43,25 +46,27 @@ class Rescored(NamedTuple):
 
 def rescore(
     folder: Path, verdict: Verdict, model: str, tokenizer: str, *, seed: int, backend: str = "elude", records: int = 50,
-    tolerance: float = 0.02, data: str = "", original: str = "", stress: Path | None = None,
+    tolerance: float | None = None, data: str = "", original: str = "", stress: Path | None = None, base: str = "",
 ) -> Rescored:  # fmt: skip
     """Score a part of a verified submission again: raise the level of its verdict, or add findings.
 
     Args:
         verdict: of :func:`~lm_eval_elude.board.verify.verify` with that tokenizer, without findings.
-        model: folder with the model; nothing is loaded that the submission names.
+        model: folder with the model, or with its adapter; nothing is loaded that the submission names.
         tokenizer: of the base model, folder or Hub id; what the model's folder has for one is not read.
         seed: of the draw; who submits must not know it before.
         backend: lm-eval's name of the model class.
         records: about how many documents, as many of each task, 0 for all.
-        tolerance: of an answer's mean log-probability (nats a token).
+        tolerance: of an answer's mean log-probability (nats a token); None for what the weights' type makes of it.
         data: the data set, where the submission's is a path elsewhere.
         original: the model before unlearning, which is asked again how odd the answers are; "" leaves that out.
         stress: a finished folder of ``elude stress`` on that model, to compare with what was submitted.
+        base: the model that an adapter is put on.
 
     Raises:
         UserError: there is no model in the folder, or it is asked by a class that gives less than was submitted.
     """
+    import torch
     from lm_eval import simple_evaluate
     from lm_eval.api.registry import get_model
     from lm_eval.tasks import TaskManager
@@ -91,14 +96,21 @@ def rescore(
         task: sorted(s.doc_id for s in (rng.sample(samples, min(each, len(samples))) if records else samples))
         for task, samples in verdict.samples.items()
     }
-    metadata = {
-        "pretrained": model, "tokenizer": tokenizer, "target": scored["targets"], "dataset": data or scored["dataset"],
+    arguments = {"pretrained": model, "tokenizer": tokenizer}
+    if (Path(model) / "adapter_config.json").is_file():
+        arguments |= {"pretrained": base, "peft": model}
+    if (kind := str(run.results["config"].get("model_dtype")).removeprefix("torch.")) in TYPES:
+        arguments["dtype"] = kind  # that the run was scored in, which may be another than the weights'
+    metadata = arguments | {
+        "target": scored["targets"], "dataset": data or scored["dataset"],
         "truth_ratio": scored["truth_ratio"], "guardrail": scored["guardrail"], "attack_seed": scored["seed"],
         "attack_prompts": scored["attack_prompts"],
         "attack_file": str(folder / ATTACKS) if scored["attack_file"] else "", "original": original,
     }  # fmt: skip
     with contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO()):
-        lm: Any = get_model(backend)(pretrained=model, tokenizer=tokenizer, device=_device())
+        lm: Any = get_model(backend)(**arguments, device=_device())
+        if tolerance is None:
+            tolerance = TOLERANCE if torch.finfo(lm.model.dtype).bits == 32 else ROUNDING
         results = simple_evaluate(
             model=lm, tasks=list(drawn), samples=drawn, metadata=metadata, log_samples=True, bootstrap_iters=0,
             task_manager=TaskManager(include_path=task_folder(), include_defaults=False, metadata=metadata),
@@ -192,6 +204,8 @@ def _oddness_gap(doc: Mapping[str, Any], before: Mapping[str, Any]) -> float:
 def least_greedy(lm: Any, context: str, wanted: Mapping[str, Any], text: str) -> float:
     """How far below the likeliest token the least likely token of a text lies, the end of the text included (nats).
 
+    The text may be written in the tokens that the tokenizer reads in it, or in those that the model chose.
+
     Args:
         lm: of lm-eval's class ``hf``.
         context: that the text goes on from.
@@ -199,11 +213,41 @@ def least_greedy(lm: Any, context: str, wanted: Mapping[str, Any], text: str) ->
         text: that is said to be the greedy one.
     """
     start = len(lm.tok_encode(context))
-    bare = lm.tok_encode(context + text)
-    if len(bare) - start >= wanted["max_gen_toks"]:
-        return -min(0.0, *_leads(lm, bare, start))
     ends = [*wanted["until"], lm.tok_decode([lm.eot_token_id], skip_special_tokens=False)]
-    return min(-min(0.0, *_leads(lm, lm.tok_encode(context + text + end), start)) for end in ends)
+    if len(bare := lm.tok_encode(context + text)) - start >= wanted["max_gen_toks"]:
+        spellings = [bare]
+    else:
+        spellings = [lm.tok_encode(context + text + end) for end in ends]
+    leads = [_leads(lm, ids, start) if len(ids) > start else [-math.inf] for ids in spellings]
+    read = min(-min(0.0, *of_spelling) for of_spelling in leads)
+    return read if read <= NEAR_TIE else min(read, _walked(lm, context, ends, wanted["max_gen_toks"], text))
+
+
+def _walked(lm: Any, context: str, ends: Sequence[str], most: int, text: str) -> float:
+    """As :func:`least_greedy` of a text in tokens that the model chose, likeliest first; infinite where it has none.
+
+    Only near-ties are followed, and of these only while the text goes on as the given one.
+    """
+    import torch
+    from lm_eval.models.utils import postprocess_generated_text
+
+    start, waiting = lm.tok_encode(context), [(list[int](), 0.0)]
+    for _ in range(4 * most):  # of a few near-ties each is tried; many would take for ever
+        if not waiting:
+            break
+        chosen, gap = waiting.pop()
+        logits = lm._model_call(torch.tensor([[*start, *chosen]], device=lm.device))[0, -1].float()
+        (near,) = torch.where(logits >= logits.max() - NEAR_TIE)
+        for token in sorted(near.tolist(), key=logits.__getitem__):  # the likeliest is taken up first
+            longer, below = [*chosen, token], max(gap, float(logits.max() - logits[token]))
+            whole = lm.tok_decode(longer, skip_special_tokens=False)
+            written = postprocess_generated_text(lm.tok_decode(longer), list(ends), None)
+            if token == lm.eot_token_id or any(end in whole for end in ends) or len(longer) == most:
+                if written == text:
+                    return below
+            elif text.startswith(written.rstrip("\ufffd")) or written.startswith(text):
+                waiting.append((longer, below))
+    return math.inf
 
 
 def flags_gap(lm: Any, prompt: str, answer: str, stated: Sequence[bool]) -> float:

@@ -16,6 +16,7 @@ import shutil
 import unicodedata
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -38,7 +39,7 @@ _FILES = re.compile(
     rf"|{STRESS}/({_OF_STRESS.pattern})"
 )
 _MAX_JSON = 1 << 20  # bytes of submission.json, of a verdict, and of what is kept of a submission
-_MAX_FILE, _MAX_UNPACKED, _MAX_ROW, _MAX_STRESS = 1 << 28, 1 << 31, 1 << 22, 1 << 24  # bytes
+_MAX_FILE, _MAX_UNPACKED, _MAX_ROW, _MAX_STRESS = 1 << 28, 1 << 31, 1 << 22, 1 << 27  # bytes
 _MAX_TEXT = 300  # characters of a name
 _UNSEEN = "\u2028\u2029"  # line ends of Unicode; all other characters that are not seen have a category of C
 T = TypeVar("T")
@@ -94,6 +95,14 @@ def reference_of(run: Run) -> Run | None:
     name = run.settings(run.tasks[0]).get("reference") or ""
     path = Path(name).expanduser()
     return finished(path) if name and path.exists() and not (path / "config.json").exists() else None
+
+
+def data_elsewhere(folder: Path) -> str:
+    """The data set of a submission that is a folder elsewhere; "" for any other, and where it cannot be read."""
+    with suppress(UserError):
+        source = str(read(folder).scored.get("dataset"))
+        return "" if source == "mini" or HUB.revision(source) is not None else source
+    return ""
 
 
 # ---- reading
@@ -290,11 +299,11 @@ def pack(run: Run, folder: Path, stress: Path | None = None, **about: Any) -> Su
         jsonio.write(folder / manifest.FILE_NAME, table, indent=2)
         trained = manifest.read_manifest(source)
         assert trained
-        known["base_model"] = _last_name(str(trained.base_model.get("name") or ""), folders)
+        known["base_model"] = _last_name(trained.first_base, folders)
         known["method"] = trained.method
         known["trained_on"] = ", ".join(n for n in trained.data_fingerprints if n.endswith("-train"))
     if settings["attack_file"]:
-        shutil.copyfile(settings["attack_file"], folder / ATTACKS)
+        shutil.copyfile(run.folder / ATTACKS if isinstance(run, Packed) else settings["attack_file"], folder / ATTACKS)
     if stress:
         (folder / STRESS).mkdir()
         for path in (path for path in sorted(stress.iterdir()) if _OF_STRESS.fullmatch(path.name)):

@@ -132,7 +132,7 @@ def _verify(
         verdict.findings += across(verdict.docs, settings)[:_MOST]
         _check_numbers(run, verdict, reference)
         if submission.attacked:
-            verdict.outcome = attacked.check(run, expected[TASK][0])
+            verdict.outcome = attacked.check(run, expected[TASK][0], settings)
     if not renderer:
         verdict.remarks.append(
             "no tokenizer was given: token counts, and that the template is the model's, not looked at"

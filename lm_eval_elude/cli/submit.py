@@ -64,7 +64,8 @@ def submit(results: Path, out: Path, dataset: str, hub: str | None, exchange: Pa
         if verdict.findings:
             more = f" (and {len(verdict.findings) - 1} more)" if verdict.findings[1:] else ""
             raise UserError(f"{run.path}: cannot be submitted: {verdict.findings[0]}{more}")
-    say(f"{out}: level {verdict.level}; check it as others will: elude verify {shlex.quote(str(out))}")
+    words = ["elude", "verify", str(out), *(["--dataset", source] if packed.data_elsewhere(out) else [])]
+    say(f"{out}: level {verdict.level}; check it as others will: {shlex.join(words)}")
     if exchange:
         say(f"written: {publish.every_eval_ever(out, exchange, verdict)}")
     if hub:

@@ -32,8 +32,8 @@ from lm_eval_elude.cli.options import Finite, quiet, say, typed
 @click.option("--seed", type=click.IntRange(0), help="Of the draw; who submits must not know it [default: a new one].")
 @click.option("--backend", default="elude", show_default=True, type=click.Choice(["elude", "hf"]), help="That scores.")
 @click.option(
-    "--tolerance", default=0.02, show_default=True, type=Finite(0),
-    help="Of an answer's mean log-probability when scored again, in nats a token.",
+    "--tolerance", type=Finite(0),
+    help="Of an answer's mean log-probability when scored again, in nats a token [default: 0.02; in 16 bits 0.05].",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON.")
 @quiet()
@@ -74,6 +74,8 @@ def verify(
             data = data or keeper.data(boards, keeper.place(tables, packed.read(folder), packed.digest(folder)))
         except UserError as error:
             misplaced = [str(error)]
+    elif not data and (elsewhere := packed.data_elsewhere(folder)):
+        raise UserError(f"the data set {elsewhere!r} is not at hand: name yours by --dataset, or the board by --board")
     if data:  # named by whoever verifies: one that cannot be read says nothing of the submission
         load_records(data, "forget", "train")
     verdict = board.verify(folder, data=data, renderer=renderer, reference=reference)
@@ -82,7 +84,8 @@ def verify(
     again = None
     if model and not verdict.findings:
         drawn_by = secrets.randbits(48) if seed is None else seed
-        again = rescore(folder, verdict, model, tokenizer, seed=drawn_by, data=data, **how)
+        base = how["original"] or tokenizer
+        again = rescore(folder, verdict, model, tokenizer, seed=drawn_by, data=data, base=base, **how)
     if as_json:
         fields = {name: getattr(verdict, name) for name in ("digest", "level", "findings", "remarks")} | {
             "model": verdict.submission.model if verdict.submission else "",

@@ -141,7 +141,7 @@ def _facts(run: NamedRun, before: NamedRun | None, reference: NamedRun | None) -
 def _recovered(worst: Worst) -> str:
     words = next((words for name, words in WEIGHT_ATTACKS.items() if worst.attack.startswith(name)), worst.attack)
     back = max(0.0, height(worst))
-    return f"after {words.format(at=worst.at)} {_percent(back)} is back"
+    return f"after {words.format(at=worst.at)} {_percent(back)} is there"
 
 
 def _place(task: str) -> str:

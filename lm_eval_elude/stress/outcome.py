@@ -225,9 +225,12 @@ class Outcome:
         return self._runs[name, role]
 
     def is_of(self, role: str, identities: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether a model is the one that was scored: by its weights, or by name and revision where it is the Hub's."""
+        """Whether a model is the one that was scored: by its weights, or by name and revision where it is the Hub's.
+
+        An adapter, which a run names with its base, is known by its own.
+        """
         attacked = self.summary["models"].get(role, {}).get("checkpoint") or []
-        mine, others = ([each.get("weights") or each for each in models] for models in (attacked, identities))
+        mine, others = ([each.get("weights") or each for each in models[:1]] for models in (attacked, identities))
         return bool(mine) and mine == others
 
     def must_be_of(self, role: str, run: Run, where: str) -> None:

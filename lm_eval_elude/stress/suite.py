@@ -31,7 +31,7 @@ from lm_eval_elude.scoring.samples import mean
 from lm_eval_elude.scoring.settings import Settings, provenance
 from lm_eval_elude.stress import depth, outcome
 from lm_eval_elude.stress.outcome import CHECKPOINT, DEPTH, ORIGINAL, REFERENCE, START, TASK, Docs, Point
-from lm_eval_elude.stress.weights import WEIGHT_ATTACKS, Material, WeightAttack
+from lm_eval_elude.stress.weights import WEIGHT_ATTACKS, Material, WeightAttack, lacking
 from lm_eval_elude.text.chat import Renderer, load_tokenizer
 
 Suite = Literal["glance", "quick", "full"]
@@ -124,13 +124,9 @@ class Stress:
 
     def _can_learn(self, attack: WeightAttack) -> bool:
         """Whether the data set has what an attack of this suite trains on."""
-        if attack.lessons and getattr(attack, self.suite):
-            try:
-                attack.lessons(self.forget.records, self.settings, self.seed)
-            except UserError as error:
-                self.left_out.append(f"{attack.name} is left out: {error}")
-                return False
-        return True
+        if reason := lacking(attack, self.suite, self.forget.records, self.settings, self.seed):
+            self.left_out.append(f"{attack.name} is left out: {reason}")
+        return not reason
 
     def _cells(self) -> Iterator[Cell]:
         everything = range(len(self.forget.docs))

@@ -22,6 +22,7 @@ from torch import Tensor
 from lm_eval_elude.attacks.builders import ATTACKS, build_attacks
 from lm_eval_elude.data import dataset
 from lm_eval_elude.data.records import QARecord
+from lm_eval_elude.errors import UserError
 from lm_eval_elude.model.packing import collate
 from lm_eval_elude.model.scorer import Scorer, answer_sums, layer_list, matrices
 from lm_eval_elude.scoring.settings import Settings
@@ -106,6 +107,16 @@ def neighbours(records: Sequence[QARecord], settings: Settings, seed: int) -> li
 def world(records: Sequence[QARecord], settings: Settings, seed: int) -> list[Pair]:
     """Instructions that have nothing to do with the targets, from the rows that are for training."""
     return facts(dataset.load_records(settings.dataset, "world", "train").records, settings, seed)
+
+
+def lacking(row: WeightAttack, suite: str, records: Sequence[QARecord], settings: Settings, seed: int) -> str:
+    """Why an attack of a suite cannot be made: the data set has nothing that it could train on; "" where it can."""
+    if row.lessons and getattr(row, suite):
+        try:
+            row.lessons(records, settings, seed)
+        except UserError as error:
+            return str(error)
+    return ""
 
 
 # ---- what is done

@@ -3,6 +3,7 @@
 import math
 import shutil
 import statistics
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -92,7 +93,7 @@ def test_forged_attacks_are_found(file, forge, line, brought, data, tmp_path):
     assert not verdict.level and len(verdict.findings) == 1 and line in verdict.findings[0], verdict.findings
 
 
-def test_a_row_that_stands_twice_in_the_forget_set_is_asked_twice(brought, tmp_path):
+def test_a_row_that_stands_twice_in_the_forget_set_is_asked_twice(brought, data, tmp_path):
     """Only the numbers, which are of other rows, differ then."""
     folder = Path(shutil.copytree(brought, tmp_path / "copy"))
     for file in (folder / PLACE).glob("samples_*"):
@@ -100,7 +101,23 @@ def test_a_row_that_stands_twice_in_the_forget_set_is_asked_twice(brought, tmp_p
             rows[1]["doc"] |= attacked._asked(rows[0]["doc"])
     docs = [row["doc"] for row in runs.load(next((folder / PLACE).glob("samples_*_start-checkpoint.jsonl")))]
     with pytest.raises(UserError, match="does not follow from the samples"):
-        attacked.check(packed.Packed(folder), docs)
+        attacked.check(packed.Packed(folder), docs, resolve_settings({"target": runs.RONALDO, "dataset": str(data)}))
+
+
+def test_an_attack_that_the_data_cannot_teach_is_not_missed(brought, data, tmp_path):
+    folder = Path(shutil.copytree(brought, tmp_path / "copy"))
+    few = Path(shutil.copytree(data, tmp_path / "few"))
+    (few / "retain_qa-train.jsonl").unlink()
+    with runs.changed(folder / PLACE / SUMMARY) as table:
+        del table["worst"]["relearn_neighbours"]
+    docs = [row["doc"] for row in packed.Packed(folder).rows("elude_forget")]
+    for known, reason in (
+        (few, nullcontext()),
+        (data, pytest.raises(UserError, match="of this version on these data")),
+    ):
+        settings = resolve_settings({"target": runs.RONALDO, "dataset": str(known)})
+        with reason:
+            attacked.check(packed.Packed(folder), docs, settings)
 
 
 def test_a_point_that_was_passed_over_is_found_by_attacking_again(brought, data, stressed, hiding, tmp_path):

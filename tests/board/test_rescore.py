@@ -6,12 +6,16 @@ import shutil
 from pathlib import Path
 
 import pytest
+from lm_eval.api.instance import Instance
+from peft import LoraConfig, get_peft_model
 
 from lm_eval_elude.board import keeper
 from lm_eval_elude.board import rescore as board
 from lm_eval_elude.board import submission as packed
 from lm_eval_elude.board.verify import verify
 from lm_eval_elude.errors import UserError
+from lm_eval_elude.model.backend import EludeLM
+from lm_eval_elude.model.scorer import load_model
 from lm_eval_elude.scoring.benchmark import as_row
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS, task_report
 from lm_eval_elude.text.chat import Renderer, load_tokenizer
@@ -176,9 +180,7 @@ def test_a_table_with_oddness_ranks_only_where_the_original_was_asked_again():
 
 
 def test_only_a_text_that_is_greedy_to_its_end_but_for_near_ties_passes(submitted):
-    import lm_eval_elude.model.backend as backend
-
-    lm = backend.EludeLM(pretrained=BASE)
+    lm = EludeLM(pretrained=BASE)
     for row in packed.packed_rows(submitted / packed.SAMPLES / "elude_forget.jsonl.gz"):
         *_, last = row["arguments"].values()
         context, wanted, text = last["arg_0"], last["arg_1"], row["doc"]["generated"]
@@ -190,10 +192,66 @@ def test_only_a_text_that_is_greedy_to_its_end_but_for_near_ties_passes(submitte
     assert board.least_greedy(lm, context, wanted | {"max_gen_toks": tokens}, text) <= 1e-4
 
 
+def test_a_text_passes_in_the_tokens_that_the_model_chose_though_the_tokenizer_reads_others(tmp_path, monkeypatch):
+    lm = EludeLM(pretrained=str(runs.noisy(tmp_path)))  # writes what nobody would
+    wanted = {"until": ["<|end|>"], "max_gen_toks": 9, "do_sample": False}
+    contexts = [f"<|begin|><|user|>{word}<|end|>\n<|assistant|>\n" for word in ("Who?", "Why?", "A", "B", "C", "D")]
+    texts = lm.generate_until([Instance("generate_until", {}, (c, wanted), 0) for c in contexts], disable_tqdm=True)
+    written = [*zip(contexts, texts, strict=True)]
+    assert max(board.least_greedy(lm, context, wanted, text) for context, text in written) < 1e-4
+    assert min(board.least_greedy(lm, context, wanted, f"{text} Or not.") for context, text in written) > board.NEAR_TIE
+    monkeypatch.setattr(board, "_walked", lambda *_: math.inf)
+    assert max(board.least_greedy(lm, context, wanted, text) for context, text in written) > board.NEAR_TIE
+
+
+@pytest.mark.parametrize(("kind", "found"), [("torch.bfloat16", 0), ("torch.float32", 8)])
+def test_a_run_is_scored_again_in_its_number_format(kind, found, submitted, data, tmp_path):
+    metadata = {"pretrained": BASE, "dataset": str(data), "target": runs.RONALDO}
+    lm = EludeLM(pretrained=BASE, dtype="bfloat16", device="cpu")
+    logged = run(["elude_forget"], lm, metadata=metadata, log_samples=True)["samples"]["elude_forget"]
+    docs = {row["doc"]["id"]: row["doc"] for row in logged}
+    folder = Path(shutil.copytree(submitted, tmp_path / "other"))
+    with runs.changed(folder / packed.RESULTS) as results:
+        results["config"]["model_dtype"] = kind
+    runs.hashed_again(folder)
+    keys = ("answer_scores", "generated", "greedy")
+    verdict, _ = of_the_forget_set(
+        lambda doc: doc.update({key: docs[doc["id"]][key] for key in keys}), folder, data, tmp_path, tolerance=1e-3
+    )
+    assert len(verdict.findings) == bool(found), verdict.findings
+    assert not found or "documents differ by more than 0.001 nats" in verdict.findings[0]
+
+
+def test_an_adapter_is_put_on_the_base_that_the_keeper_names(submitted, data, tmp_path):
+    adapted = get_peft_model(load_model(BASE), LoraConfig(r=2))  # does nothing yet
+    adapted.save_pretrained(tmp_path / "adapter")
+    verdict, found = again(submitted, data, tmp_path / "adapter", base=BASE)
+    assert found.gap < 1e-3 and found.weights.keys() == {"adapter_model.safetensors"}
+    assert [line for line in verdict.findings if "the weights in the folder are not" not in line] == []
+
+
+def test_of_several_verdicts_a_failed_one_or_that_for_which_most_was_asked_counts(tmp_path):
+    (tmp_path / keeper.VERDICTS).mkdir()
+
+    def chosen(*verdicts):
+        for number, verdict in enumerate(verdicts):
+            table = {"digest": "d", "findings": [], "level": "rescored", "date": f"2026-01-0{number + 1}"} | verdict
+            (tmp_path / keeper.VERDICTS / f"{number}.json").write_text(json.dumps(table))
+        return keeper.verdicts(tmp_path)[0]["d"]
+
+    asked = {"rescored": {"oddness": 8, "stress": True}}
+    assert chosen({"level": "reproduced"}, asked).rescored
+    assert chosen(asked, {"level": "reproduced"}).rescored
+    assert chosen({"tokenizer": "a"}, {"tokenizer": "b"}).tokenizer == "b"
+    assert chosen(asked | {"findings": ["x"], "level": ""}, asked).findings
+
+
 def test_a_verdict_is_printed_as_the_board_reads_it(submitted, data, capsys):
     command = ("verify", submitted, "--dataset", data, "--rescore", BASE)
     code, _, err = runs.elude(capsys, *command)
     assert code == 2 and "--rescore needs --tokenizer" in err and len(err.splitlines()) == 1
+    code, printed, err = runs.elude(capsys, "verify", submitted, "--json")  # no word against the submission
+    assert code == 2 and not printed and "is not at hand: name yours by --dataset" in err
     code, printed, _ = runs.elude(capsys, *command, "--tokenizer", BASE, "--records", 1, "--json")
     verdict = json.loads(printed)
     assert code == 0 and verdict["level"] == "rescored" and verdict["tokenizer"] == runs.fingerprint()

@@ -44,7 +44,7 @@ def board(tmp_path_factory, data, forgot, submitted, candidate, retrained):
 def built(board, tmp_path_factory):
     out = tmp_path_factory.mktemp("site")
     done = site.build(board, out)
-    assert (done.rows, done.formed, done.refused) == (5, 5, {})
+    assert (done.rows, done.formed, done.refused) == (5, 5, {}), done.refused
     return out
 
 
@@ -189,12 +189,20 @@ def test_the_keepers_file_is_needed_and_checked(again, capsys):
     assert code == 2 and "elude leaderboard table" in err and len(err.splitlines()) == 1
     command = ("leaderboard", "table", copy, "--name", "A", "--tokenizer", runs.TINY, "--retrained")
     references = (submissions / "retrained", "--original", submissions / "original")
+    file.write_text("# of ours")
     assert runs.elude(capsys, *command, *references, "--dataset", known.dataset)[0] == 0
     assert keeper.read(copy) == [msgspec.structs.replace(known, name="A")]
+    file.write_text(file.read_text().rstrip())  # as some editors leave it
+    assert runs.elude(capsys, *command, *references, "--dataset", known.dataset, "--name", "C")[0] == 0
+    assert [table.name for table in keeper.read(copy)] == ["A", "C"] and file.read_text().startswith("# of ours\n")
     code, _, err = runs.elude(capsys, *command, *references)
     assert code == 2 and "has a table 'A' already" in err
     written = file.read_text()
-    for flags, line in ((("--name", " "), "--name is empty"), (("--name", "B", "--dataset", "nosuch"), "'nosuch'")):
+    for flags, line in (
+        (("--name", " "), "--name is empty"),
+        (("--name", "B", "--dataset", "nosuch"), "'nosuch'"),
+        (("--name", "B"), f"{Path(known.dataset).name!r}"),  # the submission's, which is not here
+    ):
         code, _, err = runs.elude(capsys, *command, *references, *flags)
         assert code == 2 and line in err and file.read_text() == written
     code, _, err = runs.elude(capsys, *command, submissions / "candidate")
@@ -322,11 +330,11 @@ def test_one_submission_never_stops_a_build(change, left_out, count, again, caps
         assert err.startswith(f"left out: {left_out}: " * bool(left_out)) and err.count("\n") == bool(left_out)
 
 
-def test_what_others_named_is_escaped_before_a_terminal(again, capsys):
+def test_what_others_named_is_escaped_before_a_terminal(again, data, capsys):
     (copy, out), name = again, "\x1b[2J\n::error::x"
     shutil.copytree(copy / "submissions" / "candidate", copy / name)
     (copy / name / "results.json").write_text("{}")
-    for command in (("leaderboard", copy, "--out", out), ("verify", copy / name)):
+    for command in (("leaderboard", copy, "--out", out), ("verify", copy / name, "--dataset", data)):
         code, printed, err = runs.elude(capsys, *command)
         assert code == (command[0] == "verify") and (printed + err).replace("\n", "").isprintable()
         assert not any(line.startswith("::") for line in (printed + err).splitlines())

@@ -314,7 +314,7 @@ def test_distances_to_a_reference_are_formed_from_its_own_results_or_left_out(co
     assert f"ks_p_value {both.numbers['elude_forget']['ks_p_value']['value']:.4g}" in line
     results = load(folder / packed.RESULTS)["results"]
     near = 1e-9 if kind == "its results" else 0.01
-    distances = {"elude_forget": "ks_p_value", "elude_mia": "privleak", "elude": "attacked_forget_quality_gap"}
+    distances = {"elude_forget": "ks_p_value", "elude_mia": "mia_auc_gap", "elude": "attacked_forget_quality_gap"}
     for task, metric in distances.items():
         assert both.numbers[task][metric]["value"] == pytest.approx(results[task][f"{metric},none"], abs=near)
     other = shutil.copytree(original.path.parent, tmp_path / "other")

@@ -219,7 +219,7 @@ def test_a_report_shows_the_attacks_that_lie_near_the_run_of_the_checkpoint(fini
     assert beside.outcome and above.outcome
     text = report_text([above])
     assert title in text and "relearn half" in text
-    assert re.search(rf"^- {above.name}: .*; after .* \d+ % is back$", text, re.MULTILINE)
+    assert re.search(rf"^- {above.name}: .*; after .* \d+ % is there$", text, re.MULTILINE)
     shutil.move(tmp_path / "stress", tmp_path / "away" / "far" / "stress")
     (alone,) = named_runs([str(tmp_path / "run")])
     assert alone.outcome is None and title not in report_text([alone])
