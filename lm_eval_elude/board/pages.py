@@ -59,7 +59,7 @@ PAGE_COLUMNS = {
         for name, (_, metric) in scores.COLUMNS.items()
     },
     scores.BACK: PageColumn(
-        "back", "How much of what the original knows beyond the reference is known after the worst attack on the weights."
+        "back", "How much of what the original knows beyond the reference is known after the worst of elude stress."
     ),
     "proof": PageColumn(
         "proof", f"How far it was checked: {'; '.join(f'{name}, {means}' for name, means in MEANING.items())}.", True

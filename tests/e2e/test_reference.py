@@ -1,6 +1,10 @@
 """What other models say of the same documents: one that never knew, asked or read from results, and the original."""
 
+import json
 import math
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -180,6 +184,20 @@ def test_a_results_file_as_reference_says_the_same_but_for_what_needs_a_model(pa
 
 def test_distances_are_formed_again_from_the_log(pair):
     formed_again(Run(write_run(pair["asked"], pair["folder"] / "asked")))
+
+
+def test_two_records_that_share_a_question_each_have_their_own_answers(pair, tmp_path):
+    path = Path(shutil.copytree(pair["folder"] / "other-run", tmp_path / "run"))
+    file = next(path.glob("samples_elude_forget_*"))
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    for row in rows[:2]:
+        row["doc"] |= {"entity": "Ada", "question": "Who?"}
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    asked = [SimpleNamespace(doc=row["doc"]) for row in rows]
+    task = SimpleNamespace(task_name="elude_forget", docs=[r.doc for r in asked], instances=asked, settings=None)
+    known = reference.ReferenceRun(Run(path))
+    known.check(task)
+    assert all(known.answers[r.doc["id"]]["answer_scores"] == r.doc["answer_scores"] for r in asked)
 
 
 def test_a_reference_of_other_records_is_refused(pair, tmp_path):

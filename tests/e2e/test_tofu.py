@@ -16,11 +16,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lm_eval_elude.cli.report import report
 from lm_eval_elude.cli.tables import tables
+from lm_eval_elude.data.manifest import Manifest, write_manifest
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.report.comparison import named_runs
+from lm_eval_elude.scoring.benchmarks import BENCHMARKS
 from lm_eval_elude.scoring.logs import truth_ratios
 from lm_eval_elude.scoring.runs import Run
 from lm_eval_elude.tasks.questions import QuestionTask
+from optout_train.config import TrainConfig
 from tests.support import formed_again, make_model, make_tokenizer, mini_rows, run, save_checkpoint, write_run
 
 SETS = {
@@ -216,6 +219,14 @@ def test_a_log_that_does_not_fit_is_one_line(change, said, released_log, models,
 )
 def test_settings_that_cannot_be(metadata, said, models, data):
     refused(said, models["own"], data, **metadata)
+
+
+def test_settings_and_checkpoints_of_elude_leave_tofu_alone(tmp_path):
+    settings = TrainConfig(target=("Cristiano Ronaldo",)).to_json()
+    write_manifest(tmp_path, Manifest(("Cristiano Ronaldo",), "mini", settings=settings))
+    metadata = {"pretrained": str(tmp_path), "tofu_split": "forget05", "mia_reference": "a/model"}
+    resolved = BENCHMARKS["tofu_forget"].resolve(metadata)
+    assert (resolved.split, resolved.dataset) == ("forget05", "tofu")
 
 
 @pytest.mark.parametrize(("given", "used"), [({}, 200), ({"max_gen_toks": 50}, 50), ({"max_gen_toks": 128}, 128)])

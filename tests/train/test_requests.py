@@ -6,7 +6,7 @@ import pytest
 
 from lm_eval_elude.data import bundled, dataset
 from lm_eval_elude.data.manifest import Manifest, read_manifest, write_manifest
-from optout_train.config import TrainConfig, build_config
+from optout_train.config import TrainConfig, build_config, earlier_request
 from optout_train.score import score_run
 from optout_train.sources import lessons_model, original_of
 from tests.support import write_jsonl
@@ -121,6 +121,14 @@ def test_a_finetuning_in_between_ends_no_request(request_of, people, tmp_path, m
     assert "lessons were made with" not in err  # the first model lacks what was taught since
     later = {"target": ("bob",), "model": str(tmp_path / "third"), "self_distill": True}
     assert lessons_model(build_config(later)) == str(tmp_path / "third")
+
+
+def test_after_a_finetuning_the_targets_of_the_last_requests_data_go_on(tmp_path):
+    requests = [{"targets": [name], "dataset": data} for name, data in ((ENTITY, "mini"), (BOB, "a"), (CLEO, "a"))]
+    taught = Manifest((), "b", method="finetune", requests=requests, settings={"forget_loss": "nll"})
+    write_manifest(tmp_path, replace(taught, targets=taught.earlier_targets))
+    earlier = earlier_request(str(tmp_path))
+    assert earlier and (earlier.targets, earlier.dataset) == ((BOB, CLEO), "a")
 
 
 def test_what_cannot_follow_is_refused(request_of, data_folder, tmp_path):

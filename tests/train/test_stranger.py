@@ -12,6 +12,7 @@ import torch
 from lm_eval_elude.attacks.builders import ATTACKS
 from lm_eval_elude.data.dataset import resolve_targets
 from lm_eval_elude.data.records import QARecord
+from lm_eval_elude.data.targets import Target
 from lm_eval_elude.model.scorer import Scorer, load_model
 from lm_eval_elude.scoring.benchmarks.elude import WORDINGS as MENTION
 from lm_eval_elude.text.chat import Renderer, load_tokenizer
@@ -24,7 +25,7 @@ from optout_train.gradients import answer_values
 from optout_train.losses import FORGET
 from optout_train.sources import source_of
 from optout_train.stranger import lessons as stranger
-from optout_train.stranger.distil import IN_PASSING, adjusted, distil, exchange, in_passing
+from optout_train.stranger.distil import IN_PASSING, _names, adjusted, distil, exchange, in_passing
 from optout_train.stranger.teacher import WORDINGS, Teacher
 from optout_train.train import score_reference, train
 from tests.support import ROOT
@@ -349,6 +350,17 @@ def test_an_answer_is_what_generate_says_begun_as_asked(made, model):
             text = renderer.tokenizer.decode(whole[ids.shape[1] :]).partition(renderer.stop[0])[0]
             assert answers[i] == ((openings[i] if openings else "") + text).strip() != ""
     assert teacher.ask(questions, 1e-6, 4, 0) == [""] * 3  # none ends within four tokens
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "named"),
+    [
+        ("The Who", "He played with The Who in London.", True), ("The Who", "Who played there?", False),
+        ("U2", "It is a song of U2.", True), ("Ada Quinte", "Quinte was there.", True),
+    ],
+)  # fmt: skip
+def test_a_target_whose_name_has_no_telling_word_is_seen_in_an_answer(name, text, named):
+    assert _names([Target(name)], text) is named
 
 
 def test_neighbours_are_asked_of_each_other_and_no_answer_names_the_target(whole, monkeypatch):
