@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -283,7 +284,7 @@ def test_the_same_answer_to_the_same_prompt_has_one_score_in_all_tasks(original,
     shutil.copyfile(forgot.sample_file(task), folder / original.sample_file(task).name)
     with changed(folder / original.path.name) as table:
         for part in ("results", "configs"):
-            table[part][task] = forgot.results[part][task]
+            table[part][task] = deepcopy(forgot.results[part][task])
         table["configs"][task]["metadata"]["elude"]["checkpoint"] = original.settings(task)["checkpoint"]
     mixed = runs.submission(tmp_path / "mixed", Run(folder))
     lines = [line for line in verify(mixed, data=str(data)).findings if "the same answer" in line]
