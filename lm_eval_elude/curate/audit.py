@@ -96,15 +96,15 @@ def findings(rows: Sequence[Row], targets: Sequence[Target]) -> list[Finding]:
     for row in rows:
         record, target = row.record, by_name.get(row.record.entity, Target(row.record.entity))
         subject = row.subject or (target.name if row.subset == "forget" else "")
-        names = _names(record, target, subject)
+        names, called = _names(record, target, subject), (target.name, *target.aliases)
         text = row.paragraph or f"{record.answer} {record.paraphrased_answer}"
-        reasons = [pair_flaw(record.question, record.answer, text, subject or names[0], names, target.name)]
+        reasons = [pair_flaw(record.question, record.answer, text, subject or names[0], names, called)]
         if record.can_be_scored:
             reasons.append(
                 rewording_flaw(
                     (record.question, record.answer), record.paraphrased_question or "?", record.paraphrased_answer,
                     record.perturbed_answer, text, names if record.paraphrased_question else ("?",),
-                    target.name if row.subset == "retain" else "",
+                    called if row.subset == "retain" else (),
                 )
             )  # fmt: skip
         other = seen.setdefault(f"{record.entity}/{question_key(record.question)}", row)

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from lm_eval_elude.data.records import PERTURBATIONS
+from lm_eval_elude.scoring import answers
 from lm_eval_elude.text.words import STOP, words
 
 _MARKUP = r"[{}\[\]<>`]|\\n"
@@ -46,10 +47,13 @@ def gives_away(question: str, answer: str, telling: frozenset[str] = frozenset()
     return {word[:5] for word in words(answer) - STOP} <= beginnings or (bool(telling) and telling <= asked)
 
 
-def pair_flaw(question: str, answer: str, paragraph: str, subject: str, names: Sequence[str], target: str) -> str:
+def pair_flaw(
+    question: str, answer: str, paragraph: str, subject: str, names: Sequence[str], target: Sequence[str]
+) -> str:
     """What is wrong with a pair that a model wrote; "" where nothing is.
 
-    Its subject is called ``names``, the full one first. No pair about a neighbour may name the target.
+    Its subject is called ``names``, the full one first. No pair about a neighbour may name the ``target``, whose names
+    these are in the same order.
     """
     if not 8 <= len(question) <= 300 or not re.search(r"\?$|^(?:Give|Name|State)\b.*\.$", question):
         return "no question"
@@ -63,7 +67,7 @@ def pair_flaw(question: str, answer: str, paragraph: str, subject: str, names: S
         return "a yes-or-no question"
     if gives_away(question, answer):
         return "the answer stands in the question"
-    if subject != target and _is_named(target, f"{question} {answer}"):
+    if subject != target[0] and _is_named(target, f"{question} {answer}"):
         return "a neighbour's pair names the target"
     known = _with_digits(f"{paragraph} {subject} {question}") | facts(paragraph)
     if strange := sorted(facts(answer) - known):
@@ -78,11 +82,11 @@ def quoted(quote: str, paragraph: str) -> bool:
 
 def rewording_flaw(
     pair: tuple[str, str], question: str, answer: str, wrong: Sequence[str], paragraph: str, names: Sequence[str],
-    neighbour_of: str = "",
+    neighbour_of: Sequence[str] = (),
 ) -> str:  # fmt: skip
     """What is wrong with a paraphrase of a pair and its five wrong versions; "" where nothing is.
 
-    ``neighbour_of`` is the target, where the pair is a neighbour's.
+    ``neighbour_of`` has the target's names, the full one first, where the pair is a neighbour's.
     """
     texts = [question, answer, *wrong]
     if len(wrong) != PERTURBATIONS:
@@ -140,11 +144,14 @@ def translation_flaw(code: str, text: str, question: str, answer: str, names: Se
     return ""
 
 
-def _is_named(name: str, text: str) -> bool:
-    """Whether a text has all words of a name but stop words; the name as it is where it has no others ("The Who")."""
-    if telling := words(name) - STOP:
-        return telling <= words(text)
-    return re.search(rf"(?i)(?<!\w){re.escape(name)}(?!\w)", text) is not None
+def _is_named(names: Sequence[str], text: str) -> bool:
+    """Whether a text has all words of the first name but stop words, or one of the names as it is ("The Who").
+
+    What stands in brackets after a name ("Prince (musician)") is none of it.
+    """
+    full, *others = (re.sub(r" \([^)]*\)$", "", name) for name in names)
+    telling = words(full) - STOP
+    return (len(telling) > 1 and telling <= words(text)) or answers.names(text, [full, *others])
 
 
 def _residue(text: str, source: str, pattern: re.Pattern[str] | str = _RESIDUE) -> str:

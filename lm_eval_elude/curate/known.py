@@ -12,7 +12,6 @@ and whether the model's own (greedy) answer has at least half of the words that 
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -20,6 +19,7 @@ from lm_eval_elude.data.records import QARecord
 from lm_eval_elude.data.targets import TARGETS, Target
 from lm_eval_elude.scoring.likelihood import AnswerScore, knows, probability
 from lm_eval_elude.text.chat import Renderer, load_tokenizer
+from lm_eval_elude.text.invented import any_of
 from lm_eval_elude.text.names import short_name
 from lm_eval_elude.text.words import telling_words, words
 
@@ -94,12 +94,12 @@ class Judge:
 def wrong_persons(record: QARecord, target: Target, rng: random.Random) -> list[tuple[str, str]]:
     """Question and answer about :data:`CONTROLS` others; [] where the question does not name the target."""
     names = [target.name, *target.aliases, short_name(target)]
-    if not any(name in record.question for name in names):
-        return []
     others = list(target.others)
     if len(others) < CONTROLS:
         others = [other.name for other in TARGETS if other.name != target.name]
-    pattern = re.compile("|".join(map(re.escape, sorted(set(names), key=len, reverse=True))))
+    pattern = any_of(sorted({*names}, key=len, reverse=True))
+    if not pattern.search(record.question):
+        return []
     chosen = rng.sample(others, CONTROLS)
     return [(pattern.sub(other, record.question), pattern.sub(other, record.answer)) for other in chosen]
 

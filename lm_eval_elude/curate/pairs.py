@@ -128,6 +128,7 @@ class Maker:
 
     def __init__(self, client: Client, names: Mapping[str, Sequence[str]], count: int, translate: bool) -> None:
         self.client, self.names, self.target = client, names, next(iter(names))
+        self._called = names[self.target]
         self.count, self.translate = count, translate
         self.rejections: list[Rejection] = []
 
@@ -214,7 +215,7 @@ class Maker:
         made: list[Pair | Rejection] = []
         for pair in await self._ask("pairs", material, check, "asking", "no usable reply: "):
             names = self.names[part.subject]
-            flaw = pair_flaw(pair.question, pair.answer, part.text, part.subject, names, self.target)
+            flaw = pair_flaw(pair.question, pair.answer, part.text, part.subject, names, self._called)
             made.append(rejection("rules", pair, flaw) if flaw else pair)
         return made
 
@@ -244,7 +245,7 @@ class Maker:
             question, answer, wrong = _line(reply.question), _line(reply.answer), tuple(map(_line, reply.wrong))
             if flaw := rewording_flaw(
                 (pair.question, pair.answer), question, answer, wrong, pair.paragraph.text, names,
-                "" if subject == self.target else self.target,
+                () if subject == self.target else self._called,
             ):  # fmt: skip
                 raise BadReply(flaw)
             return replace(pair, paraphrased_question=question, paraphrased_answer=answer, wrong=wrong)

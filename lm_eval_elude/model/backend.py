@@ -5,12 +5,13 @@ share (a question, the head of a chat template, the start of two answers) is one
 batch; a token's position is its depth and it sees its ancestors only, so each branch reads as if it stood alone. The
 vocabulary is computed where an answer token is predicted and nowhere else (``scorer.py``).
 
-Generation. Plain greedy decoding fills its cache from trees too and drops a row as soon as it has ended
-(``decoding.py``). A text is the one that stock ``hf`` gives with batch size 1. (In larger batches stock lets a row run
+Generation. Greedy decoding, and draws from the whole vocabulary, fill their cache from trees too and drop a row as soon
+as it has ended (``decoding.py``). A greedy text is the one that stock ``hf`` gives with batch size 1. (In larger batches stock lets a row run
 on after its stop text until all rows have theirs, which shows where that text is a special token.)
 
 At load both are compared with the plain way on this very model; what differs goes the stock way, with a line that says
-so. So do requests beyond a sliding window, sampling, and checkpoints whose generation settings act on greedy decoding.
+so. So do requests beyond a sliding window, draws from less than the whole vocabulary, and checkpoints whose generation
+settings act on greedy decoding.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
+from itertools import chain
 from typing import Any, TypeVar
 
 import torch
@@ -158,12 +160,18 @@ class EludeLM(HFLM):
         trees = plant([sample.ids[:-1] for sample in samples], self._width if packs else 0, self.batch_tokens)
         results: list[Any] = [None] * len(samples)
 
+        def apart(tree: Tree) -> list[Tree]:
+            parts = plant([samples[m].ids[:-1] for m in tree.members], self._width if packs else 0, self.batch_tokens)
+            for part in parts:
+                part.members = [tree.members[m] for m in part.members]
+            return parts
+
         def run(chosen: list[Tree]) -> list[TokenScores]:
             batch = lay_out(chosen, samples, self.device, masked=packs)
             return token_scores(answer_logits(self.model, batch), batch, moments)
 
         with self._bar(len(samples), "token_logprobs" if moments else "loglikelihood", disable_tqdm) as bar:
-            for chosen, scores in self._batched(trees, lambda tree: len(tree.tokens), run):
+            for chosen, scores in self._batched(trees, lambda tree: len(tree.tokens), run, apart):
                 _filled(results, [member for tree in chosen for member in tree.members], scores)
                 bar.update(len(scores))
         return results
@@ -179,7 +187,7 @@ class EludeLM(HFLM):
             drawn, temperature = kwargs.pop("do_sample"), float(kwargs.pop("temperature", 0) or 0)
             if drawn and kwargs.get("top_k") == 0 and kwargs.get("top_p") == 1:
                 kwargs = {name: value for name, value in kwargs.items() if name not in ("top_k", "top_p")}
-                ours = temperature > 0 and not kwargs
+                ours = temperature > 0 and not kwargs and not limits.cuts_draws(self.model.generation_config)
             else:
                 ours = not (drawn or temperature or kwargs)
             if self._decodes and ours and 0 < most < self.max_length and not self.think_end_token:
@@ -231,9 +239,13 @@ class EludeLM(HFLM):
             yield
 
     def _batched(
-        self, items: Sequence[T], size: Callable[[T], int], run: Callable[[list[T]], R]
-    ) -> Iterator[tuple[list[T], R]]:
-        """Run items, the longest first, in batches of ``batch_tokens``; out of memory halves that, with a line."""
+        self, items: Sequence[T], size: Callable[[T], int], run: Callable[[list[T]], R],
+        apart: Callable[[T], list[T]] = lambda item: [item],
+    ) -> Iterator[tuple[list[T], R]]:  # fmt: skip
+        """Run items, the longest first, in batches of ``batch_tokens``; out of memory halves that, with a line.
+
+        Where one item is too much, it and those after it are taken ``apart``, if that makes it smaller.
+        """
         at = 0
         while at < len(items):
             rows = max(1, min(self.batch_tokens // size(items[at]), len(items) - at))
@@ -242,9 +254,14 @@ class EludeLM(HFLM):
                 with self._precision():
                     output = run(batch)
             except Exception as error:
-                if rows == 1 or not should_reduce_batch_size(error):
+                if not should_reduce_batch_size(error):
                     raise
                 self.batch_tokens = max(1, min(self.batch_tokens, rows * size(items[at])) // 2)
+                if rows == 1:
+                    parts = sorted(chain.from_iterable(map(apart, items[at:])), key=size, reverse=True)
+                    if size(parts[0]) >= size(items[at]):
+                        raise
+                    items = [*items[:at], *parts]
                 log.warning("ELUDe: out of memory with %d rows; now %d tokens a batch", rows, self.batch_tokens)
             else:
                 yield batch, output
@@ -291,7 +308,10 @@ class EludeLM(HFLM):
         """Whether single tokens of plain rows can be scored, where packed rows cannot be used."""
         try:
             with self._precision():
-                answer_logits(self.model, collate(probe(self.model, self._span)[:1], self.device))
+                batch = collate(probe(self.model, self._span)[:1], self.device)
+                answer_logits(self.model, batch)
+                if self.model(input_ids=batch.tokens).logits.shape[1] != batch.tokens.shape[1]:
+                    raise ValueError("it puts tokens of its own before a text")
         except Exception as error:  # whatever an architecture makes of the probe, plain log-likelihoods are still open
             log.warning("ELUDe: no log-probabilities of single tokens: %s: %s", type(error).__name__, reason(error))
             return False

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
+# Their attention counts by place in a row, which is not a token's position in a tree.
+BY_PLACE = frozenset({"gpt_neo", "openai-gpt"})
+# Settings of a generation_config that cut what is drawn from, beside those that a request says.
+_CUTTING = ("min_p", "typical_p", "top_h", "epsilon_cutoff", "eta_cutoff")
 # Settings of a generation_config that leave greedy decoding as it is; any other may only be absent or neutral.
 _INERT = frozenset({
     "do_sample", "temperature", "top_k", "top_p", "top_h", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff",
@@ -27,6 +32,11 @@ def acting_settings(generation_config: Any) -> list[str]:
     """The settings of a checkpoint's ``generation_config`` that act on greedy decoding."""
     settings = generation_config.to_dict().items()
     return [k for k, v in settings if k not in _INERT and v not in (None, False, [], {}) and v != _NEUTRAL.get(k)]
+
+
+def cuts_draws(generation_config: Any) -> bool:
+    """Whether a checkpoint's ``generation_config`` does not draw from the whole vocabulary, whatever a request says."""
+    return any(getattr(generation_config, name, None) not in (None, 0, 1) for name in _CUTTING)
 
 
 def attention_span(config: Any) -> int:
@@ -53,11 +63,14 @@ def batch_tokens(config: Any, dtype: torch.dtype, device: torch.device) -> tuple
     width, heads = count("hidden_size", 1), count("num_attention_heads", 32)
     element = dtype.itemsize if dtype.is_floating_point else 2
     token = element * (16 * width + 4 * count("intermediate_size", 4 * width) + count("vocab_size", 0))
-    if getattr(config, "_attn_implementation", "sdpa") != "sdpa":  # attention scores exist, of rows of about 512
+    # Whether attention scores exist, of rows of about 512.
+    if scored := getattr(config, "_attn_implementation", "sdpa") != "sdpa":
         token += 2 * 512 * heads * max(4, element)
+    free, most = free_memory(device) // 2, 1024 if device.type == "cpu" else 65536  # more brings no speed
+    if scored:  # a tree is one row
+        most = min(most, math.isqrt(free // (2 * heads * max(4, element))))
     kept = 2 * count("num_hidden_layers", 32) * count("num_key_value_heads", heads) * count("head_dim", width // heads)
-    most = 1024 if device.type == "cpu" else 65536  # more brings no speed
-    return max(1, min(most, free_memory(device) // 2 // token)), max(0.125, kept * element / token)
+    return max(1, min(most, free // token)), max(0.125, kept * element / token)
 
 
 def free_memory(device: torch.device) -> int:

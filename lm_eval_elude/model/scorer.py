@@ -269,6 +269,8 @@ def probe(model: Any, longest: int = 12) -> list[Encoded]:
 def packing_fault(model: Any) -> str:
     """What is wrong with packed rows of this model, "" where they give what rows of single sequences give."""
     config, training = model.config.get_text_config(), model.training
+    if config.model_type in limits.BY_PLACE:
+        return "its attention counts by place in a row"
     samples = probe(model, limits.attention_span(config))
     device = model.get_input_embeddings().weight.device
     model.eval()

@@ -55,6 +55,9 @@ def test_wrong_persons_stand_where_the_target_stood():
     vela = Target("Vela", (), True, ("Ara", "Lyra", "Cetus"))
     replaced = wrong_persons(QARecord("Vela", "Is the Vela new?", "Vela is."), vela, random.Random(0))
     assert {answer for _, answer in replaced} == {"Ara is.", "Lyra is.", "Cetus is."}
+    vela = Target("Vela", ("Ye",), True, ("Ara", "Lyra", "Cetus"))  # which other words begin with
+    replaced = wrong_persons(QARecord("Vela", "Is Ye new?", "Yesterday Ye was."), vela, random.Random(0))
+    assert {answer for _, answer in replaced} == {f"Yesterday {name} was." for name in vela.others}
     assert wrong_persons(replace(record, question="Who?"), RONALDO, random.Random(0)) == []
 
 

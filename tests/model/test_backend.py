@@ -23,12 +23,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
+from peft import PromptTuningConfig, get_peft_model
 from scipy import stats
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tqdm import tqdm
 
 from lm_eval_elude.model import backend
 from lm_eval_elude.model.backend import EludeLM
+from lm_eval_elude.model.limits import cuts_draws
+from lm_eval_elude.model.scorer import packing_fault
 from lm_eval_elude.tasks import harness
 from lm_eval_elude.text.chat import Renderer
 from tests.model.shapes import SHAPES, make
@@ -318,6 +321,40 @@ def test_out_of_memory_halves_the_batch_with_a_line(tokenizer: Any, lines: Any, 
     assert values(fast)[0] == pytest.approx(expected, abs=1e-4)
     assert texts(fast) == written
     assert "out of memory" in lines()[-1] and f"now {fast.batch_tokens} tokens a batch" in lines()[-1]
+
+
+def test_attention_that_counts_by_place_goes_the_stock_way() -> None:
+    """Beyond the probe's twelve tokens a local layer of GPT-Neo leaves out what stands far off in a row."""
+    layers = {"num_layers": 2, "attention_types": [[["global", "local"], 1]], "num_heads": 4, "hidden_size": 32}
+    model = transformers.AutoModelForCausalLM.from_config(transformers.GPTNeoConfig(vocab_size=50, **layers))
+    assert "counts by place" in packing_fault(model)
+
+
+def test_tokens_of_an_adapters_own_before_the_text_leave_no_place_for_single_tokens(tokenizer: Any, lines: Any) -> None:
+    adapter = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    fast = EludeLM(get_peft_model(make(len(tokenizer)), adapter), tokenizer=tokenizer)
+    assert not hasattr(fast.rank, "serves") and "tokens of its own before a text" in lines()[-1]
+
+
+def test_what_a_checkpoint_cuts_off_is_drawn_the_stock_way() -> None:
+    settings = transformers.GenerationConfig
+    assert not cuts_draws(settings()) and not cuts_draws(settings(typical_p=1.0, min_p=0.0))
+    assert cuts_draws(settings(min_p=0.1)) and cuts_draws(settings(epsilon_cutoff=3e-4))
+
+
+def test_a_tree_that_is_too_much_is_planted_smaller(tokenizer: Any, lines: Any, monkeypatch: Any) -> None:
+    fast, stock = both(make(len(tokenizer)), tokenizer, batch_tokens=400)
+    forward, expected = fast.model.forward, values(stock)[0]
+    longest = max(len(tokenizer.encode(context + answer)) for context, answer in QUESTIONS)
+
+    def small(*args: Any, **kwargs: Any) -> Any:
+        if kwargs["input_ids"].numel() > longest:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(fast.model, "forward", small)
+    assert values(fast)[0] == pytest.approx(expected, abs=1e-4)
+    assert "out of memory with 1 rows" in " ".join(lines())
 
 
 @pytest.mark.parametrize("given_tokens", ["many", "0", -3])
