@@ -6,8 +6,9 @@ batch; a token's position is its depth and it sees its ancestors only, so each b
 vocabulary is computed where an answer token is predicted and nowhere else (``scorer.py``).
 
 Generation. Greedy decoding, and draws from the whole vocabulary, fill their cache from trees too and drop a row as soon
-as it has ended (``decoding.py``). A greedy text is the one that stock ``hf`` gives with batch size 1. (In larger batches
-stock lets a row run on after its stop text until all rows have theirs, which shows where that text is a special token.)
+as it has ended (``decoding.py``). A greedy text is the one that stock ``hf`` gives with batch size 1. (In larger
+batches stock lets a row run on after its stop text until all rows have theirs, which shows where that text is a special
+token.)
 
 At load both are compared with the plain way on this very model; what differs goes the stock way, with a line that says
 so. So do requests beyond a sliding window, draws from less than the whole vocabulary, and checkpoints whose generation
