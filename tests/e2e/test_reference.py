@@ -188,7 +188,7 @@ def test_distances_are_formed_again_from_the_log(pair):
 
 def test_two_records_that_share_a_question_each_have_their_own_answers(pair, tmp_path):
     path = Path(shutil.copytree(pair["folder"] / "other-run", tmp_path / "run"))
-    file = next(path.glob("samples_elude_forget_*"))
+    file = Run(path).sample_file("elude_forget")
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     for row in rows[:2]:
         row["doc"] |= {"entity": "Ada", "question": "Who?"}
