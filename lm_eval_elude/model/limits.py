@@ -11,8 +11,8 @@ import torch
 
 # Their attention counts by place in a row, which is not a token's position in a tree.
 BY_PLACE = frozenset({"gpt_neo", "openai-gpt"})
-# Settings of a generation_config that cut what is drawn from, beside those that a request says.
-_CUTTING = ("min_p", "typical_p", "top_h", "epsilon_cutoff", "eta_cutoff")
+# Settings of a generation_config that cut what is drawn from, beside those that a request says, where they do not.
+_CUTTING = {"min_p": 0, "typical_p": 1, "top_h": None, "epsilon_cutoff": 0, "eta_cutoff": 0}
 # Settings of a generation_config that leave greedy decoding as it is; any other may only be absent or neutral.
 _INERT = frozenset({
     "do_sample", "temperature", "top_k", "top_p", "top_h", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff",
@@ -36,7 +36,7 @@ def acting_settings(generation_config: Any) -> list[str]:
 
 def cuts_draws(generation_config: Any) -> bool:
     """Whether a checkpoint's ``generation_config`` does not draw from the whole vocabulary, whatever a request says."""
-    return any(getattr(generation_config, name, None) not in (None, 0, 1) for name in _CUTTING)
+    return any(getattr(generation_config, name, None) not in (None, neutral) for name, neutral in _CUTTING.items())
 
 
 def attention_span(config: Any) -> int:
