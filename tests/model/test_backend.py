@@ -339,7 +339,8 @@ def test_tokens_of_an_adapters_own_before_the_text_leave_no_place_for_single_tok
 def test_what_a_checkpoint_cuts_off_is_drawn_the_stock_way() -> None:
     settings = transformers.GenerationConfig
     assert not cuts_draws(settings()) and not cuts_draws(settings(typical_p=1.0, min_p=0.0))
-    assert cuts_draws(settings(min_p=0.1)) and cuts_draws(settings(min_p=1.0)) and cuts_draws(settings(epsilon_cutoff=3e-4))
+    for cutting in ({"min_p": 0.1}, {"min_p": 1.0}, {"epsilon_cutoff": 3e-4}):
+        assert cuts_draws(settings(**cutting))
 
 
 def test_a_tree_that_is_too_much_is_planted_smaller(tokenizer: Any, lines: Any, monkeypatch: Any) -> None:
