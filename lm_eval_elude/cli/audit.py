@@ -17,7 +17,7 @@ from lm_eval_elude.errors import printable
     "--out", type=click.Path(dir_okay=False, path_type=Path),
     help="The page for judging [default: audit.html, within the folder of a data set that `build` made].",
 )  # fmt: skip
-@click.option("--findings", "most", default=20, show_default=True, help="How many findings are printed.")
+@click.option("--findings", "most", default=20, show_default=True, type=click.IntRange(0), help="Findings to print.")
 @click.option("--merge", is_flag=True, help="Instead: put together what judges exported: --merge a.json b.json.")
 @click.argument("files", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 def audit(
@@ -36,8 +36,9 @@ def audit(
     if not dataset:
         raise click.UsageError("a data set is expected, or --merge and files")
     if merge:
+        judged = room.merge([Path(dataset), *files])
         click.echo(f"{'set':8}{'criterion':12}{'share':>8}{'95 % interval':>18}{'items':>7}{'alpha':>8}{'paper':>8}")
-        for row in room.merge([Path(dataset), *files]):
+        for row in judged:
             paper = room.PAPER[row.subset][room.CRITERIA.index(row.criterion)]
             alpha = f"{row.alpha:8.2f}" if row.alpha is not None else f"{'-':>8}"
             interval = f"{row.low:.1%} to {row.high:.1%}"
