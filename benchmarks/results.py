@@ -59,10 +59,10 @@ GRIDS: dict[str, Rows] = {
     }
     for method, rates in PLAN["rates"].items()
 }
-GRIDS |= {
-    f"{method} with sam": {f"{method} with sam {rho}": ("--method", method, "--sam", rho) for rho in radii}
-    for method, radii in PLAN["sam"].items()
-}
+for sam_method, radii in PLAN["sam"].items():
+    GRIDS[f"{sam_method} with sam"] = {
+        f"{sam_method} with sam {rho}": ("--method", sam_method, "--sam", rho) for rho in radii
+    }
 # What can be run: on which targets, which rows. One part has its weights attacked; one chooses rates, with one seed.
 RELEARNING, TRIED = "relearning", "others"
 PARTS: dict[str, tuple[tuple[str, ...], Rows]] = {
