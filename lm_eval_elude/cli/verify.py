@@ -55,8 +55,10 @@ def verify(
     from lm_eval_elude.board.rescore import rescore
     from lm_eval_elude.data import bundled, jsonio
     from lm_eval_elude.data.dataset import load_records
+    from lm_eval_elude.data.files import file_hashes
     from lm_eval_elude.errors import UserError
     from lm_eval_elude.scoring.settings import provenance
+    from lm_eval_elude.tasks.reference import check_model
     from lm_eval_elude.text.chat import Renderer, load_tokenizer
 
     if not model and (flags := [flag for flag in typed() if flag.removeprefix("--") in ("seed", *how)]):
@@ -84,7 +86,10 @@ def verify(
     again = None
     if model and not verdict.findings:
         drawn_by = secrets.randbits(48) if seed is None else seed
-        base = how["original"] or tokenizer
+        # A later request's adapter belongs on the checkpoint of the one before, which is not the original.
+        base = tokenizer if file_hashes(Path(tokenizer)) else how["original"] or tokenizer
+        if how["original"]:
+            check_model("--original", how["original"])
         again = rescore(folder, verdict, model, tokenizer, seed=drawn_by, data=data, base=base, **how)
     if as_json:
         fields = {name: getattr(verdict, name) for name in ("digest", "level", "findings", "remarks")} | {

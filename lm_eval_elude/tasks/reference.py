@@ -207,7 +207,7 @@ def find_reference(task: Any, metadata: Mapping[str, Any]) -> OtherModel | None:
 
 @lru_cache(maxsize=8)
 def check_model(key: str, name: str) -> None:
-    """Refuse a model of ``--metadata`` that cannot be loaded, at the price of its configuration.
+    """Refuse a model of a flag, or of a key of ``--metadata``, that cannot be loaded, by its configuration alone.
 
     Raises:
         UserError: it cannot.
@@ -218,8 +218,9 @@ def check_model(key: str, name: str) -> None:
         AutoConfig.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # a folder's files can be wrong in any way
         raise UserError(
-            f"{key} {name!r} in --metadata is {'neither a results file nor' if key == 'reference' else 'not'} a model "
-            f"that can be loaded ({reason(error)})"
+            f"{key} {name!r}{'' if key.startswith('--') else ' in --metadata'} is "
+            f"{'neither a results file nor' if key == 'reference' else 'not'} a model that can be loaded "
+            f"({reason(error)})"
         ) from None
 
 
