@@ -146,6 +146,8 @@ class TrainConfig:
         yield self.optimizer == "muon" and (self.lora or self.shard or self.dtype == "bfloat16"), muon
         whole = f"--forget-loss {self.forget_loss} changes the model's own weights: leave out --lora"
         yield self.lora and (self.loss.noised or self.loss.direction or self.loss.steers), whole
+        share = f"--eta is the share by which --forget-loss {self.forget_loss} shrinks the weights, at most 1"
+        yield self.loss.noised and self.eta > 1, f"{share}: got {self.eta:g}"
         yield self.loss.direction and self.optimizer == "muon", "--optimizer muon: repselect has its own, plain descent"
         fixed = f"--sam needs a gradient, and that of --forget-loss {self.forget_loss} is one fixed direction"
         yield self.sam > 0 and self.loss.direction, fixed

@@ -51,9 +51,9 @@ def collapsed_gradient(config: TrainConfig, data: TrainingData, model: Any) -> d
     for weight in weights.values():
         weight.requires_grad_(True)
     sums = [torch.zeros_like(weight) for weight in weights.values()]
-    for gradients in _gradients(adapted, batches, [*weights.values()]):
+    for samples, gradients in zip(batches, _gradients(adapted, batches, [*weights.values()]), strict=True):
         for total, gradient in zip(sums, gradients, strict=True):
-            total -= gradient
+            total -= len(samples) * gradient
     adapted.unload()
     model.requires_grad_(True)
     directions = [collapse(total) for total in sums]
@@ -75,9 +75,13 @@ def collapse(gradient: Tensor) -> Tensor:
     """A matrix with its strongest directions divided by their strengths, in units of the weakest of them.
 
     With gradient = sum_k s_k u_k v_k^T that is s_k / (s_k / s_last)^2 in the place of s_k for the first of them:
-    what most texts use counts least.
+    what most texts use counts least. Of a gradient that has fewer directions (of a few short answers), all but the
+    weakest one are divided: beyond them there is only rounding.
     """
     count = max(1, round(COLLAPSED * min(gradient.shape)))
     left, strengths, right = torch.svd_lowrank(gradient.float(), q=count, niter=8)
+    rounding = strengths[0] * max(gradient.shape) * torch.finfo(strengths.dtype).eps
+    rank = max(1, int((strengths > rounding).sum()))
+    left, strengths, right = left[:, :rank], strengths[:rank], right[:, :rank]
     weaker = strengths * (strengths[-1] / strengths.clamp(min=1e-30)) ** 2
     return gradient - (left * (strengths - weaker) @ right.T).to(gradient.dtype)

@@ -153,6 +153,8 @@ def prepare(config: TrainConfig, source: Source, accelerator: Any, say: Callable
     validation = validation if validation and validation.sets else None
     for indices in (step for epoch in plan for step in epoch):
         passes(config, data, indices, 0, 1, device)  # encodes every sample
+    if config.relearn:
+        data.forget.encode_all()  # the answers that are learnt again
 
     direction = collapsed_gradient(config, data, model) if config.loss.direction else {}
     if config.loss.noised:

@@ -106,7 +106,7 @@ def test_pdus_values_are_the_spread_of_the_logits_of_the_plain_model(asked):
 def test_rmus_states_are_those_of_the_plain_model_after_its_layer_and_its_loss_their_mean_square(asked):
     model, samples, plain = asked
     layer = losses.steered_layer(5)
-    assert [losses.steered_layer(layers) for layers in (1, 5, 16, 32)] == [0, 1, 6, 13]
+    assert [losses.steered_layer(layers) for layers in (1, 4, 5, 16, 32)] == [0, 1, 1, 7, 15]
     rows = [
         out.hidden_states[layer + 1][0, 3 : len(sample.ids) - 1]  # the first are the embeddings
         for out, sample in zip(plain, samples, strict=True)
@@ -139,3 +139,5 @@ def test_repselect_divides_the_strongest_directions_by_their_strength_on_both_si
     # A quarter of 8: the first two. On the inputs' side each is divided by s / 8, then on the outputs' side again.
     on_inputs, on_outputs = (torch.eye(len(side)) - (1 - 1 / 8) * side[:, :1] @ side[:, :1].T for side in (right, left))
     torch.testing.assert_close(collapse(gradient), on_outputs @ gradient @ on_inputs, atol=1e-4, rtol=1e-4)
+    of_one_token = left[:, :1] @ right[:, :1].T  # its only direction is the weakest
+    torch.testing.assert_close(collapse(of_one_token), of_one_token)

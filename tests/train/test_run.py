@@ -10,6 +10,7 @@ import shutil
 import signal
 import time
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -21,7 +22,7 @@ from safetensors.torch import load_file
 from lm_eval_elude.data.files import file_hashes
 from lm_eval_elude.data.manifest import read_manifest
 from lm_eval_elude.errors import UserError
-from optout_train import run_folder, transport, weights
+from optout_train import repselect, run_folder, transport, weights
 from optout_train import train as training
 from optout_train.config import METHODS, TrainConfig
 from optout_train.export import drift
@@ -268,6 +269,19 @@ def test_repselect_goes_one_way_through_the_mlps_alone_as_far_as_its_rates_say(t
     rates = [rate for (rate,) in steps(lines, "learning_rate")]
     whole = math.sqrt(sum(distance**2 for distance in distances.values()))
     assert whole == pytest.approx(sum(rates), rel=1e-3)
+
+
+def test_repselect_weighs_every_record_of_the_forget_set_the_same(settings, monkeypatch):
+    """Where its first pass leaves the weights as they are, batches do not matter."""
+    from accelerate import Accelerator
+
+    monkeypatch.setattr(repselect, "ADAPTER_RATE", 0.0)
+    config = settings(method="repselect", validate=False, batch_size=100)
+    run = prepare(config, source_of(config), Accelerator(cpu=True), str)
+    assert len(run.data.forget) % 3 == 1
+    in_parts = repselect.collapsed_gradient(replace(config, batch_size=3), run.data, run.model)
+    for name, direction in run.direction.items():
+        torch.testing.assert_close(in_parts[name], direction, atol=1e-4, rtol=1e-3)
 
 
 def test_the_same_command_gives_the_same_bytes_and_another_seed_does_not(plain, trained):
