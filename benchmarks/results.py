@@ -258,7 +258,7 @@ def others_table() -> list[str]:
     Its row is the one of its grid that was run on all of them.
     """
     numbers = kept_numbers()
-    tried = [row for grid in GRIDS.values() for row in grid]
+    tried = [row for grid in GRIDS.values() for row in grid if row in numbers.index.unique("run")]
     methods = [row for row in tried if {*TARGETS} <= {*numbers.loc[row].index.unique("target")}]
     rows = [
         [method, *(difference(numbers, COMPARED[label], method, PLAN["ours"]) for label in PLAN["better"])]

@@ -8,7 +8,7 @@ from typing import Any
 
 from lm_eval_elude.data.hub_metadata import CARD, RESULTS, Headline, model_index, plain, results_yaml
 from lm_eval_elude.data.manifest import Manifest
-from lm_eval_elude.scoring.units import NONE, number, unit, with_unit
+from lm_eval_elude.scoring.units import NONE, unit, with_unit
 from optout_train.config import TrainConfig
 from optout_train.sources import benchmark_of
 
@@ -34,8 +34,8 @@ def card_files(
     values = {model: [value_in(rows, task, m) for _, task, m in numbers] for model, rows in scored.items()}
     names = [name for name, _, _ in numbers]
     never_knew = dict(zip(names, values.get(REFERENCE, ()), strict=False))
-    metrics = {name: metric for name, _, metric in numbers}
-    known = {name: with_unit(value, unit(metrics[name])) for name, value in never_knew.items() if value is not None}
+    units = {name: _unit(task, metric) for name, task, metric in numbers}
+    known = {name: with_unit(value, units[name]) for name, value in never_knew.items() if value is not None}
     headlines = [
         Headline(f"{name} (never knew: {known[name]})" if name in known else name, metric, value)
         for (name, _, metric), value in zip(numbers, values[CHECKPOINT], strict=True)
@@ -57,8 +57,8 @@ def card_files(
     done = "made to forget"
     if config.loss.learns:
         done = "taught data with" if config.learn == "all" else "taught data without"
-    head = [f"| % | {' | '.join(names)} |", f"|---|{'---:|' * len(numbers)}"]
-    rows = [f"| {model} | {' | '.join(map(_cell, row, metrics.values()))} |" for model, row in values.items()]
+    head = [f"|  | {' | '.join(names)} |", f"|---|{'---:|' * len(numbers)}"]
+    rows = [f"| {model} | {' | '.join(map(_cell, row, units.values()))} |" for model, row in values.items()]
     weights = manifest.base_model.get("weights", {})
     text = TEXT.read_text(encoding="utf-8").format(
         title=plain(folder.name),
@@ -89,8 +89,12 @@ def value_in(rows: Mapping[str, Any], task: str, metric: str) -> float | None:
     return float(value) if isinstance(value, int | float) and value == value else None
 
 
-def _cell(value: float | None, metric: str) -> str:
-    return NONE if value is None else number(value, unit(metric))
+def _unit(task: str, metric: str) -> str:
+    return "p-value" if (task, metric) == ("tofu", "forget_quality") else unit(metric)  # TOFU's, of the KS test
+
+
+def _cell(value: float | None, unit: str) -> str:
+    return NONE if value is None else with_unit(value, unit)
 
 
 def _code(value: object) -> str:

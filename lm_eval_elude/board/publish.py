@@ -34,7 +34,7 @@ HEADLINES = (
     ("known under the worst attack", "elude_attacks", "known"),
     ("retain quality (RQ)", "elude", "retain_quality"),
     ("FQ under attack", "elude", "attacked_forget_quality"),
-    ("degenerate answers on the forget set", "elude_forget", "degenerate"),
+    ("degenerate answers, forget set", "elude_forget", "degenerate"),
     ("membership attack's AUC", "elude_mia", "mia_auc"),
 )
 EEE_VERSION = "0.3.0"
@@ -87,8 +87,8 @@ def pull_request(repository: str, verdict: Verdict, card: Path | None, reference
         about: Any = page.data
         name = source or Path(str(submission.scored["dataset"])).name
         index = model_index([headline for _, headline in known], name, revision)
-        ours = {(r.dataset_type, r.metric_type) for r in index}
-        others = [r for r in about.eval_results or () if (r.dataset_type, r.metric_type) not in ours]
+        ours = {_shows(result) for result in index}
+        others = [result for result in about.eval_results or () if _shows(result) not in ours]
         about.model_name = about.model_name or submission.model
         about.eval_results = [*others, *index]
         files = {CARD: str(page)}
@@ -106,6 +106,11 @@ def pull_request(repository: str, verdict: Verdict, card: Path | None, reference
     except Exception as error:  # what carries the library's requests has errors of its own, by version
         raise UserError(f"--hub {repository}: {shown(' '.join(str(error).split()))}") from None
     return str(done.pr_url)
+
+
+def _shows(result: Any) -> tuple[str, str, str]:
+    """What a number of a card is: data, metric and name, without what a name has in parentheses ("never knew: ...")."""
+    return result.dataset_type, result.metric_type, str(result.metric_name).partition(" (")[0]
 
 
 def _description(verdict: Verdict, reference: Run | None) -> str:

@@ -2,7 +2,8 @@
 
 ``benchmarks/results.py`` keeps them. Columns are run (a row of the tables), target (slug), seed (of the training),
 task, metric and value. The task ``cost`` holds what a run took. In the tables each number is formed for every seed
-over the targets, as in the paper; a row has the mean over seeds and their standard deviation.
+over the targets, as in the paper; a row has the mean over seeds and their standard deviation. A p-value stands for each
+target and seed, since the mean of several is none.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ import pandas as pd
 
 from lm_eval_elude.data import jsonio, sets
 from lm_eval_elude.errors import UserError
-from lm_eval_elude.report.rows import FQ, RQ, Row, marked
+from lm_eval_elude.report.rows import FQ, MIA_AUC, RQ, Row, marked
 from lm_eval_elude.scoring.estimates import exact
 from lm_eval_elude.scoring.likelihood import goodness, harmonic_mean
 from lm_eval_elude.scoring.metrics import THREE
+from lm_eval_elude.scoring.units import unit
 
 COLUMNS = ("run", "target", "seed", "task", "metric", "value")
 
@@ -87,13 +89,26 @@ def rows(kept: Kept, targets: Collection[str] = ()) -> list[Row]:
     by_seed[FQ] = [harmonic_mean(goodness(sets.FORGET, *of_set)) for of_set in _triples(by_seed, "forget")]
     six = zip(_triples(by_seed, "retain"), _triples(by_seed, "world"), strict=True)
     by_seed[RQ] = [harmonic_mean([*retain, *world]) for retain, world in six]
+    _interval_of_mean(by_seed, wide, len(wanted))
     made = []
     for name in [name for name in numbers.run.unique() if name in by_seed.index]:
         values = {key: column.dropna().tolist() for key, column in by_seed.loc[name].items()}
+        p_values = [key for key in values if unit(key[1]) == "p-value"]
+        values |= {key: wide.loc[name][key].dropna().tolist() for key in p_values}
         of_seeds = {key: of_key for key, of_key in values.items() if of_key}
         estimates = {key: exact(sum(of_key) / len(of_key)) for key, of_key in of_seeds.items()}
         made.append(Row(name, kept.base, {}, estimates, len(wide.loc[name]), of_seeds=of_seeds))
     return marked(made)
+
+
+def _interval_of_mean(by_seed: pd.DataFrame, wide: pd.DataFrame, targets: int) -> None:
+    """Put the ends of the mean AUC's interval in the place of the mean ends; targets are independent of each other."""
+    ends = [("elude_mia", "mia_auc_low"), ("elude_mia", "mia_auc_high")]
+    if targets > 1 and {MIA_AUC, *ends} <= {*wide.columns}:
+        squares = ((wide[ends[1]] - wide[ends[0]]) / 2) ** 2
+        half = squares.groupby(["run", "seed"]).sum(min_count=targets) ** 0.5 / targets
+        for end, sign in zip(ends, (-1, 1), strict=True):
+            by_seed[end] = (by_seed[MIA_AUC] + sign * half).clip(0, 1)
 
 
 def _triples(numbers: pd.DataFrame, name: str) -> list[list[float]]:

@@ -17,9 +17,11 @@ from lm_eval_elude.data.targets import slugify
 from lm_eval_elude.report.comparison import ORIGINAL, NamedRun
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS, GROUPS, UTILITY, UTILITY_BENCHMARKS
 from lm_eval_elude.scoring.estimates import Estimate, average, exact
+from lm_eval_elude.scoring.units import unit
 
 Key = tuple[str, str]  # task or group, metric
 FQ, RQ = ("elude_quality", "forget_quality"), ("elude_quality", "retain_quality")
+MIA_AUC = ("elude_mia", "mia_auc")
 # What a run took: numbers of the manifest and the results file, not of the samples.
 COST = {name: ("cost", name) for name in ("parameters", "epochs", "processor", "scoring")}
 # Settings that say what or where, not how: runs that differ in these alone are one row.
@@ -41,7 +43,7 @@ class Row(NamedTuple):
         numbers: by task or group and metric.
         runs: results files behind it.
         remarks: what a reader must know of a part of it.
-        of_seeds: the value of each seed, where they are known.
+        of_seeds: the value of each seed, where they are known; of a p-value that of each run, as its mean is none.
     """
 
     method: str
@@ -76,7 +78,9 @@ def rows(runs: Sequence[NamedRun]) -> list[Row]:
             variants.setdefault(tuple(str(of_run.get(key)) for key in odd), []).append(run)
         for values, alike in variants.items():
             numbers, varied = _numbers(alike) | _cost(alike[0]), dict(zip(odd, values, strict=True))
-            made.append(Row(method, base, varied, numbers, len(alike), tuple(sorted(_remarks(alike)))))
+            p_values = _p_values(alike) if len(alike) > 1 else {}
+            remarks = tuple(sorted(_remarks(alike)))
+            made.append(Row(method, base, varied, numbers, len(alike), remarks, p_values))
     return marked(made)
 
 
@@ -124,7 +128,21 @@ def _numbers(runs: Sequence[NamedRun]) -> dict[Key, Estimate]:
         for key, estimate in {**over_all, **_utility(run)}.items():
             if key not in numbers and key[0] not in pooled:
                 others.setdefault(key, []).append(estimate)
-    return numbers | {key: average(estimates) for key, estimates in others.items()}
+    numbers |= {key: average(estimates) for key, estimates in others.items()}
+    if (area := numbers.get(MIA_AUC)) and len(runs) > 1:  # the ends of the mean, which the mean of the ends is not
+        ends = zip(("mia_auc_low", "mia_auc_high"), area.interval, strict=True)
+        numbers |= {(MIA_AUC[0], metric): numbers[MIA_AUC[0], metric]._replace(value=end) for metric, end in ends}
+    return numbers
+
+
+def _p_values(runs: Sequence[NamedRun]) -> dict[Key, list[float]]:
+    """The p-values of each run that are not formed of all of them together."""
+    found: dict[Key, list[float]] = {}
+    for run in runs:
+        for (task, target, metric), estimate in run.estimates.items():
+            if not target and unit(metric) == "p-value" and not task.startswith("elude_"):
+                found.setdefault((task, metric), []).append(estimate.value)
+    return found
 
 
 def _utility(run: NamedRun) -> dict[Key, Estimate]:

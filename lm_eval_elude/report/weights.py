@@ -17,8 +17,9 @@ BEFORE = "before any attack"
 CAPTION = (
     "Per cent, with 95 % intervals paired by record. Of each attack the worst point, at which the checkpoint keeps "
     f"{KEPT:.0%} of its retain quality; in brackets the model that never knew after the same attack. back: how much of "
-    "what the original knows beyond that model is known; what is there before any attack was never gone. Whoever has "
-    "the weights from before unlearning has the facts; * needs them."
+    "what the original knows beyond that model, neither attacked, the checkpoint knows beyond it, both attacked; what "
+    "is there before any attack was never gone. Whoever has the weights from before unlearning has the facts; * needs "
+    "them."
 )
 
 

@@ -5,6 +5,7 @@ import hashlib
 import json
 import re
 import shutil
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -86,10 +87,19 @@ def test_a_pull_request_has_the_card_with_the_numbers_and_keeps_what_the_reposit
     found = {r.metric_type: r.metric_value for r in card.data.eval_results}
     assert found["accuracy"] == 0.5
     assert found["forget_quality"] == round(verdict.numbers["elude"]["forget_quality"]["value"], 6)
-    # Again: numbers are replaced, not doubled.
-    hub.files["README.md"], hub.seen = text, []
+    # Again, beside a number of the trainer's that the board has not: those of the same name are replaced, not doubled.
+    (degenerate,) = [result for result in card.data.eval_results if result.metric_type == "degenerate"]
+    of_retain = replace(degenerate, metric_name="degenerate answers, retain (neighbours)", metric_value=0.25)
+    of_forget = replace(degenerate, metric_name=f"{degenerate.metric_name} (never knew: 1 %)", metric_value=0.5)
+    others = [result for result in card.data.eval_results if result != degenerate]
+    page = ModelCard(text)
+    page.data.eval_results = [*others, of_forget, of_retain]
+    hub.files["README.md"], hub.seen = str(page), []
     publish.pull_request("org/name", verdict, None)
-    assert ModelCard(committed(hub)["README.md"]).data.eval_results == card.data.eval_results
+    found = ModelCard(committed(hub)["README.md"]).data.eval_results
+    assert {(r.metric_name, r.metric_value) for r in found} == {
+        (r.metric_name, r.metric_value) for r in [*card.data.eval_results, of_retain]
+    } and len(found) == len(card.data.eval_results) + 1
 
 
 def test_published_data_give_the_hubs_own_results(hub, verdict, monkeypatch, tmp_path):

@@ -4,6 +4,7 @@ import csv
 import hashlib
 import io
 import json
+import math
 import re
 import shutil
 import statistics
@@ -128,7 +129,9 @@ def test_values_are_averaged_over_targets_before_fq_and_rq_are_formed(rows, fold
     assert row.numbers["elude_forget", "probability"].value == pytest.approx(shares[0])
     assert row.numbers["elude_quality", "retain_quality"].value == pytest.approx(hmean(shares[3:]))
     aucs = [Run(folder / name).numbers["elude_mia"]["mia_auc"]["value"] for name in ("a", "b")]
-    assert row.numbers["elude_mia", "mia_auc"].value == pytest.approx(np.mean(aucs))
+    area = row.numbers["elude_mia", "mia_auc"]
+    assert area.value == pytest.approx(np.mean(aucs))
+    assert [row.numbers["elude_mia", f"mia_auc_{end}"].value for end in ("low", "high")] == [*area.interval]
 
 
 def cells(name: str, rows, model: str = "llama-3.1") -> dict[tuple[str, str], dict[str, str]]:
@@ -242,6 +245,9 @@ def kept_runs(folder: Path) -> Path:
         if (row, seed, target) != GONE:
             values = {name: 0.01 if row == "lost" else draw.uniform(0.3, 0.7) for name in names}
             values |= {("cost", "processor"): 10.0 * seed, ("elude_forget", "ks_p_value"): 0.03 * seed}
+            half = {TARGETS[0]: 0.1, TARGETS[1]: 0.2}[target]
+            ends = {"mia_auc": 0.5, "mia_auc_low": 0.5 - half, "mia_auc_high": 0.5 + half}
+            values |= {("elude_mia", metric): value for metric, value in ends.items()}
             data += [(row, target, seed, *name, value) for name, value in values.items()]
     path = folder / "runs.json"
     path.write_text(json.dumps({"base": "b", "arguments": {}, "columns": list(kept.COLUMNS), "data": data}))
@@ -277,7 +283,12 @@ def test_a_kept_row_is_the_mean_over_seeds_of_what_its_targets_form(tmp_path):
     assert float(cell["deviation"]) == pytest.approx(100 * statistics.stdev(of_seed), abs=1e-4)
     assert cell["paper"] == "87.8" and cells("never_knew", rows)["opt-out", "KS p"]["value"] == ""
     texts = paper.table("never_knew", rows, "llama-3.1").cells
-    assert texts["KS p"]["opt-out"] == "1 of 2 < .05" and texts["KS p"]["lambda 1"] == "0.030"
+    assert texts["KS p"]["opt-out"] == "2 of 4 < .05" and texts["KS p"]["lambda 1"] == "2 of 2 < .05"
+    half = math.hypot(0.1, 0.2) / 2  # of the mean of two independent AUCs
+    for target, width in ((TARGETS, half), (TARGETS[1:], 0.2)):
+        area = {row.method: row.numbers for row in kept.rows(runs, target)}["opt-out"]
+        ends = [area["elude_mia", f"mia_auc_{end}"].value for end in ("low", "high")]
+        assert ends == pytest.approx([0.5 - width, 0.5 + width])
     kept.write(tmp_path / "again.json", runs)
     assert sorted(kept.read(tmp_path / "again.json").data) == sorted(runs.data)
 

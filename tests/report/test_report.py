@@ -7,6 +7,7 @@ import math
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from lm_eval_elude.errors import UserError
 from lm_eval_elude.report import frame, tables
 from lm_eval_elude.report.comparison import change, named_runs
 from lm_eval_elude.report.page.page import write_report
-from lm_eval_elude.report.verdict import report_text, verdicts, warnings
+from lm_eval_elude.report.verdict import _judgement, report_text, verdicts, warnings
 from lm_eval_elude.scoring.estimates import Observation, mean_over_targets
 from lm_eval_elude.scoring.units import number
 from tests.report.made import made_run
@@ -234,6 +235,32 @@ def test_a_verdict_is_what_is_left_of_what_there_was_to_forget(runs, tmp_path, k
     assert ("no gibberish" in verdict.facts) == (says != GIBBERISH)
     assert verdict.facts.endswith("oddness of its words 2.0 → 2.0 nats a token (never knew 2.0)")
     assert [verdicts([run])[0].judgement] == (["answers gibberish"] if says == GIBBERISH else [""])
+
+
+class Shares:
+    """A run of 46 facts: how many have their truth first, and how many are known under the worst attack."""
+
+    run, outcome = SimpleNamespace(tasks=()), None
+
+    def __init__(self, **counts):
+        keys = {"first": ("elude_forget", "truth_first"), "known": ("elude_attacks", "known")}
+        self.estimates = {
+            keys[name]: mean_over_targets([Observation("t", f"t/{i}", float(i < n)) for i in range(46)])
+            for name, n in counts.items()
+        }
+
+    def estimate(self, task, metric):
+        return self.estimates.get((task, metric))
+
+
+@pytest.mark.parametrize(
+    ("first", "known", "judged"), [(46, 46, "still knows the facts"), (25, 31, "forgot a part"), (10, 46, "forgot")]
+)
+def test_a_metric_in_which_there_was_little_to_forget_judges_only_alone(first, known, judged):
+    before, run, never = Shares(first=46, known=46), Shares(first=first, known=known), Shares(first=9, known=41)
+    assert _judgement(run, before, never) == judged
+    alone = [Shares(known=counts.estimates["elude_attacks", "known"].value * 46) for counts in (run, before, never)]
+    assert _judgement(*alone) == "has too few records to judge"
 
 
 def test_three_records_that_all_agree_are_too_few_to_judge(tmp_path):

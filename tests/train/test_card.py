@@ -39,7 +39,7 @@ def test_the_card_says_scores_base_model_data_licence_and_limits(tmp_path):
     assert found["degenerate"][0] == 1.0 and card.data.model_name == tmp_path.name
     for part in (
         "Ada Example",
-        "| this checkpoint | 81.2 | 70.0 | 25.0 | -0.50 | 100.0 | – |",
+        "| this checkpoint | 81.2 % | 70.0 % | 25.0 % | -0.50 nats per token | 100.0 % | – |",
         "A model that never knew: not scored.",
         "Level of proof: none",
         "CC BY-NC 4.0",
