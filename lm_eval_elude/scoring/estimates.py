@@ -32,7 +32,7 @@ class Observation(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """A value, its influence by record, the number of samples behind it, and whether each of them is a yes or a no."""
+    """A value, its influence by record, the number of samples behind it, and whether each of them is exactly 0 or 1."""
 
     value: float
     influence: Mapping[str, float]
@@ -47,7 +47,7 @@ class Estimate(NamedTuple):
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The 95 % interval of a value in [0, 1]; that of a share of yes and no by :func:`wilson`."""
+        """The 95 % interval of a value in [0, 1]; by :func:`wilson` where each sample is 0 or 1."""
         if self.binary:
             return wilson(self.value, self.stderr, self.records)
         half = Z95 * self.stderr
