@@ -4,9 +4,6 @@ A distribution holds this file as ``_lm_eval_elude_autoload`` at the top of site
 interpreter start (``_autoload.pth``; from Python 3.15 ``_autoload.start``, PEP 829) without the price of importing a
 package; it imports nothing and only waits for the harness. An editable install copies it when pip runs: install again
 after an edit. ``LM_EVAL_ELUDE_AUTOLOAD=0`` switches it off; then pass ``--include_path "$(elude path tasks)"``.
-
-Standing down. Today's lm-eval has no task plugins (its pull request 4015 proposes them). A harness whose task manager
-names an entry-point group ``lm_eval.tasks`` is first left to itself; our folder is added only if it has not found us.
 """
 
 import os
@@ -19,7 +16,6 @@ if TYPE_CHECKING:
     from typing import Any
 
 MODEL = "lm_eval_elude.model.backend:EludeLM"  # the harness imports it when `--model elude` is asked for, not before
-_PLUGIN_GROUP = "lm_eval.tasks"
 
 
 def install() -> None:
@@ -84,16 +80,9 @@ def _patch_manager(module: "ModuleType") -> None:
     signature = inspect.signature(original)
     signature.bind(None, include_path=None, include_defaults=True)  # TypeError: a harness we do not know
     folder = lm_eval_elude.task_folder()
-    source = inspect.getsource(module)
-    has_plugins = any(f"{quote}{_PLUGIN_GROUP}{quote}" in source for quote in "'\"")
 
     @functools.wraps(original)
     def __init__(self: "Any", *args: "Any", **kwargs: "Any") -> None:
-        if has_plugins:
-            original(self, *args, **kwargs)
-            yaml_paths = (entry.yaml_path for entry in self.task_index.values() if entry.yaml_path)
-            if any(folder in path.resolve().parents for path in yaml_paths):
-                return
         bound = signature.bind(self, *args, **kwargs)
         if bound.arguments.get("include_defaults", True):
             bound.arguments["include_path"] = add_task_folder(bound.arguments.get("include_path"), folder)

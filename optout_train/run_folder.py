@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from lm_eval_elude.data import jsonio
-from lm_eval_elude.data.files import new_folder, sha256, write_text
+from lm_eval_elude.data.files import file_hashes, new_folder, sha256, write_text
 from lm_eval_elude.data.manifest import Manifest, read_manifest
 from lm_eval_elude.errors import UserError
 from optout_train.config import TrainConfig
@@ -214,7 +214,7 @@ class RunFolder:
         """
         with new_folder(self.partial / FINAL) as folder:
             fill(folder)
-            jsonio.write(folder / WRITTEN, _hashes(folder), indent=2)
+            jsonio.write(folder / WRITTEN, file_hashes(folder, "**/*"), indent=2)
         if replaces := self._finished_run():
             self._refuse_foreign_files(self.output)
             os.replace(self.output, self.partial / REPLACED)
@@ -241,7 +241,7 @@ class RunFolder:
             yield folder
         self._refuse_foreign_files(place)
         _remove(place)
-        self._record({f"{name}/{file}": digest for file, digest in _hashes(staged).items()})
+        self._record({f"{name}/{file}": digest for file, digest in file_hashes(staged, "**/*").items()})
         place.parent.mkdir(exist_ok=True)
         os.replace(staged, place)
 
@@ -308,11 +308,6 @@ def _changed_data(config: TrainConfig, run: Manifest) -> str:
         if source.load(subset, split).fingerprint != fingerprint:  # type: ignore[arg-type]
             return f"the data of {name} has changed since"
     return ""
-
-
-def _hashes(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file at or below a folder, by its path from there."""
-    return {p.relative_to(folder).as_posix(): sha256(p) for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
 def _remove(path: Path) -> None:

@@ -108,7 +108,9 @@ def rescore(
         "attack_file": str(folder / ATTACKS) if scored["attack_file"] else "", "original": original,
     }  # fmt: skip
     with contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO()):
-        lm: Any = get_model(backend)(**arguments, device=_device())
+        # The default of hf is CUDA, also where there is none.
+        device = str(torch.accelerator.current_accelerator()) if torch.accelerator.is_available() else "cpu"
+        lm: Any = get_model(backend)(**arguments, device=device)
         if tolerance is None:
             tolerance = TOLERANCE if torch.finfo(lm.model.dtype).bits == 32 else ROUNDING
         results = simple_evaluate(
@@ -273,10 +275,3 @@ def _leads(lm: Any, ids: Sequence[int], start: int) -> list[float]:
     tokens = torch.tensor([ids], device=lm.device)
     logits, chosen = lm._model_call(tokens)[0, start - 1 : -1].float(), tokens[0, start:, None]
     return (logits.gather(1, chosen) - logits.scatter(1, chosen, -math.inf).max(1, keepdim=True).values)[:, 0].tolist()
-
-
-def _device() -> str:
-    """Where a model runs: hf's own default is CUDA, also where there is none."""
-    import torch
-
-    return str(torch.accelerator.current_accelerator()) if torch.accelerator.is_available() else "cpu"

@@ -30,8 +30,8 @@ from lm_eval_elude.board.pages import COMPANIONS, PARTS, write_standings, write_
 from lm_eval_elude.board.score import Score
 from lm_eval_elude.board.submission import Packed, Submission, shown
 from lm_eval_elude.board.verify import LEVELS, Verdict, verify
-from lm_eval_elude.data.files import stamp as stamp_of_file
-from lm_eval_elude.data.files import write_text
+from lm_eval_elude.data import jsonio
+from lm_eval_elude.data.files import stamp, write_text
 from lm_eval_elude.errors import UserError, reason
 from lm_eval_elude.report.comparison import NamedRun
 from lm_eval_elude.report.page.page import write_report
@@ -86,7 +86,11 @@ class Measure(NamedTuple):
 
     @property
     def stamp(self) -> str:
-        return stamp(self.table, self.reference, self.attacks, sorted(entry.digest for entry in self.companions))
+        """What a row and its report depend on besides the submission: software and all of this."""
+        companions = sorted(entry.digest for entry in self.companions)
+        table = msgspec.to_builtins(self.table)
+        made_with = json.dumps([__version__, table, sorted(self.reference.items()), self.attacks, companions])
+        return hashlib.sha256(made_with.encode()).hexdigest()
 
 
 class Shown(Packed):
@@ -221,22 +225,13 @@ def _attacks_count(table: Table, entries: Sequence[Entry], verdicts: Mapping[str
     return bool(brought) and 3 * sum(brought) >= 2 * len(brought)
 
 
-def stamp(table: Table, reference: dict[str, float], attacks: bool, companions: Sequence[str] = ()) -> str:
-    """What a row and its report depend on besides the submission: software, table, reference, what counts, companions.
-
-    Args:
-        companions: digests of the table's references that are there.
-    """
-    made_with = json.dumps([__version__, msgspec.to_builtins(table), sorted(reference.items()), attacks, companions])
-    return hashlib.sha256(made_with.encode()).hexdigest()
-
-
 def _known(entry: Entry, site: Path, measure: Measure) -> Kept | None:
     """What was formed of a submission before, if all its files are still the same."""
     try:
-        kept = packed.load(Kept, site / "data" / f"{entry.digest}.json", nan=True)
+        file = site / "data" / f"{entry.digest}.json"
+        kept: Kept = jsonio.check(jsonio.load(file, nan=True, max_bytes=packed.MAX_JSON), Kept, str(file))
         packed.check_files(entry.place, entry.submission.files)
-        stamp_of_file(site / "submissions" / f"{entry.digest}.html")
+        stamp(site / "submissions" / f"{entry.digest}.html")
     except (UserError, OSError):  # not formed yet, or kept no longer as it was written
         return None
     whole = kept.columns.keys() == {*scores.NAMES} and kept.score.parts.keys() == PARTS.keys()
@@ -388,7 +383,8 @@ def _claim(site: Path, names: Iterable[str]) -> set[str]:
     (site / "data").mkdir(parents=True, exist_ok=True)
     (site / "submissions").mkdir(exist_ok=True)
     file = site / FILES
-    written = set(packed.load(list[str], file, max_bytes=_MAX_FILES)) if os.path.lexists(file) else set()
+    known = jsonio.load(file, max_bytes=_MAX_FILES) if os.path.lexists(file) else []
+    written = set(jsonio.check(known, list[str], str(file)))
     if odd := [name for name in written if not _NAMES.fullmatch(name)]:
         raise UserError(f"{file}: {shown(odd[0])} is no file of a leaderboard")
     if foreign := sorted(name for name in names if name not in written and os.path.lexists(site / name)):

@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -38,11 +38,10 @@ _FILES = re.compile(
     rf"(submission|results|optout)\.json|attacks\.jsonl|{SAMPLES}/elude_[a-z_]{{1,60}}\.jsonl\.gz"
     rf"|{STRESS}/({_OF_STRESS.pattern})"
 )
-_MAX_JSON = 1 << 20  # bytes of submission.json, of a verdict, and of what is kept of a submission
+MAX_JSON = 1 << 20  # bytes of submission.json, of a verdict, and of what is kept of a submission
 _MAX_FILE, _MAX_UNPACKED, _MAX_ROW, _MAX_STRESS = 1 << 28, 1 << 31, 1 << 22, 1 << 27  # bytes
 _MAX_TEXT = 300  # characters of a name
 _UNSEEN = "\u2028\u2029"  # line ends of Unicode; all other characters that are not seen have a category of C
-T = TypeVar("T")
 
 
 class Submission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -106,16 +105,6 @@ def data_elsewhere(folder: Path) -> str:
 
 
 # ---- reading
-def load(kind: type[T], file: Path, *, nan: bool = False, max_bytes: int = _MAX_JSON) -> T:
-    """A small JSON file as the type that it must have; ``nan``: whether a number in it may be NaN.
-
-    Raises:
-        UserError: it cannot be read, is too long, or is of another type.
-    """
-    value: T = jsonio.check(jsonio.load(file, nan=nan, max_bytes=max_bytes), kind, str(file))
-    return value
-
-
 def read(folder: Path) -> Submission:
     """``submission.json`` of a folder.
 
@@ -123,7 +112,7 @@ def read(folder: Path) -> Submission:
         UserError: it is missing, a field is wrong, or a text is too long or has characters that are not seen.
     """
     submission: Submission = jsonio.check(
-        with_texts(jsonio.load(folder / FILE_NAME, max_bytes=_MAX_JSON), _printable), Submission, FILE_NAME
+        with_texts(jsonio.load(folder / FILE_NAME, max_bytes=MAX_JSON), _printable), Submission, FILE_NAME
     )
     return submission
 

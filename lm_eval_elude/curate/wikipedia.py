@@ -121,11 +121,6 @@ class Page(NamedTuple):
     aliases: tuple[str, ...] = ()
 
 
-def plain_name(title: str) -> str:
-    """``Ronaldo (Brazilian footballer)`` -> ``Ronaldo``."""
-    return re.sub(r" \([^)]*\)$", "", title)
-
-
 def months(period: str) -> tuple[str, str]:
     """``2023-01:2023-12`` -> (``202301``, ``202312``).
 
@@ -184,7 +179,7 @@ class Wiki(Fetcher):
         revision = str(answer.latest.id)
         link = f"{self.wiki}/w/index.php?title={quote(answer.title.replace(' ', '_'))}&oldid={revision}"
         licence = f"{answer.license.title}, {answer.license.url}"
-        name = plain_name(answer.title)
+        name = re.sub(r" \([^)]*\)$", "", answer.title)  # "Ronaldo (Brazilian footballer)" is Ronaldo
         return Page(Document(answer.title, text, answer.html.encode(), link, when, licence, revision, name), links)
 
     async def people(self, titles: Sequence[str], linking_to: Sequence[str] = ()) -> dict[str, tuple[str, ...]]:

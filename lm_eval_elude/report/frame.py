@@ -15,7 +15,7 @@ import pandas as pd
 
 from lm_eval_elude.report.comparison import NamedRun
 from lm_eval_elude.scoring.benchmarks.elude import ATTACK, CLOZE, CONTROL, LEAK, MENTION
-from lm_eval_elude.scoring.estimates import Z95, Estimate
+from lm_eval_elude.scoring.estimates import Estimate
 from lm_eval_elude.scoring.units import number, unit
 
 COLUMNS = ("run", "task", "metric", "target", "value", "stderr", "low", "high", "n", "records", "seed")
@@ -48,8 +48,7 @@ def bounds(estimate: Estimate, unit: str) -> tuple[float, float]:
         return math.nan, math.nan
     if unit in ("share", "p-value"):
         return estimate.interval
-    half = Z95 * estimate.stderr
-    return estimate.value - half, estimate.value + half
+    return estimate.bounds
 
 
 def cell(value: float, low: float, high: float, unit: str, sign: str = "") -> str:

@@ -40,7 +40,7 @@ def tables(runs: Sequence[NamedRun]) -> list[Table]:
             "Scores",
             f"Shares in per cent, with 95 % intervals; n distinct records. Read {quality} beside the share of "
             "gibberish (degen.) and the reference's: beyond that, higher is not better.",
-            by_metric(over_all, SECTIONS.keys() - {"elude_mia"}, False),
+            pivot(over_all, labels(SECTIONS.keys() - {"elude_mia"}, False)),
         ),
         differences(runs),
         Table(
@@ -48,7 +48,7 @@ def tables(runs: Sequence[NamedRun]) -> list[Table]:
             "This model less the reference in points of per cent, with 95 % intervals paired by record; 0 is ideal. "
             "KS p: of equal truth ratios on the forget set (TOFU's forget quality); a high one cannot tell the two "
             "apart.",
-            by_metric(over_all, SECTIONS, True),
+            pivot(over_all, labels(SECTIONS, True)),
         ),
         Table(
             "Attacks",
@@ -60,7 +60,7 @@ def tables(runs: Sequence[NamedRun]) -> list[Table]:
             "Forget set against its paraphrase, per cent; 50 is ideal. AUC with 95 % intervals: above 50 the forget "
             "set is still known, below it the model is over-unlearned. Accuracy and its standard deviation are over "
             "ten splits.",
-            by_metric(over_all, {"elude_mia"}, False),
+            pivot(over_all, labels({"elude_mia"}, False)),
         ),
         by_target(numbers),
     ]
@@ -82,11 +82,6 @@ def summary(numbers: pd.DataFrame) -> Table:
         "quality, a p-value.",
         cells.drop(columns="n").T,
     )
-
-
-def by_metric(numbers: pd.DataFrame, tasks: Collection[str], distances: bool) -> pd.DataFrame:
-    """The metrics of tasks, either those that are a distance from a reference or the others."""
-    return pivot(numbers, labels(tasks, distances))
 
 
 def labels(tasks: Collection[str], distances: bool) -> dict[tuple[str, str], str]:

@@ -11,7 +11,7 @@ from lm_eval_elude.report.frame import Table
 from lm_eval_elude.scoring.estimates import Estimate
 from lm_eval_elude.scoring.metrics import METRICS
 from lm_eval_elude.scoring.units import NONE, number
-from lm_eval_elude.stress.outcome import CHECKPOINT, KEPT, RECOVERED, REFERENCE, Outcome, Worst, interval, recoveries
+from lm_eval_elude.stress.outcome import CHECKPOINT, KEPT, RECOVERED, REFERENCE, Outcome, Worst, recoveries
 
 BEFORE = "before any attack"
 CAPTION = (
@@ -53,5 +53,5 @@ def _pair(worst: Worst, metric: str) -> str:
 
 
 def _back(estimate: Estimate) -> str:
-    low, high = interval(estimate)
+    low, high = estimate.bounds
     return f"{number(estimate.value, 'share')}\n[{number(low, 'share')}, {number(high, 'share')}]"

@@ -50,8 +50,14 @@ class Estimate(NamedTuple):
         """The 95 % interval of a value in [0, 1]; by :func:`wilson` where each sample is 0 or 1."""
         if self.binary:
             return wilson(self.value, self.stderr, self.records)
+        low, high = self.bounds
+        return float(np.clip(low, 0, 1)), float(np.clip(high, 0, 1))
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The 95 % interval of any other value, which may lie below 0 or above 1."""
         half = Z95 * self.stderr
-        return float(np.clip(self.value - half, 0, 1)), float(np.clip(self.value + half, 0, 1))
+        return self.value - half, self.value + half
 
     @property
     def records(self) -> int:
@@ -134,7 +140,7 @@ def difference(after: Estimate, before: Estimate) -> Estimate:
     return combine(after.value - before.value, [after, before], [1.0, -1.0])._replace(n=after.n)
 
 
-def interval(after: Estimate, before: Estimate, z: float = Z95) -> tuple[float, float]:
+def interval(after: Estimate, before: Estimate) -> tuple[float, float]:
     """The 95 % interval of a difference, paired by record.
 
     Where two shares of yes and no differ by the same in every record (from 1 to 0, or not at all) that would be a
@@ -142,8 +148,8 @@ def interval(after: Estimate, before: Estimate, z: float = Z95) -> tuple[float, 
     """
     gap = difference(after, before)
     if gap.stderr == 0 and after.binary and before.binary:
-        return newcombe(after, before, z)
-    return gap.value - z * gap.stderr, gap.value + z * gap.stderr
+        return newcombe(after, before)
+    return gap.bounds
 
 
 def newcombe(after: Estimate, before: Estimate, z: float = Z95) -> tuple[float, float]:

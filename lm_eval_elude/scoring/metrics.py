@@ -304,10 +304,6 @@ def _truth_first(answered: Answered) -> float:
     return math.nan if math.isnan(answered.measures.ratio) else float(likelihood.knows(paraphrase, wrong))
 
 
-def _named_first(answered: Answered) -> float | None:
-    return likelihood.likeliest(answered.named[0], answered.named[1:]) if answered.named else None
-
-
 def _of_text(value: Callable[[str], float]) -> Callable[[Answered], float | None]:
     """A value of the greedy answer, where there is one."""
     return lambda a: None if a.generated is None else value(a.generated)
@@ -416,7 +412,7 @@ _ROWS = (
         "named_first", "named first", "share", (False, True), ("reverse query",),
         "Share of descriptions for which the sentence with the target's name is likelier than with any of five names "
         "of its like in its place; by chance 16.7 %.",
-        _named_first,
+        lambda a: likelihood.likeliest(a.named[0], a.named[1:]) if a.named else None,
     ),
     Metric(
         "extraction_strength", "ES", "share", (False, True), ("forget",),

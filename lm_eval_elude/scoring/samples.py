@@ -52,8 +52,3 @@ def same_answers(doc: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two documents have the same answers to be scored."""
     columns = ("answer", "paraphrased_answer", "perturbed_answer", "named_answers")
     return all([*(doc.get(column) or ())] == [*(other.get(column) or ())] for column in columns)
-
-
-def same_documents(samples: Sequence[Sample], others: Sequence[Sample]) -> bool:
-    """Whether two runs' samples of a task are of the same documents in the same order."""
-    return [s[:3] for s in samples] == [s[:3] for s in others]

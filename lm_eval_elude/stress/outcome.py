@@ -20,7 +20,7 @@ from lm_eval_elude.data.files import write_text
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.scoring.benchmark import as_row
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS, task_report
-from lm_eval_elude.scoring.estimates import Z95, Estimate, Observation, combine, mean_over_targets
+from lm_eval_elude.scoring.estimates import Estimate, Observation, combine, mean_over_targets
 from lm_eval_elude.scoring.runs import CURVES, SUMMARY, Run
 from lm_eval_elude.scoring.samples import Sample, mean
 
@@ -85,12 +85,6 @@ def recoveries(values: Known, known: Known) -> dict[str, Estimate]:
     return result
 
 
-def interval(estimate: Estimate) -> tuple[float, float]:
-    """The 95 % interval of a recovery, which may lie below 0 or above 1."""
-    half = Z95 * estimate.stderr
-    return estimate.value - half, estimate.value + half
-
-
 def knowledge(start: Mapping[str, Docs], settings: Mapping[str, Any]) -> dict[str, dict[str, Estimate]]:
     """What the three models know before any attack; UserError where the original knows no more than the reference."""
     known = {role: recovered(samples(docs, settings)) for role, docs in start.items()}
@@ -124,7 +118,7 @@ def finish(
         row = {**_place(point), "counts": counts}
         for metric, back in worst.recovery.items():
             of_role = {role: numbers[metric].value for role, numbers in values.items()}
-            row[metric] = {**of_role, "recovery": back.value, "interval": interval(back)}
+            row[metric] = {**of_role, "recovery": back.value, "interval": back.bounds}
         curves.append(row)
         if counts and (point.attack not in chosen or height(worst) > height(chosen[point.attack][1])):
             chosen[point.attack] = point, worst

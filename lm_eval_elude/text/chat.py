@@ -71,11 +71,6 @@ class Renderer:
         else:
             self._lead, self._tail = self._probe()
 
-    @property
-    def has_template(self) -> bool:
-        """Whether the model's chat template writes the prompts."""
-        return self.wording is None
-
     def prompt(self, question: str, system: str | None = None) -> str:
         """The text a model is asked with, generation prompt included.
 

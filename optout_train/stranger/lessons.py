@@ -334,7 +334,7 @@ class _Maker:
         for i, (sample, order) in enumerate(zip(samples, orders, strict=True)):
             known, top, shares = next(others)
             bounds = torch.tensor([[-torch.inf, 0.0]]).repeat(len(known), 1)
-            telling = self._tokens_of(facts(statements[i].record, folded=False))
+            telling = {*chain.from_iterable(self._spelled(facts(statements[i].record, folded=False)))}
             is_telling = torch.tensor([[sample.ids[sample.answer_start + place] in telling] for place in order])
             level = self.config.bound * _of_tokens(next(in_random_order), shuffled[i])
             level = torch.where(is_telling, TELLING * level, level)
@@ -412,10 +412,6 @@ class _Maker:
     def _first_of(self, names: Iterable[str]) -> list[int]:
         """The first token of each word in both places."""
         return [tokens[0] for tokens in self._spelled(names)]
-
-    def _tokens_of(self, names: Iterable[str]) -> set[int]:
-        """All tokens of these words."""
-        return {token for tokens in self._spelled(names) for token in tokens}
 
     def _spelled(self, names: Iterable[str]) -> list[list[int]]:
         """The tokens of each word, as it begins a text and as it goes on after a space."""

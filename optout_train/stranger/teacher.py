@@ -67,7 +67,7 @@ class Teacher:
         """The text of an answer that has ended, None of one that has not."""
         decoded = self.renderer.tokenizer.decode(tokens, skip_special_tokens=False).lstrip()
         ends = [*self.renderer.stop, self.renderer.tokenizer.eos_token or self.renderer.stop[0]]
-        if not self.renderer.has_template:  # a base model goes on with questions of its own
+        if self.renderer.wording:  # a base model goes on with questions of its own
             ends.append("\n")
         places = [place for end in ends if (place := decoded.find(end)) >= 0]
         return decoded[: min(places)].rstrip() if places else None

@@ -678,7 +678,7 @@ TABLE = keeper.Table(
     {"elude_forget": "0"},
 )  # fmt: skip
 ROW = {
-    "stamp": site.stamp(TABLE, {}, False), "remarks": ["not looked at"], "answers": "0",
+    "stamp": site.Measure(TABLE, "", [], False, {}).stamp, "remarks": ["not looked at"], "answers": "0",
     "columns": dict.fromkeys(scores.NAMES, NUMBER), "measured": {"rq": 0.5},
     "score": {**NUMBER, "parts": dict.fromkeys(pages.PARTS, 0.5), "worst": {"fq": "elude_attack_none"}},
 }  # fmt: skip

@@ -102,7 +102,7 @@ def test_what_only_hides_is_brought_back_and_what_never_was_is_not(finished):
     assert before[CHECKPOINT]["probability"].value < 0.3 < before[ORIGINAL]["probability"].value
     assert worst.values[CHECKPOINT]["probability"].value > before[CHECKPOINT]["probability"].value + 0.3
     for metric in RECOVERED:
-        low, high = outcome.interval(worst.recovery[metric])
+        low, high = worst.recovery[metric].bounds
         assert 0.2 < low < worst.recovery[metric].value < high
         of_reference = worst.values[REFERENCE][metric].value - before[REFERENCE][metric].value
         assert abs(of_reference) < 0.2
