@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -90,6 +91,7 @@ MODULES = {
 }
 
 
+@cache
 def imports(path: Path) -> set[str]:
     """Absolute names of everything a file imports, also inside functions; ``from package import module`` by module."""
     names: set[str] = set()

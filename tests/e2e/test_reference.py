@@ -130,6 +130,7 @@ def test_oddness_is_0_of_the_original_where_nobody_is_named_and_large_of_word_sa
     assert scored(REFERENCE, limit=3)[1:] == pytest.approx(never_knew[:2], abs=1e-4)
 
 
+@pytest.mark.parametrize("pair", ["base"], indirect=True)
 def test_without_an_original_no_oddness_and_one_line_and_without_a_reference_no_distance(pair, caplog):
     say_once.cache_clear()
     caplog.set_level("INFO", "lm_eval.elude")
@@ -143,6 +144,7 @@ def test_without_an_original_no_oddness_and_one_line_and_without_a_reference_no_
     assert not [key for key in reported if any(word in key for word in ("gap", "oddness", "ks_", "privleak"))]
 
 
+@pytest.mark.parametrize("pair", ["base"], indirect=True)
 def test_an_original_that_is_no_model_is_one_line_before_the_first_request(pair):
     metadata = {"pretrained": pair["folders"][0], "dataset": str(pair["folder"] / "data"), "target": "ronaldo"}
     with pytest.raises(ValueError, match=r"original 'no/such' in --metadata is not a model that can be") as error:
@@ -159,6 +161,7 @@ def test_what_a_model_answers_in_another_type_is_kept_in_a_file_of_its_own(monke
     assert kept[0] == kept[3] and len({*kept}) == 3
 
 
+@pytest.mark.parametrize("pair", ["base"], indirect=True)
 @pytest.mark.parametrize(
     ("key", "said"),
     [("reference", "the evaluated model: give its results file instead$"), ("original", "the evaluated model$")],
@@ -186,6 +189,7 @@ def test_distances_are_formed_again_from_the_log(pair):
     formed_again(Run(write_run(pair["asked"], pair["folder"] / "asked")))
 
 
+@pytest.mark.parametrize("pair", ["base"], indirect=True)
 def test_two_records_that_share_a_question_each_have_their_own_answers(pair, tmp_path):
     path = Path(shutil.copytree(pair["folder"] / "other-run", tmp_path / "run"))
     file = Run(path).sample_file("elude_forget")
@@ -200,6 +204,7 @@ def test_two_records_that_share_a_question_each_have_their_own_answers(pair, tmp
     assert all(known.answers[r.doc["id"]]["answer_scores"] == r.doc["answer_scores"] for r in asked)
 
 
+@pytest.mark.parametrize("pair", ["base"], indirect=True)
 def test_a_reference_of_other_records_is_refused(pair, tmp_path):
     data = small_data(tmp_path / "data", {"Cristiano Ronaldo": 8}, retain=2, world=2)
     metadata = {"pretrained": pair["folders"][0], "dataset": str(data), "target": "ronaldo"}

@@ -122,11 +122,15 @@ def scored(model: str, data: Path, task: str = "tofu", **metadata):
     return run([task], "elude", metadata=found)
 
 
+def asked(model: str, data: Path, **metadata) -> None:
+    found = {"pretrained": model, "tofu_split": "forget05", "tofu_data": str(data), **metadata}
+    QuestionTask({"task": "tofu_forget", "metadata": found}).build_all_requests()
+
+
 def refused(said: str, model: str, data: Path, **metadata) -> None:
     """Before any request runs."""
-    found = {"pretrained": model, "tofu_split": "forget05", "tofu_data": str(data), **metadata}
     with pytest.raises(ValueError, match=said) as error:
-        QuestionTask({"task": "tofu_forget", "metadata": found}).build_all_requests()
+        asked(model, data, **metadata)
     assert "\n" not in str(error.value)
 
 
@@ -185,7 +189,7 @@ def test_a_run_of_ours_and_open_unlearnings_log_serve_as_retained_model_too(
     refused("tofu_evaluator released, and tofu_forget asks as released-llama2", models["own"], data,
             reference=str(written), **llama2)  # fmt: skip
     for retained, evaluator in ((other, there), (released_log, llama2)):
-        scored(models["own"], data, "tofu_forget", reference=str(retained), **evaluator)
+        asked(models["own"], data, reference=str(retained), **evaluator)
 
 
 @pytest.mark.parametrize(

@@ -389,15 +389,15 @@ def test_cached_requests_of_anything_else_are_never_reused(request_cache, tokeni
         {"dataset": str(one)}, {"dataset": str(changed)}, {"target": "messi"}, {"target": ["ronaldo", "messi"]},
         {"guardrail": True}, {},
     ]  # fmt: skip
-    for shape in ("chatml", "base"):
-        for metadata in variants:
-            for instruction in (None, "Be brief."):
-                cached, plain = (
-                    asked(forget(tokenizers[shape], **metadata), flag, system_instruction=instruction, limit=4)
-                    for flag in (True, False)
-                )
-                assert cached == plain
-    assert len(list(request_cache.iterdir())) == 2 * len(variants) * 2
+    cases = [("chatml", metadata, None) for metadata in variants]
+    cases += [("base", {}, None), ("chatml", {}, "Be brief.")]
+    for shape, metadata, instruction in cases:
+        cached, plain = (
+            asked(forget(tokenizers[shape], **metadata), flag, system_instruction=instruction, limit=4)
+            for flag in (True, False)
+        )
+        assert cached == plain
+    assert len(list(request_cache.iterdir())) == len(cases)
 
 
 def test_other_generation_settings_are_not_taken_from_the_cache(request_cache, tokenizers):
@@ -493,7 +493,7 @@ def test_the_whole_group_runs_on_any_backend_with_log_likelihoods(tokenizers):
 
 @pytest.mark.parametrize(
     ("text", "named"),
-    [("It is CR7.", 1), ("This is Ronaldo, I think.", 1), ("Ronaldinho!", 0), ("Ronaldo Nazario!", 0)],
+    [("It is CR7.", 1), ("Ronaldo Nazario!", 0)],
 )
 def test_a_model_that_says_the_right_name_in_every_reverse_answer_is_seen(text, named, tokenizers):
     class Naming(Counting):

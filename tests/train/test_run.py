@@ -210,12 +210,14 @@ def test_a_task_vector_ends_on_the_other_side_of_the_initial_weights(lora, train
         return torch.cat([(a - b).detach().flatten() for a, b in zip(*(m.parameters() for m in models), strict=True)])
 
     common = {"method": "task-vector", "lora": lora, "merge": lora, "validate": False}
-    halfway, whole = (change(trained("vector", eta=eta, **common)[0]) for eta in (0.5, 1.0))
+    whole = change(trained("vector", **common)[0])
+    halfway = None if lora else change(trained("vector", eta=0.5, **common)[0])
     monkeypatch.setattr("optout_train.train.negate", lambda run: None)
     learnt = change(trained("learnt", **common)[0])
     assert learnt.norm() > 0.1
     torch.testing.assert_close(whole, -learnt, atol=1e-6, rtol=1e-4)
-    torch.testing.assert_close(halfway, -learnt / 2, atol=1e-6, rtol=1e-4)
+    if halfway is not None:
+        torch.testing.assert_close(halfway, -learnt / 2, atol=1e-6, rtol=1e-4)
 
 
 def moved(folder, model_folder):
@@ -228,11 +230,11 @@ def test_rmu_leaves_the_layers_above_alone_and_begins_where_the_kept_states_are(
     folder, lines, _ = trained("rmu", method="rmu+rt", validate=False)
     assert steps(lines, "retain", "world")[0] == pytest.approx([0, 0], abs=1e-10)
     assert steps(lines, "retain")[1][0] > 1e-9
-    still = {name for name, distance in moved(folder, model_folder).items() if not distance}
-    layers = len({name.split(".")[2] for name in moved(folder, model_folder) if ".layers." in name})
-    above = [f".layers.{number}." for number in range(steered_layer(layers) + 1, layers)]
-    assert above and all(any(part in name for part in above) == (name in still) for name in still if "layers" in name)
-    assert not any(f".layers.{steered_layer(layers)}." in name for name in still)
+    in_layers = {name: distance for name, distance in moved(folder, model_folder).items() if ".layers." in name}
+    number = {name: int(name.split(".")[2]) for name in in_layers}
+    steered = steered_layer(1 + max(number.values()))
+    assert 0 < steered + 1 <= max(number.values())
+    assert {name for name, distance in in_layers.items() if distance} == {n for n in number if number[n] <= steered}
 
 
 def test_muon_moves_every_direction_of_the_layers_matrices_as_far_and_nothing_else(trained, model_folder):
@@ -309,11 +311,18 @@ def alone(trained):
 
 
 # One side alone is the same preset with a weight of 0 (test_config.py): trained where what is kept is read otherwise.
-_SIDES = ("npo", "rmu", "stranger")
+_SIDES = ("npo", "rmu")
+# The five distances differ in their gradient alone, which is held by itself (test_transport.py).
+_OTHER_DISTANCES = ("opt-out-euclidean", "opt-out-chebyshev", "opt-out-cosine")
 
 
 @pytest.mark.parametrize(
-    "method", [m for m in METHODS if not m.endswith(("+neighbours", "+world")) or m.startswith(_SIDES)]
+    "method",
+    [
+        m
+        for m in METHODS
+        if (not m.endswith(("+neighbours", "+world")) or m.startswith(_SIDES)) and m not in _OTHER_DISTANCES
+    ],
 )
 def test_every_method_moves_its_losses_the_right_way(method, trained, settings, alone):
     # Distilled, a retain loss raises nothing: it keeps what is there.

@@ -414,7 +414,7 @@ def test_facts_are_the_names_and_numbers_that_a_question_lacks():
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"answers": "refuse"}, {"lora": True, "reverse": False, "teachers": 0}, {"relearn": 1.0, "retain_ratio": 2}],
+    [{}, {"answers": "refuse", "reverse": False}, {"teachers": 0, "relearn": 1.0, "retain_ratio": 2}],
 )
 def test_a_run_trains_on_lessons_and_resumes_to_the_same_bytes(
     model_folder, data_folder, tmp_path, changes, monkeypatch
