@@ -55,10 +55,10 @@ lint: $(DEV)
 	$(BIN)/pyrefly check --python-interpreter-path $(BIN)/python --summary=none
 
 test: lint
-	$(BIN)/pytest -n 2 --dist loadgroup --no-loadscope-reorder -m "not slow"
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 slow: $(DEV)
-	$(BIN)/pytest -n 2 --dist loadgroup -m slow
+	$(BIN)/pytest -n 2 --dist loadfile -m slow
 
 # A hundred thousand mutated inputs (the suite has 2,000); another FUZZ_SEED gives others.
 fuzz: $(DEV)

@@ -10,16 +10,10 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 # Folders with the files that take longest: they come first, so that two processes end together.
-_LONG = ("board", "e2e", "train", "curate")
-# Folders whose files share costly fixtures: one process runs them all. Any other file is a group by itself.
-_SHARING = ("board", "curate")
+_LONG = ("e2e", "train", "curate", "board")
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups
 def pytest_collection_modifyitems(items):
-    for item in items:
-        folder = item.path.parent.name
-        item.add_marker(pytest.mark.xdist_group(folder if folder in _SHARING else item.path.as_posix()))
     items.sort(key=lambda item: _LONG.index(name) if (name := item.path.parent.name) in _LONG else len(_LONG))
 
 

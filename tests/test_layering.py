@@ -62,7 +62,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "lm_eval_elude.mini": ({"attacks", "data", "model", "scoring", "text"}, {"torch", "transformers"}),
     "lm_eval_elude.cli": (
         {"attacks", "board", "curate", "data", "llm", "lm_eval_elude", "report", "report.page", "scoring", "stress",
-         "text"},
+         "tasks", "text"},
         {"click"},
     ),
     "optout_train": (

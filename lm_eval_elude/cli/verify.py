@@ -58,7 +58,6 @@ def verify(
     from lm_eval_elude.data.files import file_hashes
     from lm_eval_elude.errors import UserError
     from lm_eval_elude.scoring.settings import provenance
-    from lm_eval_elude.tasks.reference import check_model
     from lm_eval_elude.text.chat import Renderer, load_tokenizer
 
     if not model and (flags := [flag for flag in typed() if flag.removeprefix("--") in ("seed", *how)]):
@@ -89,6 +88,8 @@ def verify(
         # A later request's adapter belongs on the checkpoint of the one before, which is not the original.
         base = tokenizer if file_hashes(Path(tokenizer)) else how["original"] or tokenizer
         if how["original"]:
+            from lm_eval_elude.tasks.reference import check_model
+
             check_model("--original", how["original"])
         again = rescore(folder, verdict, model, tokenizer, seed=drawn_by, data=data, base=base, **how)
     if as_json:
