@@ -275,7 +275,7 @@ def test_files_of_others_in_the_sites_folder_stay(again, tmp_path):
         file.write_text("mine")
     with changed(out / site.FILES) as listed:  # a board of many submissions, which have left
         listed += [f"{place}/{number:064x}.{kind}" for number in range(1, 8_000) for place, kind in PLACES]
-    assert (out / site.FILES).stat().st_size > packed._MAX_JSON
+    assert (out / site.FILES).stat().st_size > packed.MAX_JSON
     site.build(copy, out)
     assert all(file.read_text() == "mine" for file in notes)
     foreign, secret = tmp_path / "foreign", tmp_path / "secret.json"

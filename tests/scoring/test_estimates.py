@@ -141,7 +141,7 @@ def test_intervals_of_repeated_prompts_and_shared_rows_cover_the_truth():
         pairs = [("a", i) for i in range(60)] + [("b", i) for i in range(30, 90)]
         return estimates.mean_over_targets(Observation(target, str(i), rows[i]) for target, i in pairs)
 
-    assert 0.93 <= covered(attacked, 0.5, rounds=300) <= 0.97
+    assert 0.93 <= covered(attacked, 0.5, rounds=600) <= 0.97
     assert 0.93 <= covered(shared, 0.6) <= 0.97
 
 

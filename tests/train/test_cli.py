@@ -228,7 +228,7 @@ def test_end_to_end_with_scores_and_the_command_that_repeats_them(run, fails, ar
     )
     both = named_runs([str(output / "scores")])
     assert [named.name for named in both] == ["before", "opt-out"] and both[1].run.checkpoint == output
-    assert f"| this checkpoint | {value:.1f} |" in (output / "README.md").read_text()
+    assert f"| this checkpoint | {value:.1f} % |" in (output / "README.md").read_text()
     assert read_manifest(output).targets == ("Ada Example",)
     command = again.removeprefix("Again:").split()
     assert command[:3] == ["lm_eval", "--model", "elude"] and f"pretrained={output},dtype=float32" in command
