@@ -290,7 +290,7 @@ def step_name(step: int) -> str:
 def read_object(path: Path) -> dict[str, Any]:
     """A JSON object that a run wrote; the error for a damaged file is :func:`damaged`."""
     try:
-        return jsonio.check(jsonio.load(path, nan=True), dict[str, Any], str(path))  # type: ignore[no-any-return]
+        return jsonio.read(path, dict[str, Any], nan=True)
     except UserError as error:
         raise damaged(path, error) from None
 

@@ -95,9 +95,10 @@ def evaluate(job: Job, config: TrainConfig, manifest: Manifest, batch_size: int,
     Results and samples are added to the run under ``scores/``, named as lm-eval names them, once both are whole.
     """
     import lm_eval
-    import torch
     from lm_eval.loggers import EvaluationTracker
     from lm_eval.tasks import TaskManager
+
+    from lm_eval_elude.model import limits
 
     metadata = job.arguments | benchmark_of(config).metadata(manifest)
     logging.getLogger("lm_eval.evaluator_utils").setLevel(logging.ERROR)  # a group of rising and falling metrics
@@ -110,7 +111,7 @@ def evaluate(job: Job, config: TrainConfig, manifest: Manifest, batch_size: int,
                 model_args=job.arguments,
                 tasks=[benchmark_of(config).task],
                 batch_size=batch_size,
-                device=str(torch.accelerator.current_accelerator()) if torch.accelerator.is_available() else "cpu",
+                device=limits.device(),
                 task_manager=TaskManager(include_path=task_folder(), include_defaults=False, metadata=metadata),
                 log_samples=True,
                 evaluation_tracker=tracker,

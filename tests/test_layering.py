@@ -38,7 +38,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "lm_eval_elude.report.page": ({"data", "report", "scoring", "text"}, {"jinja2", "numpy", "sklearn"}),
     "lm_eval_elude.tasks": ({"data", "scoring", "text"}, {"lm_eval", "transformers"}),
     "lm_eval_elude.board": (
-        {"data", "lm_eval_elude", "report", "report.page", "scoring", "stress", "text"},
+        {"data", "lm_eval_elude", "model", "report", "report.page", "scoring", "stress", "text"},
         {"huggingface_hub", "lm_eval", "model_signing", "msgspec", "pandas", "torch"},
     ),
     "lm_eval_elude.curate": (

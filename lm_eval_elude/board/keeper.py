@@ -183,7 +183,7 @@ def verdicts(folder: Path) -> tuple[dict[str, Verdict], dict[str, str]]:
     known, unreadable = [], {}
     for file in sorted((folder / VERDICTS).glob("*.json")):
         try:
-            known.append(jsonio.check(jsonio.load(file, max_bytes=packed.MAX_JSON), Verdict, str(file)))
+            known.append(jsonio.read(file, Verdict, max_bytes=packed.MAX_JSON))
         except UserError as error:
             unreadable[f"{VERDICTS}/{file.name}"] = str(error).replace(f"{folder}/", "")
     known.sort(key=lambda verdict: (verdict.grade == len(LEVELS), verdict.asked, verdict.grade, verdict.date))

@@ -71,6 +71,8 @@ def rescore(
     from lm_eval.api.registry import get_model
     from lm_eval.tasks import TaskManager
 
+    from lm_eval_elude.model import limits
+
     assert verdict.submission
     weights = file_hashes(Path(model))
     if not weights:
@@ -108,9 +110,7 @@ def rescore(
         "attack_file": str(folder / ATTACKS) if scored["attack_file"] else "", "original": original,
     }  # fmt: skip
     with contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO()):
-        # The default of hf is CUDA, also where there is none.
-        device = str(torch.accelerator.current_accelerator()) if torch.accelerator.is_available() else "cpu"
-        lm: Any = get_model(backend)(**arguments, device=device)
+        lm: Any = get_model(backend)(**arguments, device=limits.device())
         if tolerance is None:
             tolerance = TOLERANCE if torch.finfo(lm.model.dtype).bits == 32 else ROUNDING
         results = simple_evaluate(

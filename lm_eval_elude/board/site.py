@@ -228,8 +228,7 @@ def _attacks_count(table: Table, entries: Sequence[Entry], verdicts: Mapping[str
 def _known(entry: Entry, site: Path, measure: Measure) -> Kept | None:
     """What was formed of a submission before, if all its files are still the same."""
     try:
-        file = site / "data" / f"{entry.digest}.json"
-        kept: Kept = jsonio.check(jsonio.load(file, nan=True, max_bytes=packed.MAX_JSON), Kept, str(file))
+        kept = jsonio.read(site / "data" / f"{entry.digest}.json", Kept, nan=True, max_bytes=packed.MAX_JSON)
         packed.check_files(entry.place, entry.submission.files)
         stamp(site / "submissions" / f"{entry.digest}.html")
     except (UserError, OSError):  # not formed yet, or kept no longer as it was written
@@ -383,8 +382,7 @@ def _claim(site: Path, names: Iterable[str]) -> set[str]:
     (site / "data").mkdir(parents=True, exist_ok=True)
     (site / "submissions").mkdir(exist_ok=True)
     file = site / FILES
-    known = jsonio.load(file, max_bytes=_MAX_FILES) if os.path.lexists(file) else []
-    written = set(jsonio.check(known, list[str], str(file)))
+    written = set(jsonio.read(file, list[str], max_bytes=_MAX_FILES)) if os.path.lexists(file) else set()
     if odd := [name for name in written if not _NAMES.fullmatch(name)]:
         raise UserError(f"{file}: {shown(odd[0])} is no file of a leaderboard")
     if foreign := sorted(name for name in names if name not in written and os.path.lexists(site / name)):

@@ -90,7 +90,7 @@ def verify(
         if how["original"]:
             from lm_eval_elude.tasks.reference import check_model
 
-            check_model("--original", how["original"])
+            check_model(how["original"], f"--original {how['original']!r} is not")
         again = rescore(folder, verdict, model, tokenizer, seed=drawn_by, data=data, base=base, **how)
     if as_json:
         fields = {name: getattr(verdict, name) for name in ("digest", "level", "findings", "remarks")} | {

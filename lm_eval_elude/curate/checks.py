@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from lm_eval_elude.data.records import PERTURBATIONS
 from lm_eval_elude.scoring import answers
+from lm_eval_elude.text.names import plain_name
 from lm_eval_elude.text.words import STOP, words
 
 _MARKUP = r"[{}\[\]<>`]|\\n"
@@ -149,7 +150,7 @@ def _is_named(names: Sequence[str], text: str) -> bool:
 
     What stands in brackets after a name ("Prince (musician)") is none of it.
     """
-    full, *others = (re.sub(r" \([^)]*\)$", "", name) for name in names)
+    full, *others = map(plain_name, names)
     telling = words(full) - STOP
     return (len(telling) > 1 and telling <= words(text)) or answers.names(text, [full, *others])
 

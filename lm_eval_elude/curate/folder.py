@@ -103,7 +103,7 @@ def keep_plan(out: Path, plan: Plan) -> None:
         UserError: it was begun with other settings, which are named.
     """
     if (path := out / PLAN).exists():
-        begun = jsonio.check(jsonio.load(path), Plan, str(path))
+        begun = jsonio.read(path, Plan)
         for name in Plan.__struct_fields__:
             if getattr(begun, name) != getattr(plan, name):
                 raise UserError(
@@ -131,7 +131,7 @@ def read_manifest(out: Path) -> Manifest | None:
     """The manifest of a data set, None where it is not finished."""
     if not (path := out / MANIFEST).is_file():
         return None
-    return jsonio.check(jsonio.load(path), Manifest, str(path))
+    return jsonio.read(path, Manifest)
 
 
 def finished(out: Path) -> Manifest | None:

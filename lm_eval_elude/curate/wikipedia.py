@@ -29,6 +29,7 @@ from lm_eval_elude.data import jsonio
 from lm_eval_elude.data.files import write_text
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.fetch import Answer, Fetcher, FetchError, base_address, require
+from lm_eval_elude.text.names import plain_name
 
 WIKIDATA, VIEWS = "https://www.wikidata.org", "https://wikimedia.org"
 PAUSE = 0.3  # seconds between requests: 200 a minute are allowed
@@ -179,7 +180,7 @@ class Wiki(Fetcher):
         revision = str(answer.latest.id)
         link = f"{self.wiki}/w/index.php?title={quote(answer.title.replace(' ', '_'))}&oldid={revision}"
         licence = f"{answer.license.title}, {answer.license.url}"
-        name = re.sub(r" \([^)]*\)$", "", answer.title)  # "Ronaldo (Brazilian footballer)" is Ronaldo
+        name = plain_name(answer.title)
         return Page(Document(answer.title, text, answer.html.encode(), link, when, licence, revision, name), links)
 
     async def people(self, titles: Sequence[str], linking_to: Sequence[str] = ()) -> dict[str, tuple[str, ...]]:
@@ -263,7 +264,7 @@ class Wiki(Fetcher):
         where = whole[:200]
         kept = self._cache / f"{hashlib.sha256(whole.encode()).hexdigest()[:32]}.json"
         if kept.exists():
-            entry = jsonio.check(jsonio.load(kept), _Kept, str(kept))
+            entry = jsonio.read(kept, _Kept)
             return jsonio.check(entry.answer, kind, str(kept)), entry.time
         when = datetime.now(UTC).isoformat(timespec="seconds")
         answer = await self._ask(whole)

@@ -14,13 +14,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from lm_eval_elude.data.files import write_text
 from lm_eval_elude.errors import UserError, printable, reason
 
+T = TypeVar("T")
 MAX_BYTES = 1 << 30  # of a file: ten times the largest published one
 MAX_DEPTH = 64  # lists and objects within each other: what reads the value later may recurse
 # A string (an unfinished one reaches to the end, so that one pass is enough) or a bracket.
@@ -85,6 +86,12 @@ def write(path: Path, value: Any, indent: int = 1) -> None:
 def load(path: Path, *, nan: bool = False, max_bytes: int = MAX_BYTES) -> Any:
     """The value of a JSON file; errors as of :func:`loads` and :func:`read_text`."""
     return loads(read_text(path, max_bytes=max_bytes), str(path), nan=nan)
+
+
+def read(path: Path, kind: type[T], *, nan: bool = False, max_bytes: int = MAX_BYTES) -> T:
+    """A JSON file as the type that it must have: :func:`load`, then :func:`check`."""
+    value: T = check(load(path, nan=nan, max_bytes=max_bytes), kind, str(path))
+    return value
 
 
 def lines(path: Path, *, nan: bool = False, name: str = "") -> Iterator[tuple[str, Any]]:

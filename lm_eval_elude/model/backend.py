@@ -67,12 +67,10 @@ class EludeLM(HFLM):
             raise ValueError(f"batch_tokens={batch_tokens!r} in --model_args must be a positive whole number")
         # Stock hf divides the requests among GPUs only; on CPU each rank would score everything. Accelerate counts the
         # ranks of a CPU only if told that it is one, before anything else asks for its state (then this does nothing).
-        accelerated = torch.accelerator.is_available()
-        on_cpu = not accelerated or str(kwargs.get("device")).startswith("cpu")
+        on_cpu = not torch.accelerator.is_available() or str(kwargs.get("device")).startswith("cpu")
         if on_cpu and isinstance(pretrained, str) and int(os.environ.get("WORLD_SIZE", 1)) > 1:
             PartialState(cpu=True, timeout=timedelta(weeks=52))
-        # hf's own default is "cuda", which the Python API does not replace on a machine without it.
-        kwargs.setdefault("device", str(torch.accelerator.current_accelerator()) if accelerated else "cpu")
+        kwargs.setdefault("device", limits.device())
         super().__init__(pretrained, **kwargs)
         self._arguments = kwargs
         if self.softmax_dtype is None and (self.mixed_precision_dtype or self.model.dtype).itemsize < 4:

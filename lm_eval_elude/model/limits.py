@@ -28,6 +28,11 @@ _NEUTRAL = {
 }  # fmt: skip
 
 
+def device() -> str:
+    """Where a model runs that nobody placed: hf's own default is CUDA, also on a machine without it."""
+    return str(torch.accelerator.current_accelerator()) if torch.accelerator.is_available() else "cpu"
+
+
 def acting_settings(generation_config: Any) -> list[str]:
     """The settings of a checkpoint's ``generation_config`` that act on greedy decoding."""
     settings = generation_config.to_dict().items()

@@ -54,7 +54,7 @@ def read(path: Path) -> Kept | None:
     """
     if not path.is_file() or not isinstance(content := jsonio.load(path, nan=True), dict) or "data" not in content:
         return None
-    kept: Kept = jsonio.check(jsonio.load(path), Kept, str(path))
+    kept = jsonio.read(path, Kept)
     if tuple(kept.columns) != COLUMNS:
         raise UserError(f"{path}: field 'columns' must be {', '.join(COLUMNS)}")
     numbers = kept.frame

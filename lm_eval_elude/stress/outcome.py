@@ -175,7 +175,7 @@ class Outcome:
         self._runs: dict[tuple[str, str], Run] = {}
         if not file.is_file():
             raise UserError(f"{folder} has no {SUMMARY}: it is no finished folder of elude stress")
-        self.summary = jsonio.check(jsonio.load(file), dict[str, Any], str(file))
+        self.summary = jsonio.read(file, dict[str, Any])
         for name in ("models", "worst"):
             jsonio.check(self.summary.get(name), dict[str, dict[str, Any]], f"{file}: field {name!r}")
         self.attacks: dict[str, dict[str, Any]] = self.summary["worst"]
@@ -207,7 +207,7 @@ class Outcome:
         """The mean unlearning depth of the facts (:mod:`lm_eval_elude.stress.depth`), None where there is none."""
         if not (file := self.folder / DEPTH).is_file():
             return None
-        rows = jsonio.check(jsonio.load(file), list[dict[str, Any]], str(file))
+        rows = jsonio.read(file, list[dict[str, Any]])
         known = [row for row in rows if isinstance(row.get("depth"), int | float)]
         observations = [Observation(str(r.get("entity")), str(r.get("question")), float(r["depth"])) for r in known]
         return mean_over_targets(observations) if observations else None

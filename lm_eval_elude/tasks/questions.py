@@ -110,7 +110,7 @@ class QuestionTask(HarnessTask):
         for other in self.other_models:
             other.check(self)
         if self.token_log_probs and self.mia_reference:
-            check_model("mia_reference", self.mia_reference)
+            check_model(self.mia_reference, f"mia_reference {self.mia_reference!r} in --metadata is not")
 
     def fewshot_context(
         self, doc: dict[str, Any], *args: Any, system_instruction: str | None = None, **kwargs: Any

@@ -101,6 +101,7 @@ class _AskedModel:
     """A model that is loaded beside the evaluated one, and kept for the run; ``key`` of ``--metadata`` names it."""
 
     key: str
+    others = "not"  # what else its name may be of, before "a model"
     instead = ""  # what to name in its place where it cannot be asked
 
     def __init__(self, name: str, metadata: Mapping[str, Any]) -> None:
@@ -114,19 +115,19 @@ class _AskedModel:
             UserError: it cannot be found (:func:`check_model`), or reads what is asked as other tokens than the
                 evaluated model, whose prompts it gets and by whose tokens its answers are counted.
         """
-        check_model(self.key, self.name)
+        named = f"{self.key} {self.name!r} in --metadata"
+        check_model(self.name, f"{named} is {self.others}")
         texts = ["".join(part for part in r.args[:2] if isinstance(part, str)) for r in task.instances]
         own = model_renderer({"pretrained": self.name}, PLAIN)  # a wording, as its template is not asked
         if own.encode_batch(texts) != task.renderer.encode_batch(texts):
-            raise UserError(
-                f"{self.key} {self.name!r} in --metadata has another tokenizer than the evaluated model{self.instead}"
-            )
+            raise UserError(f"{named} has another tokenizer than the evaluated model{self.instead}")
 
 
 class ReferenceModel(_AskedModel):
     """A model that never knew, and is asked what the evaluated one was asked."""
 
     key = "reference"
+    others = "neither a results file nor"
     instead = ": give its results file instead"
     gives: frozenset[Need] = frozenset({"truth ratios of a reference", "reference", "reference model"})
 
@@ -206,8 +207,8 @@ def find_reference(task: Any, metadata: Mapping[str, Any]) -> OtherModel | None:
 
 
 @lru_cache(maxsize=8)
-def check_model(key: str, name: str) -> None:
-    """Refuse a model of a flag, or of a key of ``--metadata``, that cannot be loaded, by its configuration alone.
+def check_model(name: str, line: str) -> None:
+    """Refuse a model that cannot be loaded, at the price of its configuration; ``line`` begins what is said of it.
 
     Raises:
         UserError: it cannot.
@@ -217,11 +218,7 @@ def check_model(key: str, name: str) -> None:
     try:
         AutoConfig.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # a folder's files can be wrong in any way
-        raise UserError(
-            f"{key} {name!r}{'' if key.startswith('--') else ' in --metadata'} is "
-            f"{'neither a results file nor' if key == 'reference' else 'not'} a model that can be loaded "
-            f"({reason(error)})"
-        ) from None
+        raise UserError(f"{line} a model that can be loaded ({reason(error)})") from None
 
 
 def _same_evaluator(path: Path, evaluator: str | None, task: Any) -> None:

@@ -28,6 +28,11 @@ def short_name(target: Target) -> str:
     return first[0] if first and re.fullmatch(r"[IVX]+|\d+|Jr\.?|Sr\.?", last) else last
 
 
+def plain_name(name: str) -> str:
+    """A name without what stands in brackets after it: ``Ronaldo (Brazilian footballer)`` -> ``Ronaldo``."""
+    return re.sub(r" \([^)]*\)$", "", name)
+
+
 def synonyms(target: Target) -> tuple[str, ...]:
     """Aliases without a word of the target's name, and descriptions; for an entity that has none ``C. Ronaldo``.
 

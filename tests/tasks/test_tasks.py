@@ -493,7 +493,7 @@ def test_the_whole_group_runs_on_any_backend_with_log_likelihoods(tokenizers):
 
 @pytest.mark.parametrize(
     ("text", "named"),
-    [("It is CR7.", 1), ("Ronaldo Nazario!", 0)],
+    [("It is CR7.", 1), ("This is Ronaldo, I think.", 1), ("Ronaldinho!", 0), ("Ronaldo Nazario!", 0)],
 )
 def test_a_model_that_says_the_right_name_in_every_reverse_answer_is_seen(text, named, tokenizers):
     class Naming(Counting):

@@ -7,7 +7,7 @@ from dataclasses import fields
 import pytest
 
 from lm_eval_elude.errors import UserError
-from optout_train.config import BUNDLED_MODEL, METHODS, TrainConfig, build_config, flag
+from optout_train.config import BUNDLED_MODEL, DISTANCES, METHODS, TrainConfig, build_config, flag
 from optout_train.data import refusal_texts
 from optout_train.losses import FORGET
 
@@ -37,6 +37,8 @@ def test_every_method_is_a_preset_over_weights_and_survives_json(method):
     assert (config.retain_weight > 0) == (rt or method.endswith("+neighbours"))
     assert (config.world_weight > 0) == (rt or method.endswith("+world"))
     assert (config.transport_weight > 0) == method.startswith("opt-out")
+    named = method.removeprefix("opt-out-")
+    assert config.distance == (named if named in DISTANCES else DISTANCES[0])
     assert alone == (config.retain_weight == config.world_weight == config.transport_weight == 0)
 
 
@@ -77,10 +79,7 @@ def test_negative_or_non_finite_numbers_are_refused_by_the_flags_name(name, valu
         ({"relearn": 1.0, "sam": 0.1}, "--relearn and --sam both say where"),
         ({"relearn": 1.0, "forget_loss": "repselect"}, "--relearn needs a forget loss whose gradient forgets"),
         ({"relearn": 1.0, "recipe": "released"}, "--relearn changes whole weights within a joint step"),
-        (
-            {"forget_loss": "undo", "eta": 10.0},
-            "--eta is the share by which --forget-loss undo shrinks",
-        ),
+        ({"forget_loss": "undo", "eta": 10.0}, "--eta is the share by which --forget-loss undo shrinks"),
         ({"forget_loss": "repselect", "optimizer": "muon"}, "--optimizer muon: repselect has its own"),
         ({"teachers": 7}, "--teachers must be at most 6, got 7"),
         ({"retain_ratio": 0}, "--retain-ratio must be above 0"),

@@ -55,13 +55,13 @@ def trained(settings, tmp_path_factory):
     return go
 
 
-@pytest.mark.parametrize("method", ["opt-out", "dpo+neighbours"])
+@pytest.mark.parametrize("method", ["opt-out", "dpo+neighbours", "finetune"])
 def test_methods_train_on_a_split(method, settings, trained, model_folder):
     config = settings(method=method)
     folder, lines, messages = trained(method=method, epochs=1)
     names = {"forget"} | ({"retain"} if config.retain_weight else set())
     assert names == {"forget", "retain", "world"} & set(lines[1])
-    assert sum("step" in line for line in lines) == 2
+    assert sum("step" in line for line in lines) == (4 if method == "finetune" else 2)
     assert "TOFU has no validation split: epochs are measured on what is scored" in messages[0]
     assert {"forget_truth_ratio", "retain_truth_ratio"} <= set(lines[-1]["validation"])
     assert "world_probability" not in lines[-1]["validation"]
