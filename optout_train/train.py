@@ -8,7 +8,6 @@ checkpoint is written, from which ``--resume`` goes on to the same bytes.
 from __future__ import annotations
 
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -23,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lm_eval_elude.errors import UserError
-from lm_eval_elude.model.scorer import AnswerLogProbs, Scorer, load_model, score_all
+from lm_eval_elude.model.scorer import AnswerLogProbs, Scorer, load_model, repeatable, score_all
 from lm_eval_elude.text.chat import Encoded, Renderer, load_tokenizer
 from optout_train.config import AUTO, AUTO_RATE, WHOLE_BATCH, TrainConfig
 from optout_train.data import KEPT, StepIndices, TrainingData, load_training_data, passes
@@ -121,10 +120,7 @@ def prepare(config: TrainConfig, source: Source, accelerator: Any, say: Callable
     if config.whole_batch and accelerator.num_processes > 1:
         raise UserError(f"{WHOLE_BATCH}: train in one process")
     device = accelerator.device
-    if device.type == "cuda":  # the same command gives the same bytes
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    repeatable(device)
     torch.manual_seed(config.seed)
     tokenizer = load_tokenizer(config.model_path, revision=config.revision or None)
     base = base_folder(config)

@@ -13,8 +13,9 @@ from lm_eval_elude.errors import UserError
 from lm_eval_elude.scoring.benchmark import MEASURED, as_row
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS, task_report
 from lm_eval_elude.scoring.estimates import Estimate, average
+from lm_eval_elude.scoring.runs import Run
 from lm_eval_elude.scoring.settings import Settings
-from lm_eval_elude.stress.outcome import CHECKPOINT, ORIGINAL, REFERENCE, START, TASK, Outcome
+from lm_eval_elude.stress.outcome import CHECKPOINT, ORIGINAL, REFERENCE, START, TASK, Outcome, height
 
 AGAIN = 0.1  # by which the recovery of a second run may be higher: devices round, and training makes more of it
 _REPEATED = ("targets", "truth_ratio", "fingerprint")  # settings that are those of the run
@@ -44,21 +45,8 @@ def check(run: Packed, docs: Sequence[Mapping[str, Any]], settings: Settings) ->
     Raises:
         UserError: it does not; the message says where.
     """
-    from lm_eval_elude.stress.weights import WEIGHT_ATTACKS, lacking  # with torch, which a board does without
-
-    outcome, scored = Outcome(run.folder / STRESS), run.settings(TASK)
-    outcome.must_be_of(CHECKPOINT, run, STRESS)
-    if odd := [name for name in _REPEATED if outcome.summary.get(name) != scored[name]]:
-        raise UserError(f"{STRESS}: {', '.join(odd)} differ from those of the run")
-    suite = outcome.summary.get("suite")
-    if suite not in ("quick", "full"):
-        raise UserError(f"{STRESS}: made by --suite {suite!r}; a submission's is quick or full")
-    stated = {name: (row.get("original"), row.get("inside")) for name, row in outcome.attacks.items()}
-    records: list[Any] = [record for record, _ in BENCHMARKS[TASK].records(settings)]
-    suited = [row for row in WEIGHT_ATTACKS.values() if getattr(row, suite)]
-    suited = [row for row in suited if not lacking(row, suite, records, settings, 0)]
-    if stated != {row.name: (row.original, row.inside) for row in suited}:
-        raise UserError(f"{STRESS}: its attacks are not those of a suite of this version on these data")
+    outcome = Outcome(run.folder / STRESS)
+    whole(outcome, run, settings, STRESS)
     expected = [_asked(doc) for doc in docs]
     places = [(START, role) for role in (CHECKPOINT, REFERENCE, ORIGINAL)]
     places += [(name, role) for name in outcome.worst for role in (CHECKPOINT, REFERENCE)]
@@ -74,6 +62,33 @@ def check(run: Packed, docs: Sequence[Mapping[str, Any]], settings: Settings) ->
             raise UserError(f"{STRESS}: {name}, {role}{differs}, which does not follow from the samples")
     strongest(outcome)
     return outcome
+
+
+def whole(outcome: Outcome, run: Run, settings: Settings, where: str) -> list[str]:
+    """The attacks of the suite that the data set cannot teach, which are left out of it.
+
+    Args:
+        settings: as those of :func:`check`.
+        where: what an error begins with.
+
+    Raises:
+        UserError: the attacks are not a whole suite on the checkpoint of the run; a glance is none.
+    """
+    from lm_eval_elude.stress.weights import WEIGHT_ATTACKS, lacking  # with torch, which a board does without
+
+    outcome.must_be_of(CHECKPOINT, run, where)
+    if odd := [name for name in _REPEATED if outcome.summary.get(name) != run.settings(TASK)[name]]:
+        raise UserError(f"{where}: {', '.join(odd)} differ from those of the run")
+    suite = outcome.summary.get("suite")
+    if suite not in ("quick", "full"):
+        raise UserError(f"{where}: made by --suite {suite!r}; what is handed on is quick or full")
+    stated = {name: (row.get("original"), row.get("inside")) for name, row in outcome.attacks.items()}
+    records: list[Any] = [record for record, _ in BENCHMARKS[TASK].records(settings)]
+    of_suite = [row for row in WEIGHT_ATTACKS.values() if getattr(row, suite)]
+    left_out = [row.name for row in of_suite if lacking(row, suite, records, settings, 0)]
+    if stated != {row.name: (row.original, row.inside) for row in of_suite if row.name not in left_out}:
+        raise UserError(f"{where}: its attacks are not those of a suite of this version on these data")
+    return left_out
 
 
 def _asked(doc: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,7 +114,11 @@ def run_again(submitted: Outcome, again: Path, weights: Mapping[str, str]) -> st
     for role in (REFERENCE, ORIGINAL):
         if not repeated.is_of(role, submitted.summary["models"][role].get("checkpoint") or ()):
             raise UserError(f"--stress {again}: its {role} is not the one that was submitted")
-    (name, back), (_, stated) = strongest(repeated), strongest(submitted)
-    if back.value - stated.value <= AGAIN:
-        return ""
-    return f"attacked again: {name} brings back {back.value:.0%}, and {stated.value:.0%} is the most that was submitted"
+    worse = []
+    for name, worst in repeated.worst.items():  # of each attack: a report shows them all, not the strongest alone
+        stated = submitted.worst.get(name)
+        if stated is None:
+            worse.append(f"{name} brings back {height(worst):.0%}, and nothing was submitted of it")
+        elif height(worst) - height(stated) > AGAIN:
+            worse.append(f"{name} brings back {height(worst):.0%}, and {height(stated):.0%} was submitted")
+    return f"attacked again: {'; '.join(worse)}" if worse else ""

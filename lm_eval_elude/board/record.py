@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lm_eval_elude.board import submission as packed
+from lm_eval_elude.board.attacked import whole
 from lm_eval_elude.board.rescore import rescore
 from lm_eval_elude.board.verify import MEANING, Verdict, verify
 from lm_eval_elude.data import bundled, jsonio
@@ -29,6 +30,7 @@ from lm_eval_elude.scoring.estimates import Estimate, difference, newcombe
 from lm_eval_elude.scoring.metrics import METRICS
 from lm_eval_elude.scoring.runs import Run
 from lm_eval_elude.scoring.samples import of_reference
+from lm_eval_elude.scoring.settings import resolve_settings
 from lm_eval_elude.stress.outcome import CHECKPOINT, REFERENCE, SUMMARY, TASK, Outcome
 from lm_eval_elude.text.chat import Renderer, load_tokenizer
 
@@ -54,7 +56,8 @@ def record(
 
     Raises:
         UserError: the checkpoint has no manifest, the run is not of it, has no reference, or is not what
-            ``elude verify`` accepts, or the attacks were on another checkpoint or beside another reference.
+            ``elude verify`` accepts, or the attacks are no whole suite, were on another checkpoint, or beside another
+            reference.
     """
     manifest = read_manifest(checkpoint)
     if manifest is None:
@@ -86,9 +89,12 @@ def record(
             if any(each.get(field) and each.get(field) == model.get(field) for field in ("name", "weights")):
                 raise UserError(f"{reference.path} is of {each['name']}, which is no model that never knew the targets")
     _verified(reference, data=scored["dataset"])
+    left_out: list[str] = []
     if attacked:
-        for role, of_role in ((CHECKPOINT, run), (REFERENCE, reference)):
-            attacked.must_be_of(role, of_role, f"--stress {attacked.folder}")
+        where = f"--stress {attacked.folder}"
+        asked = resolve_settings({"dataset": scored["dataset"], "target": list(scored["targets"])})
+        left_out = whole(attacked, run, asked, where)
+        attacked.must_be_of(REFERENCE, reference, where)
     base = bundled.path_of(str(manifest.base_model.get("name") or ""))
     verdict = _verified(run, reference, checkpoint, records, data=scored["dataset"], base=base)
     tests = tested(verdict.samples, scored)
@@ -118,6 +124,7 @@ def record(
             "suite": attacked.summary.get("suite"),
             "survived": [name for name in survived if survived[name]],
             "notSurvived": [name for name in survived if not survived[name]],
+            "notJudged": [name for name in (*attacked.attacks, *left_out) if name not in survived],
             "summary": {"digest": {"sha256": sha256(attacked.folder / SUMMARY)}},
         }
     if key:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,6 +31,14 @@ class AnswerLogProbs(NamedTuple):
     def means(self) -> Tensor:
         """Mean log-probability of an answer token, shape (samples,): the logarithm of P(a|q)^(1/|a|)."""
         return self.sums / self.counts
+
+
+def repeatable(device: torch.device) -> None:
+    """Let the same command give the same bytes on a CUDA device, too, from now on in this process."""
+    if device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def load_model(name: str, revision: str | None = None, dtype: Any = "auto", flag: str = "--model") -> Any:

@@ -24,7 +24,7 @@ from transformers.utils import logging as transformers_logging
 from lm_eval_elude.data import jsonio
 from lm_eval_elude.data.records import QARecord, fingerprint
 from lm_eval_elude.errors import UserError
-from lm_eval_elude.model.scorer import Scorer, layers_of, load_model, score_all
+from lm_eval_elude.model.scorer import Scorer, layers_of, load_model, repeatable, score_all
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS
 from lm_eval_elude.scoring.likelihood import harmonic_mean
 from lm_eval_elude.scoring.samples import mean
@@ -121,6 +121,7 @@ class Stress:
         self.attacks = [attack for attack in attacks if self._can_learn(attack)]
         self.cells = list(self._cells())
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        repeatable(self.device)
 
     def _can_learn(self, attack: WeightAttack) -> bool:
         """Whether the data set has what an attack of this suite trains on."""
@@ -162,6 +163,7 @@ class Stress:
             "fingerprint": fingerprint(self.forget.records),
             "suite": self.suite,
             "stress_seed": self.seed,
+            "device": self.device.type,
         }
 
     def load(self, role: str) -> Any:
@@ -188,6 +190,8 @@ class Stress:
         for line in self.left_out:
             say(line)
         waiting = [cell for cell in self.cells if not (out / WORK / cell.file).is_file()]
+        if waiting and self.suite == "full":
+            say(self.cost(waiting))
         for role in self.models:
             if not (path := out / WORK / f"{START}_{role}.json").is_file():
                 jsonio.write(path, jsonio.finite([self._scored(self.load(role), 0)]))
@@ -204,8 +208,6 @@ class Stress:
         outcome.knowledge(start_docs, described)
         if not (out / DEPTH).is_file():
             jsonio.write(out / DEPTH, jsonio.finite(self._depth()))
-        if waiting and self.suite == "full":
-            say(self.cost(waiting))
         with tqdm(total=len(self.cells), initial=len(self.cells) - len(waiting), unit="run",
                   disable=not sys.stderr.isatty()) as bar:  # fmt: skip
             for cell in waiting:
@@ -269,8 +271,10 @@ class Stress:
         ]  # fmt: skip
 
     def cost(self, cells: Sequence[Cell]) -> str:
-        """What is still to do, and about how long it takes here: a scoring and five steps of training are timed."""
-        model, began = self.load(CHECKPOINT), time.monotonic()
+        """What is still to do, and about how long it takes here: loading, a scoring and five steps are timed."""
+        began = time.monotonic()
+        model = self.load(CHECKPOINT)
+        loading, began = time.monotonic() - began, time.monotonic()
         self._scored(model, 0)
         scoring = time.monotonic() - began
         row = WEIGHT_ATTACKS["relearn_half"]
@@ -281,7 +285,7 @@ class Stress:
         step = (time.monotonic() - began) / 5
         steps = sum(int(cell.setting.points[-1]) for cell in cells if cell.attack.lessons)
         scorings = sum(len(cell.setting.points) for cell in cells)
-        minutes = (steps * step + scorings * scoring) / 60
+        minutes = (len(cells) * loading + steps * step + scorings * scoring) / 60
         return f"{len(cells)} runs: {steps} steps of training, {scorings} scorings, about {minutes:.0f} minutes here"
 
 

@@ -317,19 +317,19 @@ WEIGHT_ATTACKS: dict[str, WeightAttack] = {
             each_matrix(pruned), (Setting("all", (0.1, 0.3)),), (Setting("all", (0.05, 0.1, 0.2, 0.3, 0.4, 0.5)),),
         ),
         WeightAttack(
-            "interpolate", "Moves the weights back towards those from before unlearning, or further away from them.",
-            interpolate, (Setting("all", (-0.25, 0.25, 0.5)),), (Setting("all", (-0.5, -0.25, 0.1, 0.25, 0.5, 0.75)),),
-            original=True,
+            "interpolate", "Moves the weights towards those from before unlearning, beyond them, or away from them.",
+            interpolate, (Setting("all", (-0.25, 0.25, 0.5)),),
+            (Setting("all", (-0.5, -0.25, 0.1, 0.25, 0.5, 0.75, 1.25)),), original=True,
+        ),
+        WeightAttack(
+            "logit_lens", "Reads the answers out of the inner layers, through the last norm and the vocabulary.",
+            logit_lens, (Setting("all", (0.2, 0.4, 0.6, 0.8)),),
+            (Setting("all", (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)),), inside=True,
         ),
         WeightAttack(
             "soft_prompt",
             "Puts vectors before every question, fitted to one half of the facts; the other half is asked.",
             soft_prompt, (), _RESTARTS, facts, halves=True, inside=True,
-        ),
-        WeightAttack(
-            "logit_lens", "Reads the answers out of the inner layers, through the last norm and the vocabulary.",
-            logit_lens, (Setting("all", (0.2, 0.4, 0.6, 0.8)),), (Setting("all", (0.2, 0.4, 0.6, 0.8, 0.9)),),
-            inside=True,
         ),
     )
 }  # fmt: skip

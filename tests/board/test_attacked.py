@@ -15,7 +15,7 @@ from lm_eval_elude.data.files import file_hashes
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.scoring.estimates import exact
 from lm_eval_elude.scoring.settings import resolve_settings
-from lm_eval_elude.stress.outcome import CHECKPOINT, ORIGINAL, REFERENCE, SUMMARY, Outcome
+from lm_eval_elude.stress.outcome import CHECKPOINT, ORIGINAL, REFERENCE, SUMMARY, Outcome, height
 from lm_eval_elude.stress.suite import Stress
 from lm_eval_elude.stress.weights import WEIGHT_ATTACKS, Training
 from tests.board import runs
@@ -76,7 +76,7 @@ POINT = "samples_elude_forget_relearn_half-checkpoint.jsonl"
         (SUMMARY, lambda table: table["worst"].pop("relearn_half"), "not those of a suite"),
         (SUMMARY, lambda table: table["worst"]["relearn_half"].update(original=True), "not those of a suite"),
         (SUMMARY, lambda table: table.update(suite="full"), "not those of a suite"),
-        (SUMMARY, lambda table: table.update(suite="glance"), "a submission's is quick or full"),
+        (SUMMARY, lambda table: table.update(suite="glance"), "what is handed on is quick or full"),
         (SUMMARY, lambda table: table["models"].update(checkpoint=table["models"][REFERENCE]), "not the one that was"),
         (SUMMARY, lambda table: table.update(targets=["Taylor Swift"]), "targets differ"),
         (SUMMARY, lambda table: table.clear(), "stress.json"),
@@ -133,6 +133,14 @@ def test_a_point_that_was_passed_over_is_found_by_attacking_again(brought, data,
     runs.hashed_again(folder)
     assert verify.verify(folder, data=str(data)).level
     assert "attacked again: relearn_" in attacked.run_again(Outcome(folder / PLACE), stressed, weights)
+    one = Path(shutil.copytree(brought, tmp_path / "one"))  # of the weakest attack alone, which the strongest covers
+    least = min(Outcome(stressed).worst.values(), key=height).attack
+    _, most = attacked.strongest(Outcome(brought / PLACE))
+    with runs.changed(one / PLACE / SUMMARY) as table:
+        table["worst"][least]["point"] = None
+    found = attacked.run_again(Outcome(one / PLACE), stressed, weights)
+    assert found.startswith(f"attacked again: {least} brings back") and "and nothing was submitted of it" in found
+    assert attacked.strongest(Outcome(one / PLACE))[1] == most
     with pytest.raises(UserError, match=r"--stress .*--rescore"):
         attacked.run_again(Outcome(brought / PLACE), stressed, file_hashes(runs.TINY))
 

@@ -13,7 +13,8 @@ from lm_eval_elude.errors import UserError
 from lm_eval_elude.scoring.runs import Run
 from lm_eval_elude.scoring.samples import Sample
 from lm_eval_elude.scoring.settings import provenance
-from lm_eval_elude.stress.outcome import CHECKPOINT, ORIGINAL, REFERENCE, TASK, Outcome, Point, finish
+from lm_eval_elude.stress.outcome import CHECKPOINT, ORIGINAL, REFERENCE, SUMMARY, TASK, Outcome, Point, finish
+from lm_eval_elude.stress.weights import WEIGHT_ATTACKS
 from tests.board import runs
 from tests.board.runs import changed
 
@@ -66,7 +67,8 @@ def attacked(folder: Path, checkpoint: Run, reference: Run, share: float = 1) ->
         Point("prune", "all", 0.1, docs, kept),
         Point("relearn_half", "full", 5, docs | {CHECKPOINT: known}, kept),
     ]
-    attacks = {point.attack: {"sentence": "An attack.", "original": False} for point in points}
+    rows = [row for row in WEIGHT_ATTACKS.values() if row.quick]
+    attacks = {row.name: {"sentence": "An attack.", "original": row.original, "inside": row.inside} for row in rows}
     folder.mkdir()
     finish(folder, settings, attacks, docs | {ORIGINAL: known}, points)
     return Outcome(folder)
@@ -79,13 +81,15 @@ def test_a_record_names_the_attacks_on_the_weights_that_were_survived_and_those_
     statement = board.record(runs.WITHOUT, never_knew, records=1, attacked=found)
     predicate, lasting = statement["predicate"], board.tested_weights(found)
     assert [test["metric"] for test in lasting["prune"]] == ["probability", "truth_first"]
-    assert predicate["tests"][-4:] == [*lasting["prune"], *lasting["relearn_half"]]
+    assert predicate["tests"][-4:] == [*lasting["relearn_half"], *lasting["prune"]]
     for name, tests in lasting.items():
         for test in tests:
             assert test["excess"] == pytest.approx(test["value"] - test["reference"]) and test["task"] == name
             assert (test["value"] > 0.99) == (name == "relearn_half")
     assert predicate["weightAttacks"]["survived"] == []  # the data has eight records: not enough
-    assert predicate["weightAttacks"]["notSurvived"] == ["prune", "relearn_half"]
+    assert predicate["weightAttacks"]["notSurvived"] == ["relearn_half", "prune"]
+    others = [name for name in found.attacks if name not in ("prune", "relearn_half")]
+    assert predicate["weightAttacks"]["notJudged"] == others and "interpolate" in others
     assert predicate["limits"] == [*board.TESTED["limits"], board.TESTED["attacked"]]
     board.write(statement, tmp_path)
     assert "relearn half" in (tmp_path / "record.html").read_text()
@@ -95,6 +99,15 @@ def test_a_record_names_the_attacks_on_the_weights_that_were_survived_and_those_
     ):
         with pytest.raises(UserError, match=line):
             board.record(runs.WITHOUT, never_knew, attacked=attacked(tmp_path / name, *runs_of))
+    for forge, line in (
+        (lambda table: table.update(suite="glance"), "made by --suite 'glance'; what is handed on is quick or full"),
+        (lambda table: table["worst"].pop("relearn_half"), "its attacks are not those of a suite"),
+    ):
+        shutil.copytree(found.folder, forged := tmp_path / line[:7])
+        with changed(forged / SUMMARY) as table:
+            forge(table)
+        with pytest.raises(UserError, match=f"^--stress .*: {line}"):
+            board.record(runs.WITHOUT, never_knew, attacked=Outcome(forged))
     code, _, error = runs.elude(
         capsys, "record", runs.WITHOUT, never_knew.path, "--out", tmp_path / "r", "--stress", tmp_path
     )
