@@ -10,13 +10,13 @@ from huggingface_hub import try_to_load_from_cache
 
 from lm_eval_elude.data import bundled, dataset, tofu
 from lm_eval_elude.data.dataset import Selection
-from lm_eval_elude.data.manifest import Manifest, full_path
+from lm_eval_elude.data.manifest import Manifest, full_path, read_manifest
 from lm_eval_elude.data.records import QARecord, fingerprint
 from lm_eval_elude.data.sets import Split, Subset
 from lm_eval_elude.data.targets import Target
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.scoring.conventions import CONVENTIONS, Convention
-from optout_train.config import TrainConfig, earlier_request, has_learnt
+from optout_train.config import METHODS, TrainConfig, earlier_request, has_learnt
 
 
 class Elude:
@@ -93,7 +93,15 @@ class Tofu:
     targets: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, config: TrainConfig) -> None:
+        """Raises UserError where a finetuning would teach again what its model forgot; all splits share authors."""
         self.dataset, self.slug = config.dataset, config.forget_split
+        before = read_manifest(config.model) if config.loss.learns and config.learn == "all" else None
+        split = before.settings.get("forget_split") if before and before.method in METHODS else ""
+        if before and split and not has_learnt(before):
+            raise UserError(
+                f"--method finetune would teach {self.slug} to a model that was asked to forget {split}. A request is "
+                f"not undone: start from the model before it, {before.first_base}"
+            )
         self.convention = CONVENTIONS[config.tofu_evaluator]
         self.remark = (
             "TOFU has no validation split: epochs are measured on what is scored "

@@ -15,6 +15,7 @@ from lm_eval_elude.tasks.questions import QuestionTask
 from lm_eval_elude.text.chat import Renderer
 from optout_train.config import METHODS
 from optout_train.data import plan_steps
+from optout_train.sources import source_of
 from optout_train.train import train
 from tests.train.conftest import config_of, rows
 
@@ -68,6 +69,13 @@ def test_methods_train_on_a_split(method, settings, trained, model_folder):
     manifest = read_manifest(folder)
     assert manifest.targets == () and manifest.method == method and manifest.settings["forget_split"] == "forget05"
     assert file_hashes(folder) != file_hashes(model_folder)
+    again = {"model": str(folder), "method": "finetune"}
+    if method == "finetune":
+        source_of(settings(**again))
+    else:
+        with pytest.raises(UserError, match=f"would teach forget05 .* asked to forget forget05.*{model_folder}$"):
+            source_of(settings(**again))
+        source_of(settings(**again, learn="retain"))
 
 
 @pytest.mark.parametrize("method", METHODS)
