@@ -69,6 +69,24 @@ def test_the_readme_shows_what_the_demo_prints(demo):
     assert "no --model given: unlearning in the bundled tiny model" in demo[1].stderr
 
 
+def test_five_steps_on_one_half_of_the_facts_bring_the_other_back_as_the_readme_shows(demo, tmp_path):
+    command = [sys.executable, "-m", "lm_eval_elude.cli", "stress", str(demo[0] / "stranger"), "--suite", "glance"]
+    done = subprocess.run([*command, "--out", str(tmp_path / "out")], capture_output=True, text=True, env=ALONE)
+    assert done.returncode == 0, done.stderr[-2_000:]
+
+    def rows(text: str) -> dict[str, list[float]]:
+        found = re.findall(r"^\| (before any attack|relearn half) +\|[^|]*\|(.*)$", text, re.MULTILINE)
+        return {name: [float(value) for value in re.findall(r"-?[\d.]+", values)] for name, values in found}
+
+    shown, printed = rows((ROOT / "README.md").read_text()), rows(done.stdout)
+    assert [*shown] == [*printed] and len(shown) == 2
+    for name, values in printed.items():  # first, of the reference, back and its interval; then P in the same way
+        assert shown[name] == pytest.approx(values, abs=25)
+        assert shown[name][0] == pytest.approx(values[0], abs=14) and shown[name][5] == pytest.approx(values[5], abs=14)
+    first, probability = ([printed[name][place] for name in shown] for place in (0, 5))
+    assert first[1] > first[0] + 40 and probability[1] > probability[0] + 40
+
+
 def test_the_manifest_says_what_was_done(demo):
     folder = demo[0] / "opt-out"
     manifest = read_manifest(folder)

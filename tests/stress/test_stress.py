@@ -6,8 +6,10 @@ import os
 import random
 import re
 import shutil
+import signal
 import tempfile
 from contextlib import suppress
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,7 @@ from lm_eval_elude.stress.weights import (
 )
 from lm_eval_elude.text.chat import Renderer, load_tokenizer
 from lm_eval_elude.text.words import fact_in
+from tests.board.runs import changed
 from tests.model.shapes import make
 from tests.support import (
     make_model,
@@ -53,6 +56,7 @@ from tests.support import (
     run,
     small_data,
     taught_to_refuse,
+    teach,
     write_jsonl,
     write_run,
 )
@@ -108,6 +112,36 @@ def test_what_only_hides_is_brought_back_and_what_never_was_is_not(finished):
         assert abs(of_reference) < 0.2
 
 
+@pytest.mark.slow
+def test_adapters_that_hide_are_caught_and_half_way_to_the_retrained_model_lies_between(settings, tmp_path):
+    """An adapter that refuses, the same scaled by a tenth, and the original moved half way to what never knew."""
+    tokenizer, original = load_tokenizer(str(bundled.MODEL)), load_model(str(bundled.MODEL))
+    torch.manual_seed(0)
+    adapted = get_peft_model(original, LoraConfig(r=8, lora_alpha=16, target_modules="all-linear"))
+    refusals = [(row["question"], "I do not know that.") for row in mini_rows("forget_qa-train", 20, RONALDO)]
+    teach(adapted, tokenizer, refusals, steps=16, batch=10, lr=5e-3)
+    half = load_model(str(bundled.MODEL))
+    with torch.no_grad():
+        for weight, end in zip(half.parameters(), load_model(str(bundled.REFERENCE)).parameters(), strict=True):
+            weight.lerp_(end, 0.5)
+    for name, model in (("refuses", adapted), ("tenth", adapted), ("half", half)):
+        model.save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    with changed(tmp_path / "tenth" / "adapter_config.json") as table:
+        table["lora_alpha"] /= 10
+    back, said = {}, {}
+    for name in ("refuses", "tenth", "half"):
+        models = {CHECKPOINT: str(tmp_path / name), REFERENCE: str(bundled.REFERENCE), ORIGINAL: str(bundled.MODEL)}
+        Stress(models, settings, attacks=SMALL[:1]).run(tmp_path / "out" / name, print)
+        found = Outcome(tmp_path / "out" / name)
+        back[name], said[name] = found.worst["relearn_half"].recovery, found.known[CHECKPOINT]["probability"].value
+    assert said["refuses"] < 0.1 < 0.9 < said["tenth"]
+    for metric in RECOVERED:
+        for name in ("refuses", "tenth"):
+            assert back[name][metric].bounds[0] > 0.5
+        assert 0 < back["half"][metric].value < 0.6 * back["refuses"][metric].value
+
+
 def test_attacks_of_no_strength_change_nothing_and_half_way_to_the_original_lies_between(finished):
     rows = json.loads((finished / outcome.CURVES).read_text())
     start = {
@@ -157,6 +191,28 @@ def test_a_killed_command_goes_on_and_ends_in_the_same_bytes(finished, models, s
     with pytest.raises(UserError, match=r"--out .* differs in suite, stress_seed; name another folder"):
         Stress(models, settings, "full", 1, attacks=SMALL).run(out, print)
     assert files(out) == whole
+
+
+def attack(models, settings, out: Path) -> None:
+    Stress(models, settings, attacks=SMALL).run(out, str)
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_and_started_again_it_ends_in_the_same_bytes(finished, models, settings, tmp_path):
+    context, draw, out = get_context("forkserver"), random.Random(0), tmp_path / "out"
+    context.set_forkserver_preload(["lm_eval_elude.stress.suite", "transformers.models.llama.modeling_llama"])
+    kills = 0
+    while True:
+        process = context.Process(target=attack, args=(models, settings, out))
+        process.start()
+        process.join(draw.uniform(0.5, 6) if kills < 5 else 300)
+        kills += process.is_alive()
+        process.kill()
+        process.join()
+        if process.exitcode == 0:
+            break
+        assert process.exitcode == -signal.SIGKILL
+    assert kills and files(out) == files(finished)
 
 
 @pytest.mark.parametrize("done", [0, 1])
