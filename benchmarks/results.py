@@ -16,6 +16,7 @@ import argparse
 import json
 import math
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -69,7 +70,7 @@ PARTS: dict[str, tuple[tuple[str, ...], Rows]] = {
     name: (
         {"first": TARGETS[:1], "others": TARGETS[1:], "all": TARGETS}[part["targets"]],
         {method: ("--method", method) for method in part.get("methods", ())}
-        | {row: tuple(flags.split()) for row, flags in part.get("rows", {}).items()},
+        | {row: tuple(shlex.split(flags)) for row, flags in part.get("rows", {}).items()},
     )
     for name, part in PLAN["parts"].items()
 }
