@@ -48,6 +48,22 @@ def test_simnpo_is_the_simnpo_papers_formula(tokens, beta):
     answers = AnswerLogProbs(torch.tensor([sum(tokens)], dtype=torch.float64), torch.tensor([len(tokens)]))
     expected = 2 / beta * math.log1p(math.exp(beta * sum(tokens) / len(tokens)))
     assert float(losses.simnpo(answers, beta)) == pytest.approx(expected, abs=1e-12)
+    sums = answers.sums.requires_grad_()
+    (gradient,) = torch.autograd.grad(losses.simnpo(answers, beta).sum(), sums)
+    odds = math.exp(beta * sum(tokens) / len(tokens))
+    assert float(gradient) == pytest.approx(2 * odds / (1 + odds) / len(tokens), rel=1e-9, abs=1e-15)
+
+
+def test_undials_gradient_by_the_logits_is_the_models_distribution_less_the_adjusted_one():
+    generator = torch.Generator().manual_seed(4)
+    logits, initial = (torch.randn(3, 6, dtype=torch.float64, generator=generator) for _ in range(2))
+    true = torch.tensor([0, 2, 4])
+    adjusted = (initial - 10 * torch.nn.functional.one_hot(true, 6)).softmax(1)  # Dong et al. 2025, b = 10
+    log_probs = logits.requires_grad_().log_softmax(1)
+    columns = torch.cat([log_probs.gather(1, true[:, None]), log_probs[:, :5]], 1)  # the sixth token is the rest
+    values = losses.lesson(columns, torch.full((3, 2), math.nan, dtype=torch.float64), adjusted[:, :5])
+    (gradient,) = torch.autograd.grad(-values.sum(), logits)
+    torch.testing.assert_close(gradient, logits.softmax(1) - adjusted)
 
 
 @pytest.mark.parametrize("beta", [0.5, 1.0, 2.0])
@@ -94,6 +110,26 @@ def test_ce_us_values_are_of_the_plain_model(asked):
     true = torch.tensor([token for sample in samples for token in sample.ids[4:]])
     p = logits.softmax(1).gather(1, true[:, None])
     torch.testing.assert_close(values, (-p).log1p(), atol=1e-5, rtol=1e-5)
+
+
+def by_first_layer(model, value):
+    """The gradient of a value by the matrices of the model's first layer."""
+    return torch.autograd.grad(value, [p for p in model.model.layers[0].parameters() if p.dim() > 1], retain_graph=True)
+
+
+def test_gradients_of_pdu_and_rmu_are_those_of_autograd_through_the_plain_model(asked):
+    model, samples, _ = asked
+    plain = [model(torch.tensor([sample.ids]), output_hidden_states=True) for sample in samples]
+    logits = torch.cat([out.logits[0, 3 : len(sample.ids) - 1] for out, sample in zip(plain, samples, strict=True)])
+    spread = -((logits.max(1).values - logits.mean(1)) ** 2).sum()
+    ours = losses.margins(model, collate(samples)).sum()
+    wanted, layer = torch.ones(1, model.config.hidden_size), losses.steered_layer(5)
+    states = [out.hidden_states[layer + 1][0, 3 : len(s.ids) - 1] for out, s in zip(plain, samples, strict=True)]
+    distance = sum(((rows - wanted) ** 2).mean() for rows in states)
+    steered = answer_values(Scorer(model), [Steered(*sample, wanted) for sample in samples], torch.device("cpu"))
+    for value, expected in ((ours, spread), (losses.nll(steered).sum(), distance)):
+        for gradient, other in zip(*(by_first_layer(model, each) for each in (value, expected)), strict=True):
+            torch.testing.assert_close(gradient, other, rtol=1e-3, atol=1e-4 * float(other.abs().max()))
 
 
 def test_pdus_values_are_the_spread_of_the_logits_of_the_plain_model(asked):
