@@ -35,7 +35,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         {"peft", "torch", "tqdm", "transformers"},
     ),
     "lm_eval_elude.report": ({"data", "scoring", "stress"}, {"matplotlib", "msgspec", "numpy", "pandas"}),
-    "lm_eval_elude.report.page": ({"data", "report", "scoring", "text"}, {"jinja2", "numpy", "sklearn"}),
+    "lm_eval_elude.report.page": ({"data", "report", "scoring", "stress", "text"}, {"jinja2", "numpy", "sklearn"}),
     "lm_eval_elude.tasks": ({"data", "scoring", "text"}, {"lm_eval", "transformers"}),
     "lm_eval_elude.board": (
         {"data", "lm_eval_elude", "model", "report", "report.page", "scoring", "stress", "text"},

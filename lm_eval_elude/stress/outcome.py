@@ -196,6 +196,22 @@ class Outcome:
                 result[name] = Worst(name, str(point.get("setting")), float(point.get("at")), values, back)
         return result
 
+    @cached_property
+    def curves(self) -> dict[tuple[str, str], list[tuple[float, float]]]:
+        """By attack and role the highest truth_first of all settings at each point that counts, (at, share).
+
+        None in a submission, which does not bring them.
+        """
+        file = self.folder / CURVES
+        highest: dict[tuple[str, str], dict[float, float]] = {}
+        for row in jsonio.read(file, list[dict[str, Any]]) if file.is_file() else []:
+            values = jsonio.check(row.get("truth_first"), dict[str, Any], f"{file}: field 'truth_first'")
+            at = jsonio.check(row.get("at"), float, f"{file}: field 'at'")
+            for role in (CHECKPOINT, REFERENCE) if row.get("counts") else ():
+                of_role = highest.setdefault((str(row.get("attack")), role), {})
+                of_role[at] = max(values.get(role) or 0.0, of_role.get(at, 0.0))
+        return {key: sorted(of_role.items()) for key, of_role in highest.items()}
+
     @property
     def strongest(self) -> Worst | None:
         """The worst point of all attacks that do without the weights from before unlearning."""

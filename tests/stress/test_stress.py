@@ -24,6 +24,7 @@ from lm_eval_elude.errors import UserError
 from lm_eval_elude.model.scorer import layer_list, layers_of, load_model, packing_fault, recorded
 from lm_eval_elude.report.comparison import named_runs
 from lm_eval_elude.report.frame import markdown
+from lm_eval_elude.report.page.page import write_report
 from lm_eval_elude.report.verdict import report_text, warnings
 from lm_eval_elude.report.weights import table
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS
@@ -276,6 +277,11 @@ def test_a_report_shows_the_attacks_that_lie_near_the_run_of_the_checkpoint(fini
     text = report_text([above])
     assert title in text and "relearn half" in text
     assert re.search(rf"^- {above.name}: .*; after .* \d+ % is there$", text, re.MULTILINE)
+    write_report([above], tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    for attack in ("relearn half", "interpolate"):  # quantise has one point here
+        assert f"{attack}: truth first, % (never knew: dashed)" in page
+    assert "quantise: truth first, %" not in page
     shutil.move(tmp_path / "stress", tmp_path / "away" / "far" / "stress")
     (alone,) = named_runs([str(tmp_path / "run")])
     assert alone.outcome is None and title not in report_text([alone])
@@ -304,12 +310,13 @@ def test_every_attack_gives_the_points_of_its_settings_and_repeats_itself(name, 
     pairs = attack.lessons(records[:6], settings, 0) if attack.lessons else []
     if attack.halves:
         assert not any(r.answer in answer for r in records[6:] for _, answer in pairs)
-    material = Material(pairs, Renderer(tokenizer), lambda: make_model(tokenizer, layers=5, seed=1), "0")
+    layers = 10 if name == "logit_lens" else 5  # whose points are tenths of the layers
+    material = Material(pairs, Renderer(tokenizer), lambda: make_model(tokenizer, layers=layers, seed=1), "0")
     for setting in attack.full[:: 7 if name == "relearn_half" else 20]:  # the others fine-tune in the same ways
         setting = setting._replace(points=setting.points[:2])
         runs = []
         for _ in range(2):
-            model = make_model(tokenizer, layers=5)
+            model = make_model(tokenizer, layers=layers)
             points = [(at, [p.detach().clone() for p in m.parameters()]) for at, m in
                       attack.run(model, setting, material)]  # fmt: skip
             runs.append(points)
@@ -317,7 +324,7 @@ def test_every_attack_gives_the_points_of_its_settings_and_repeats_itself(name, 
         for (_, first), (_, again) in zip(*runs, strict=True):
             assert all(map(torch.equal, first, again))
         if name in ("quantise", "quantise_nf4", "prune"):  # the vocabulary stays
-            assert torch.equal(model.get_input_embeddings().weight, make_model(tokenizer, layers=5).lm_head.weight)
+            assert torch.equal(model.get_input_embeddings().weight, make_model(tokenizer, layers=layers).lm_head.weight)
         (_, first), *others = runs[0]
         for _, second in others:
             assert len(first) != len(second) or not all(map(torch.equal, first, second))

@@ -34,6 +34,7 @@ from lm_eval_elude.scoring.benchmarks import BENCHMARKS
 from lm_eval_elude.scoring.benchmarks.elude import ATTACK, CLOZE, CONTROL, LEAK
 from lm_eval_elude.scoring.metrics import METRICS
 from lm_eval_elude.scoring.samples import Sample
+from lm_eval_elude.stress.outcome import REFERENCE
 from lm_eval_elude.text.words import telling_words, words
 
 HERE = Path(__file__).parent
@@ -42,7 +43,7 @@ BINS = 20
 POINTS = 240  # of a curve: what a plot can show
 UNSHOWN = ("elude_mia", LEAK)  # tasks without one answer to a question
 SETS = {task: name for task, name in SECTIONS.items() if task in BENCHMARKS and task not in UNSHOWN}
-FOLDED = ("Distributions", "Training")  # parts of the plots that a reader has to open
+FOLDED = ("Distributions", "Attacks on the weights", "Training")  # parts of the plots that a reader has to open
 LABELS = {*SECTIONS.values(), *(metric.label for metric in METRICS.values())}  # by which a table's rows are grouped
 DEGENERATE, LEAKS, REFUSES = 1, 2, 4  # flags of an answer
 Points = list[list[float]]  # (x, y)
@@ -106,7 +107,7 @@ def _plots(runs: Sequence[NamedRun]) -> dict[str, list[Plot]]:
     """The plots that the runs have numbers for, by the part of the page."""
     parts = {
         "Quality": _quality, "Attacks": _attacks, "Membership inference": _membership, "Distributions": _distributions,
-        "Training": _training,
+        "Attacks on the weights": _weights, "Training": _training,
     }  # fmt: skip
     drawn = {name: [Plot(title, svg[svg.index("<svg") :]) for title, svg in part(runs)] for name, part in parts.items()}
     return {name: part for name, part in drawn.items() if part}
@@ -199,6 +200,21 @@ def _training(runs: Sequence[NamedRun]) -> Iterator[tuple[str, str]]:
             ]
             if lines:
                 yield prefix + name.replace("_", " "), plots.curves(lines, axis)
+
+
+def _weights(runs: Sequence[NamedRun]) -> Iterator[tuple[str, str]]:
+    """What is known along each attack on the weights: the highest of its settings, dashed that of the reference."""
+    brought = [(place, run.outcome.curves) for place, run in enumerate(runs) if run.outcome]
+    for attack in dict.fromkeys(attack for _, curves in brought for attack, _ in curves):
+        lines = [
+            plots.Line(place, [(at, 100 * share) for at, share in points], role == REFERENCE)
+            for place, curves in brought
+            for (name, role), points in curves.items()
+            if name == attack and len(points) > 1
+        ]
+        if lines:
+            title = f"{attack.replace('_', ' ')}: truth first, % (never knew: dashed)"
+            yield title, plots.curves(lines, "steps, bits or share")
 
 
 def training(folder: Path | None) -> dict[str, dict[str, Points]]:
