@@ -12,7 +12,7 @@ from lm_eval_elude.board.submission import STRESS, Packed
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.scoring.benchmark import MEASURED, as_row
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS, task_report
-from lm_eval_elude.scoring.estimates import Estimate, average
+from lm_eval_elude.scoring.estimates import Estimate, average, exact
 from lm_eval_elude.scoring.runs import Run
 from lm_eval_elude.scoring.settings import Settings
 from lm_eval_elude.stress.outcome import CHECKPOINT, ORIGINAL, REFERENCE, START, TASK, Outcome, height
@@ -21,16 +21,13 @@ AGAIN = 0.1  # by which the recovery of a second run may be higher: devices roun
 _REPEATED = ("targets", "truth_ratio", "fingerprint")  # settings that are those of the run
 
 
-def strongest(outcome: Outcome) -> tuple[str, Estimate]:
-    """The attack that brought back most, and its recovery: the mean of those of both metrics.
+def strongest(outcome: Outcome, kind: tuple[str, ...] = ("",)) -> tuple[str, Estimate]:
+    """Of the attacks whose names begin so, the one that brought back most, and its recovery, the mean of both metrics'.
 
-    Raises:
-        UserError: no attack has a point that counts.
+    Without a point that counts the name is "" and the recovery NaN.
     """
-    worst = outcome.strongest
-    if worst is None:
-        raise UserError(f"{STRESS}: no attack has a point that counts")
-    return worst.attack, average([*worst.recovery.values()])
+    worst = outcome.strongest(kind)
+    return (worst.attack, average([*worst.recovery.values()])) if worst else ("", exact(math.nan))
 
 
 def check(run: Packed, docs: Sequence[Mapping[str, Any]], settings: Settings) -> Outcome:
@@ -60,7 +57,8 @@ def check(run: Packed, docs: Sequence[Mapping[str, Any]], settings: Settings) ->
         reported = {key: of_point.results["results"][TASK].get(key) for key in known}
         if differs := difference(reported, known):
             raise UserError(f"{STRESS}: {name}, {role}{differs}, which does not follow from the samples")
-    strongest(outcome)
+    if not outcome.strongest():
+        raise UserError(f"{STRESS}: no attack has a point that counts")
     return outcome
 
 

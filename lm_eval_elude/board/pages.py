@@ -47,6 +47,10 @@ PARTS = {
     "speaks": "whether it answers about the target, as fluently as the reference and not the same to every question.",
     "hides": "how near the worst membership attack comes to what it finds in the reference.",
 }
+_ATTACKS = {
+    scores.BACK: "the worst of elude stress", "relearned": "fine-tuning", "rounded": "rounding the weights",
+    "pruned": "setting the smallest weights to 0", "inside": "reading inner layers or fitting a soft prompt",
+}  # fmt: skip
 PAGE_COLUMNS = {
     "rank": PageColumn("#", "1 + how many of the rows shown have a higher score; = where several share it; a row that "
                        "the keeper has not scored again has none."),
@@ -58,9 +62,10 @@ PAGE_COLUMNS = {
         name: PageColumn((m := METRICS[metric]).label, m.sentence, form=FORMS.get(m.unit, PER_CENT))
         for name, (_, metric) in scores.COLUMNS.items()
     },
-    scores.BACK: PageColumn(
-        "back", "How much of what the original knows beyond the reference is known after the worst of elude stress."
-    ),
+    **{
+        name: PageColumn(name, f"How much of what the original knows beyond the reference is known after {attack}.")
+        for name, attack in _ATTACKS.items()
+    },
     "proof": PageColumn(
         "proof", f"How far it was checked: {'; '.join(f'{name}, {means}' for name, means in MEANING.items())}.", True
     ),

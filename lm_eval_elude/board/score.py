@@ -39,8 +39,14 @@ COLUMNS = {
 
 # Those that are a share of yes and no: at 0 and 1 their standard error is 0, and their interval is not.
 SHARES = ("known", "first", "degenerate", "refusal")
-BACK = "back"  # the recovery under the worst attack on the weights: a column, and a part where most rows bring it
-NAMES = (*COLUMNS, BACK)
+# What came back after the worst of the attacks on the weights whose names begin so: of all of them, which is a part of
+# the score where most rows bring it, and of one kind each.
+BACK = "back"
+WEIGHTS = {
+    BACK: ("",), "relearned": ("relearn_",), "rounded": ("quantise",), "pruned": ("prune",),
+    "inside": ("logit_lens", "soft_prompt"),
+}  # fmt: skip
+NAMES = (*COLUMNS, *WEIGHTS)
 
 
 class Column(msgspec.Struct, frozen=True):
@@ -156,11 +162,11 @@ def ranks(values: Sequence[float]) -> list[int]:
     return [1 + len(values) - bisect_right(rising, value) for value in values]
 
 
-def columns(numbers: Mapping[str, Mapping[str, Any]], back: Estimate) -> dict[str, Column]:
-    """The columns of a whole run, from its numbers by task or group and metric, and from the attacks on its weights."""
+def columns(numbers: Mapping[str, Mapping[str, Any]], back: Mapping[str, Estimate]) -> dict[str, Column]:
+    """The columns of a whole run, from its numbers by task or group and metric, and from what came back by kind."""
     formed = {}
     for name, (task, metric) in COLUMNS.items():
         value, stderr, records = (numbers[task][metric][key] for key in ("value", "stderr", "records"))
         known = name in SHARES and records and not math.isnan(value + stderr)
         formed[name] = Column(value, stderr, *wilson(value, stderr, records) if known else ())
-    return formed | {BACK: Column(back.value, back.stderr)}
+    return formed | {name: Column(back[name].value, back[name].stderr) for name in WEIGHTS}

@@ -251,21 +251,21 @@ def _in_report(name: str, role: str, place: Path, verdict: Verdict) -> NamedRun:
     return run
 
 
-def _back(entry: Entry, verdict: Verdict, companions: Sequence[Entry]) -> tuple[str, Estimate]:
-    """The attack on the weights that brought back most of a row, "" for none, and how much, NaN for not known.
+def _back(entry: Entry, verdict: Verdict, companions: Sequence[Entry]) -> dict[str, tuple[str, Estimate]]:
+    """By kind the attack on the weights that brought back most of a row, "" for none, and how much, NaN for not known.
 
     Raises:
         UserError: the attacks are beside other models than the table's references.
     """
     if entry.role != "submission":  # by definition
-        return "", exact(0.0 if entry.role == "retrained" else 1.0)
+        return dict.fromkeys(scores.WEIGHTS, ("", exact(0.0 if entry.role == "retrained" else 1.0)))
     models = {other.role: other.submission.scored["checkpoint"] for other in companions}
     if verdict.outcome is None or "retrained" not in models:
-        return "", exact(math.nan)
+        return dict.fromkeys(scores.WEIGHTS, ("", exact(math.nan)))
     for role, name in (("retrained", REFERENCE), ("original", ORIGINAL)):
         if role in models and not verdict.outcome.is_of(name, models[role] or ()):
             raise UserError(f"{packed.STRESS}: its {name} is not the table's {role} model")
-    return attacked.strongest(verdict.outcome)
+    return {name: attacked.strongest(verdict.outcome, kind) for name, kind in scores.WEIGHTS.items()}
 
 
 def _form(entry: Entry, site: Path, measure: Measure) -> Kept | str:
@@ -276,7 +276,8 @@ def _form(entry: Entry, site: Path, measure: Measure) -> Kept | str:
         return verdict.findings[0]
     try:
         measured = dict(scores.measure(verdict.samples, verdict.docs["elude_forget"], measure.table.seed))
-        worst, back = _back(entry, verdict, measure.companions)
+        attacks = _back(entry, verdict, measure.companions)
+        worst, back = attacks[scores.BACK]
         if measure.attacks:
             measured[scores.BACK] = back
         values = {name: estimate.value for name, estimate in measured.items()}
@@ -284,8 +285,9 @@ def _form(entry: Entry, site: Path, measure: Measure) -> Kept | str:
         if worst:
             score = msgspec.structs.replace(score, worst={**score.worst, scores.BACK: worst})
         given = [[doc["answer_scores"], doc.get("generated")] for docs in verdict.docs.values() for doc in docs]
+        formed = scores.columns(verdict.numbers, {name: back for name, (_, back) in attacks.items()})
         answers = hashlib.sha256(json.dumps(given).encode()).hexdigest()
-        kept = Kept(measure.stamp, verdict.remarks, answers, scores.columns(verdict.numbers, back), values, score)
+        kept = Kept(measure.stamp, verdict.remarks, answers, formed, values, score)
         others = [other for other in measure.companions if other.role != role]
         runs = {other.role: _companion(other.digest, other.role, other.place, measure.data) for other in others}
         runs[role] = _in_report(COMPANIONS.get(role, submission.model), role, entry.place, verdict)

@@ -104,7 +104,7 @@ def _judgement(run: NamedRun, before: NamedRun | None, reference: NamedRun | Non
         return "still knows the facts"
     if not all(half <= LEFT for _, half in left):
         return "has too few records to judge"
-    strongest = run.outcome.strongest if run.outcome else None
+    strongest = run.outcome.strongest() if run.outcome else None
     if strongest and height(strongest) > LEFT:
         return "hides the facts"
     return "forgot" if max(share for share, _ in left) < GONE else "forgot a part"
@@ -136,7 +136,7 @@ def _facts(run: NamedRun, before: NamedRun | None, reference: NamedRun | None) -
     elif any(metric == "degenerate" for _, _, metric in run.estimates):
         clauses.append("no gibberish")
     clauses += compared("elude_forget", "oddness", "oddness of its words {} nats a token")
-    if run.outcome and (strongest := run.outcome.strongest):
+    if run.outcome and (strongest := run.outcome.strongest()):
         clauses.append(_recovered(strongest))
     return "; ".join(clauses)
 

@@ -212,10 +212,10 @@ class Outcome:
                 of_role[at] = max(values.get(role) or 0.0, of_role.get(at, 0.0))
         return {key: sorted(of_role.items()) for key, of_role in highest.items()}
 
-    @property
-    def strongest(self) -> Worst | None:
-        """The worst point of all attacks that do without the weights from before unlearning."""
-        fair = [worst for name, worst in self.worst.items() if not self.attacks[name].get("original")]
+    def strongest(self, kind: tuple[str, ...] = ("",)) -> Worst | None:
+        """The worst point of the attacks named so that do without the weights from before unlearning."""
+        named = [worst for name, worst in self.worst.items() if name.startswith(kind)]
+        fair = [worst for worst in named if not self.attacks[worst.attack].get("original")]
         return max(fair, key=height, default=None)
 
     @cached_property

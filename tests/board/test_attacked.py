@@ -10,7 +10,7 @@ import pytest
 
 from lm_eval_elude.board import attacked, site, verify
 from lm_eval_elude.board import submission as packed
-from lm_eval_elude.board.score import BACK, score
+from lm_eval_elude.board.score import BACK, WEIGHTS, score
 from lm_eval_elude.data.files import file_hashes
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.scoring.estimates import exact
@@ -55,7 +55,7 @@ def test_the_attacks_of_a_submission_are_formed_again_and_name_no_path(brought, 
     verdict = verify.verify(brought, data=str(data))
     assert not verdict.findings and verdict.outcome
     name, back = attacked.strongest(verdict.outcome)
-    worst = Outcome(stressed).strongest
+    worst = Outcome(stressed).strongest()
     assert worst and name == worst.attack and 0 < back.stderr < 1
     assert back.value == pytest.approx(sum(estimate.value for estimate in worst.recovery.values()) / 2)
     texts = [path.read_text() for path in (brought / PLACE).iterdir()]
@@ -160,6 +160,11 @@ def test_where_most_rows_bring_attacks_they_count_and_must_be_run_again(brought,
     back = first["brought"]["back"]["value"]
     assert "were not run again (--stress)" in first["brought"]["reason"] and 0.1 < back < 1.2
     assert first["brought"]["score"]["worst"]["back"].startswith("relearn_")
+    assert first["brought"]["relearned"] == first["brought"]["back"] and first["retrained"]["rounded"]["value"] == 0
+    worst = {name: height(each) for name, each in Outcome(brought / PLACE).worst.items() if name != "interpolate"}
+    for kind, names in WEIGHTS.items():
+        of_kind = [value for name, value in worst.items() if name.startswith(names)]
+        assert first["brought"][kind]["value"] == pytest.approx(max(of_kind))
     report = (out / "submissions" / f"{first['brought']['digest']}.html").read_text()
     assert "After attacks on the weights" in report and str(tmp_path) not in report
     assert first["retrained"]["back"]["value"] == 0 and first["retrained"]["score"]["value"] == pytest.approx(1)
