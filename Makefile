@@ -62,7 +62,7 @@ slow: $(DEV)
 
 # A hundred thousand mutated inputs (the suite has 2,000); another FUZZ_SEED gives others.
 fuzz: $(DEV)
-	FUZZ_CASES=100000 FUZZ_KILLS=20 $(BIN)/pytest -n 2 tests/fuzz tests/train/test_run.py::test_killed_at_any_moment_and_resumed_it_ends_with_the_same_bytes
+	FUZZ_CASES=100000 FUZZ_KILLS=20 $(BIN)/pytest -n 2 tests/fuzz tests/train/test_interruption.py::test_killed_at_any_moment_and_resumed_it_ends_with_the_same_bytes
 
 # Installs each supported lm-eval (network) and scores the bundled model with it.
 compat: $(DEV)

@@ -25,10 +25,11 @@ from tests.support import run
 BASE = str(runs.TINY)
 
 
-def again(folder, data, model=BASE, **how):
-    """A verdict by the base model's tokenizer, and what came of asking a model again."""
+def again(folder, data, model=BASE, task="", **how):
+    """A verdict by the base model's tokenizer, and what came of asking a model again, of one task or of all."""
     verdict = verify(folder, data=str(data), renderer=Renderer(load_tokenizer(BASE)))
     assert not verdict.findings
+    verdict.samples = {task: verdict.samples[task]} if task else verdict.samples
     return verdict, board.rescore(
         folder, verdict, str(model), BASE, data=str(data), **({"seed": 0, "records": 14} | how)
     )
@@ -141,7 +142,7 @@ def test_the_log_probabilities_of_single_tokens_are_the_models(forge, submitted,
         settings["aggregates"] = task_report(task, samples, settings)
         results["results"][task] |= as_row(settings["aggregates"])
     runs.hashed_again(folder)
-    verdict, _ = again(folder, data, records=0)
+    verdict, _ = again(folder, data, task=task, records=0)
     assert len(verdict.findings) == 1 and "of 8 records is not what the model" in verdict.findings[0], verdict.findings
 
 

@@ -1,5 +1,6 @@
 """A random Llama of 30,000 parameters with a chat template, and a data set of one entity, in files."""
 
+import json
 import os
 import re
 import signal
@@ -11,6 +12,7 @@ import pytest
 
 from lm_eval_elude.errors import UserError
 from optout_train.config import TrainConfig, build_config
+from optout_train.run_folder import WRITTEN
 from tests.support import write_jsonl
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -166,3 +168,36 @@ def run(start):
         return process.returncode, out, err
 
     return finish
+
+
+@pytest.fixture(scope="module")
+def settings(model_folder, data_folder):
+    def make(**changes) -> TrainConfig:
+        base = {"epochs": 2, "batch_size": 4, "learning_rate": 1e-3, "patience": 0, "directions": 20}
+        places = {"target": ("ada",), "model": str(model_folder), "dataset": str(data_folder)}
+        return config_of({**places, **base, **changes})
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def trained(settings, tmp_path_factory):
+    """Train in this process; the folder, the log's lines, and the lines for the user."""
+    from optout_train.train import train
+
+    root = tmp_path_factory.mktemp("runs")
+
+    def go(name: str, options=None, **changes):
+        messages = []
+        train(settings(**changes), root / name, messages.append, overwrite=True, **options or {})
+        lines = [json.loads(line) for line in (root / name / "train_log.jsonl").read_text().splitlines()]
+        return root / name, lines, messages
+
+    return go
+
+
+def contents(folder) -> dict[str, bytes]:
+    """The files of a run; how long it took, and so what its manifest hashes to, is not the same twice."""
+    files = {p.name: p.read_bytes() for p in sorted(folder.iterdir()) if p.is_file() and p.name != WRITTEN}
+    files["optout.json"] = re.sub(rb'"processor_seconds": [\d.]+', b"", files["optout.json"])
+    return files
