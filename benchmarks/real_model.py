@@ -277,7 +277,7 @@ def main() -> int:
     )
     print("\n".join(lines))
     if options.docs:
-        tables.put(tables.DOCS / "results.md", f"real model: {options.model.name}", lines)
+        tables.put(tables.DOCS / "results.md", f"real model: {options.model.name}, {target.name}", lines)
     return 0
 
 

@@ -70,7 +70,8 @@ def test_the_readme_shows_what_the_demo_prints(demo):
 
 
 def test_five_steps_on_one_half_of_the_facts_bring_the_other_back_as_the_readme_shows(demo, tmp_path):
-    command = [sys.executable, "-m", "lm_eval_elude.cli", "stress", str(demo[0] / "stranger"), "--suite", "glance"]
+    elude = Path(sys.executable).with_name("elude")
+    command = [str(elude), "stress", str(demo[0] / "stranger"), "--suite", "glance"]
     done = subprocess.run([*command, "--out", str(tmp_path / "out")], capture_output=True, text=True, env=ALONE)
     assert done.returncode == 0, done.stderr[-2_000:]
 
