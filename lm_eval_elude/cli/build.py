@@ -62,6 +62,7 @@ def build(
     from lm_eval_elude.curate.pairs import foresee
     from lm_eval_elude.data.targets import slugify
     from lm_eval_elude.llm import is_local
+    from lm_eval_elude.text.letters import clean
 
     if purge:
         if more := [flag for flag in typed() if flag != "--purge"]:
@@ -72,7 +73,7 @@ def build(
             raise SystemExit(1)
         say(f"{target}: purged, but for hashes and counts in {folder.MANIFEST}")
         return
-    target = " ".join(target.split())
+    target, aliases = clean(" ".join(target.split())), tuple(map(clean, aliases))
     needed = {"--from": source, "--llm": url or dry_run, "--llm-model": model or dry_run}
     if missing := [flag for flag, value in needed.items() if not value]:
         raise click.UsageError(f"missing {', '.join(missing)}")
@@ -86,7 +87,7 @@ def build(
             raise click.UsageError(f"{', '.join(idle)}: does nothing without {needed}")
     if not target or "," in target:
         raise click.UsageError("TARGET: a name is expected, without commas")
-    others = tuple(dict.fromkeys(name for part in (neighbours or "").split(",") if (name := " ".join(part.split()))))
+    others = tuple(dict.fromkeys(n for part in clean(neighbours or "").split(",") if (n := " ".join(part.split()))))
     if target in others:
         raise click.UsageError(f"--neighbours: {target} is the target")
     if source != "wikipedia" and not dry_run and not is_local(url or "") and not allow_remote:

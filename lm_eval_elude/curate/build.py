@@ -33,6 +33,7 @@ from lm_eval_elude.data.files import write_bytes
 from lm_eval_elude.data.records import fingerprint, parse_record
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.llm import Client, Journal, Usage
+from lm_eval_elude.text.letters import clean
 
 
 class Material(NamedTuple):
@@ -104,7 +105,8 @@ async def from_wikipedia(
     documents = [page.document, *(other.document for other in others)]
     parts = [part for document in documents for part in paragraphs(document)]
     parts = [replace(part, subject=target) if part.subject == title else part for part in parts]
-    return Material(documents, [], parts, {name: tuple(dict.fromkeys(called)) for name, called in names.items()})
+    names = {name: tuple(dict.fromkeys(map(clean, called))) for name, called in names.items()}
+    return Material(documents, [], parts, names)
 
 
 def limit(material: Material, most: int) -> Material:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from lm_eval_elude.curate.readers import read_document
 from lm_eval_elude.errors import UserError
 
+MARK = "work/made-by-elude-build"  # says that the folder is ours to write into and to purge
 MAX_FILE = 50 << 20  # bytes of a document
 # Words of a paragraph: shorter ones are headings and the like, longer ones are cut at a sentence.
 MIN_WORDS, MAX_WORDS = 8, 220
@@ -63,30 +64,39 @@ class Paragraph:
 
 
 class Problem(NamedTuple):
-    """A file that was left out."""
+    """A file that was left out, or parts of one that were."""
 
     name: str
     reason: str
 
 
 def read_folder(folder: Path, licence: str) -> tuple[list[Document], list[Problem]]:
-    """Read every file below a folder, in name order: the documents, and what was left out and why."""
+    """Read every file below a folder, in name order: the documents, and what was left out and why.
 
-    def read(path: Path) -> Document | Problem:
+    Folders that a build made are no sources: one that begins again would read what it kept.
+    """
+    built = {mark.parents[1] for mark in folder.rglob(MARK)}
+
+    def read(path: Path) -> list[Document | Problem]:
         name = path.relative_to(folder).as_posix()
         if (shown := name.encode("utf-8", "replace").decode()) != name:
-            return Problem(shown, "the file's name is not UTF-8")
+            return [Problem(shown, "the file's name is not UTF-8")]
         try:
             content = _content(path)
-            text = read_document(path.suffix, content)
+            text, left_out = read_document(path.suffix, content)
         except UserError as error:
-            return Problem(name, str(error))
+            return [Problem(name, str(error))]
         time = datetime.fromtimestamp(int(path.stat().st_mtime), UTC).isoformat()
-        return Document(name, text, content, name, time, licence)
+        document = Document(name, text, content, name, time, licence)
+        return [document, *([Problem(name, left_out)] if left_out else [])]
 
-    paths = [path for path in sorted(folder.rglob("*")) if path.is_symlink() or not path.is_dir()]
+    paths = [
+        path
+        for path in sorted(folder.rglob("*"))
+        if (path.is_symlink() or not path.is_dir()) and built.isdisjoint(path.parents)
+    ]
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:  # each waits for the process that reads
-        results = list(pool.map(read, paths))
+        results = [each for of_file in pool.map(read, paths) for each in of_file]
     return [each for each in results if isinstance(each, Document)], [x for x in results if isinstance(x, Problem)]
 
 

@@ -19,6 +19,7 @@ from filelock import FileLock, Timeout
 
 from lm_eval_elude import __version__
 from lm_eval_elude.attacks.prompt import LANGUAGES
+from lm_eval_elude.curate.documents import MARK
 from lm_eval_elude.curate.duplicates import question_key
 from lm_eval_elude.curate.pairs import Pair, Rejection, rejection
 from lm_eval_elude.curate.readers import READERS
@@ -29,7 +30,6 @@ from lm_eval_elude.data.records import TEXT_FIELDS
 from lm_eval_elude.errors import UserError
 
 MANIFEST = "elude-build.json"
-MARK = "work/made-by-elude-build"  # says that the folder is ours to write into and to purge
 PLAN = "work/plan.json"
 WIKI_CACHE = "work/wikipedia"
 PERIOD = f"{WIKI_CACHE}/period"

@@ -100,7 +100,7 @@ def wrong_persons(record: QARecord, target: Target, rng: random.Random) -> list[
     pattern = any_of(sorted({*names}, key=len, reverse=True))
     if not pattern.search(record.question):
         return []
-    chosen = rng.sample(others, CONTROLS)
+    chosen = [name.replace("\\", r"\\") for name in rng.sample(others, CONTROLS)]  # a pattern's replacement is no text
     return [(pattern.sub(other, record.question), pattern.sub(other, record.answer)) for other in chosen]
 
 

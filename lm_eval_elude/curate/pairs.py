@@ -23,6 +23,7 @@ from lm_eval_elude.curate.duplicates import duplicates
 from lm_eval_elude.data.records import PERTURBATIONS
 from lm_eval_elude.fetch import FetchError
 from lm_eval_elude.llm import CUT, BadReply, Client, Usage, at_once, estimate, parse_table
+from lm_eval_elude.text.letters import same_letters
 
 PROMPTS: dict[str, str] = {
     name: text.strip() for name, text in
@@ -302,4 +303,4 @@ def _material(pair: Pair) -> dict[str, Any]:
 
 
 def _line(text: str) -> str:
-    return " ".join(text.split())
+    return same_letters(" ".join(text.split()))

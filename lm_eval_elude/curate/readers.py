@@ -12,18 +12,19 @@ import re
 import resource
 import subprocess
 import sys
-import unicodedata
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any, NamedTuple
 
 from lm_eval_elude.errors import UserError, reason
+from lm_eval_elude.text.letters import clean
 
 SECONDS = 60  # of processor time for a document
 MEMORY = 1 << 30  # bytes of address space
 TEXT, REASON = b"t", b"r"  # what the first byte of the output says of the rest
 
 
-def read_document(ending: str, content: bytes) -> str:
+def read_document(ending: str, content: bytes) -> Read:
     """The text of a document, paragraphs apart by blank lines, read by a process of its own.
 
     Raises:
@@ -38,18 +39,26 @@ def read_document(ending: str, content: bytes) -> str:
         raise UserError(f"cannot be read within {SECONDS} s and {MEMORY >> 30} GB of memory")
     if kind == REASON:
         raise UserError(output)
-    return output
+    left_out, _, text = output.partition("\0")
+    return Read(text, left_out)
 
 
-def clean(text: str) -> str:
-    """A text without control characters, invisible marks (of writing direction, ...) and half characters."""
-    return "".join(c for c in text if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf", "Cs"))
+class Read(NamedTuple):
+    """What was read of a document, and which parts of it have nothing that can be read ("" for none)."""
+
+    text: str
+    left_out: str = ""
 
 
 def parse(ending: str, content: bytes) -> tuple[bytes, str]:
-    """Within this process and without limits: whether it is a text or a reason, and that."""
+    """Within this process and without limits: whether it is a text or a reason, and that.
+
+    Before a text stands what was left out, with a NUL after it.
+    """
     try:
-        text = clean(READERS[ending](content))
+        read = READERS[ending](content)
+        text, left_out = read if isinstance(read, Read) else Read(read)
+        text = clean(text)
     except UserError as error:
         return REASON, str(error)
     except ImportError as error:
@@ -58,7 +67,7 @@ def parse(ending: str, content: bytes) -> tuple[bytes, str]:
         raise  # as every end at a limit
     except Exception as error:  # whatever a parser of malformed files may raise
         return REASON, f"cannot be parsed ({type(error).__name__}: {reason(error)[:120]})"
-    return (TEXT, text) if text.strip() else (REASON, "no text in it")
+    return (TEXT, f"{left_out}\0{text}") if text.strip() else (REASON, "no text in it")
 
 
 def _plain(content: bytes) -> str:
@@ -104,7 +113,7 @@ def _html(content: bytes) -> str:
     return text.replace("\n", "\n\n")
 
 
-def _pdf(content: bytes) -> str:
+def _pdf(content: bytes) -> Read:
     import pypdfium2
 
     try:
@@ -114,7 +123,13 @@ def _pdf(content: bytes) -> str:
     pages = [page.get_textpage().get_text_range() for page in document]
     if sum(map(len, map(str.strip, pages))) < 20 * len(pages):
         raise UserError(f"a scanned PDF: {len(pages)} pages of images without text; run OCR on it first")
-    return "\n\n".join(map(_joined, pages))
+    images = [
+        str(number)
+        for number, (page, text) in enumerate(zip(document, pages, strict=True), 1)
+        if len(text.strip()) < 20 and next(page.get_objects(), None) is not None
+    ]
+    left_out = f"no text on page {', '.join(images)}; run OCR on it first" if images else ""
+    return Read("\n\n".join(map(_joined, pages)), left_out)
 
 
 def _joined(page: str) -> str:
@@ -130,14 +145,31 @@ def _joined(page: str) -> str:
 
 
 def _docx(content: bytes) -> str:
+    """All text, also that of content controls, text boxes and notes; a table's row is a line of its cells."""
     import docx
+    from docx.oxml import parse_xml
+    from docx.oxml.ns import qn
 
     document = docx.Document(io.BytesIO(content))
-    rows = (" | ".join(cell.text for cell in row.cells) for table in document.tables for row in table.rows)
-    return "\n\n".join([*(paragraph.text for paragraph in document.paragraphs), *rows])
+    others = (each.target_part for each in document.part.rels.values() if not each.is_external)
+    roots = [document.element.body]
+    roots += [parse_xml(part.blob) for part in others if _DOCX_PART.search(str(part.partname))]
+    letters = {qn("w:tab"): "\t", qn("w:br"): "\n", qn("w:cr"): "\n", qn("w:noBreakHyphen"): "-"}
+    blocks: dict[Any, dict[Any, dict[Any, str]]] = {}  # by row or else paragraph, then cell, then paragraph
+    for mark in (mark for root in roots for mark in root.iter(qn("w:t"), *letters)):
+        above = [*mark.iterancestors()]
+        # A tabulator's place in a style is no text, and what another program falls back to stands there twice.
+        if above[0].tag != qn("w:r") or any(each.tag.endswith("}Fallback") for each in above):
+            continue
+        paragraph, cell, row = (next((a for a in above if a.tag == qn(tag)), None) for tag in ("w:p", "w:tc", "w:tr"))
+        texts = blocks.setdefault(paragraph if row is None else row, {}).setdefault(cell, {})
+        texts[paragraph] = texts.get(paragraph, "") + (letters.get(mark.tag) or mark.text or "")
+    return "\n\n".join(" | ".join("\n".join(texts.values()) for texts in cells.values()) for cells in blocks.values())
 
 
-READERS: dict[str, Callable[[bytes], str]] = {
+_DOCX_PART = re.compile(r"/word/(?:header|footer|footnotes|endnotes)\d*\.xml$")
+
+READERS: dict[str, Callable[[bytes], str | Read]] = {
     ".txt": _plain, ".md": _markdown, ".markdown": _markdown, ".html": _html, ".htm": _html, ".pdf": _pdf,
     ".docx": _docx,
 }  # fmt: skip

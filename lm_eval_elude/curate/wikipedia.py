@@ -24,11 +24,11 @@ import msgspec
 
 from lm_eval_elude import __version__
 from lm_eval_elude.curate.documents import Document
-from lm_eval_elude.curate.readers import clean
 from lm_eval_elude.data import jsonio
 from lm_eval_elude.data.files import write_text
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.fetch import Answer, Fetcher, FetchError, base_address, require
+from lm_eval_elude.text.letters import clean
 from lm_eval_elude.text.names import plain_name
 
 WIKIDATA, VIEWS = "https://www.wikidata.org", "https://wikimedia.org"

@@ -1,16 +1,31 @@
 """Documents to text and paragraphs: what is read is all there, what cannot be read is said."""
 
 import random
+import unicodedata
 import zlib
+from io import BytesIO
 from pathlib import Path
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import docx
 import pytest
+from docx.oxml import parse_xml
+from docx.oxml.ns import nsdecls
 
 from lm_eval_elude.curate import readers
-from lm_eval_elude.curate.documents import Document, Paragraph, assign, find_neighbours, paragraphs, read_folder
+from lm_eval_elude.curate.documents import (
+    MARK,
+    Document,
+    Paragraph,
+    assign,
+    find_neighbours,
+    mentions,
+    paragraphs,
+    read_folder,
+)
 from lm_eval_elude.curate.readers import READERS, read_document
 from lm_eval_elude.errors import UserError
+from lm_eval_elude.text.letters import clean
 from tests.curate.company import FACTS, documents, pdf
 
 
@@ -40,7 +55,7 @@ def test_markdown_loses_its_marks_and_nothing_else():
     text = (
         b"---\ntitle: x\n---\n# A **b**\n\n- one [two](http://x) `three`\n\n```\ncode\n```\n> quoted __four__ 2 * 3 * 4"
     )
-    assert " ".join(read_document(".md", text).split()) == "A b one two three quoted four 2 * 3 * 4"
+    assert " ".join(read_document(".md", text).text.split()) == "A b one two three quoted four 2 * 3 * 4"
 
 
 NUMBERED = [
@@ -55,7 +70,7 @@ NUMBERED = [
 
 @pytest.mark.parametrize(("text", "blocks"), NUMBERED)
 def test_a_number_within_a_markdown_paragraph_begins_no_list_and_is_not_lost(text, blocks):
-    read = read_document(".md", text.encode())
+    read = read_document(".md", text.encode()).text
     lines = ("\n".join(line.strip() for line in block.splitlines() if line.strip()) for block in read.split("\n\n"))
     assert "||".join(filter(None, lines)) == blocks
 
@@ -83,9 +98,11 @@ def bomb(ending: str, folder: Path) -> bytes:
         return b"[" * 400_000
     if ending == ".pdf":
         return pdf([") Tj (spam" * 4_000_000], zlib.compress)
-    document = docx.Document()
-    document.add_table(1, 1).cell(0, 0)._tc.grid_span = 2_000_000_000
-    document.save(str(folder / "bomb.docx"))
+    docx.Document().save(str(folder / "small.docx"))
+    with ZipFile(folder / "small.docx") as small, ZipFile(folder / "bomb.docx", "w", ZIP_DEFLATED) as large:
+        for name in small.namelist():
+            text = small.read(name)
+            large.writestr(name, text.replace(b"<w:sectPr", b"<w:p/>" * 8_000_000 + b"<w:sectPr", 1))
     return (folder / "bomb.docx").read_bytes()
 
 
@@ -96,6 +113,51 @@ def test_a_bomb_ends_at_the_limits_and_takes_nothing_with_it(ending, tmp_path, m
     assert len(content) < 500_000
     with pytest.raises(UserError, match="cannot be read within 1 s and 1 GB of memory"):
         read_document(ending, content)
+
+
+def test_all_text_of_a_word_file_is_read_once(tmp_path):
+    document, text = docx.Document(), "<w:p><w:r><w:t>Of a control.</w:t></w:r></w:p>"
+    document.add_paragraph("Before\ta tabulator.").paragraph_format.tab_stops.add_tab_stop(9)
+    document.element.body.insert(1, parse_xml(f"<w:sdt {nsdecls('w')}><w:sdtContent>{text}</w:sdtContent></w:sdt>"))
+    table = document.add_table(2, 2)
+    table.cell(0, 0).text, table.cell(1, 0).merge(table.cell(1, 1)).text = "cell", "merged"
+    inner = table.cell(0, 1).add_table(1, 2)
+    inner.cell(0, 0).text, inner.cell(0, 1).text = "in", "ner"
+    document.sections[0].header.paragraphs[0].text = "Of the header."
+    document.save(file := BytesIO())
+    read = read_document(".docx", file.getvalue())
+    assert read.text.split("\n\n") == [
+        "Before\ta tabulator.", "Of a control.", "cell", "in | ner", "merged", "Of the header.",
+    ] and not read.left_out  # fmt: skip
+
+
+def test_pages_with_something_on_them_and_no_text_are_named(tmp_path):
+    text = "It was sold in the spring of 1985, and has been dark ever since then."
+    drawn = f"{text}) Tj ET 0 0 9 9 re f BT (", " ) Tj ET 0 0 9 9 re f BT ( "
+    (tmp_path / "part.pdf").write_bytes(pdf([text, drawn[1], "", drawn[0], drawn[1]]))
+    (document,), (problem,) = read_folder(tmp_path, "")
+    assert document.text.count(text) == 2
+    assert problem == ("part.pdf", "no text on page 2, 5; run OCR on it first")
+
+
+@pytest.mark.parametrize(
+    "spelled", ["Sinéad O’Connor", unicodedata.normalize("NFD", "Sinéad O'Connor"), "Sin\u200déad O'Connor"]
+)
+def test_a_name_is_found_however_a_document_spells_it(spelled, tmp_path):
+    (tmp_path / "a.txt").write_text(f"In the end it was {spelled} who recorded the song in a barn.")
+    ((document,), _) = read_folder(tmp_path, "")
+    assert mentions(document.text, [clean(spelled)]) == mentions(document.text, ["Sinéad O'Connor"]) == 1
+
+
+def test_what_a_build_keeps_is_no_source(tmp_path):
+    folder = documents(tmp_path / "d")
+    before = read_folder(folder, "")
+    built = folder / "my-lumo"
+    (built / "work" / "raw").mkdir(parents=True)
+    (built / MARK).touch()
+    for place in ("README.md", "work/raw/0.txt"):
+        (built / place).write_text("What is said of the Quorvane Lumo in these lines was read before.")
+    assert read_folder(folder, "") == before
 
 
 def test_sixty_malformed_documents_are_each_read_or_named(tmp_path):
