@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lm_eval_elude.board.submission import Packed, Submission, shown
+from lm_eval_elude.board.submission import Packed, Submission, card_without_paths, shown
 from lm_eval_elude.board.verify import MEANING, Verdict
 from lm_eval_elude.data import jsonio
 from lm_eval_elude.data.files import write_text
@@ -58,7 +58,7 @@ def pull_request(repository: str, verdict: Verdict, card: Path | None, reference
     Args:
         repository: of the model on the Hub.
         verdict: of the submission, without findings.
-        card: the checkpoint's own, for a repository that has none; text stays, numbers are put in.
+        card: the checkpoint's own, for a repository that has none; text stays but for paths, numbers are put in.
         reference: the run of the model that never knew, whose values stand beside the submission's.
 
     Returns:
@@ -81,9 +81,10 @@ def pull_request(repository: str, verdict: Verdict, card: Path | None, reference
     text = _description(verdict, reference)
     try:
         with tempfile.TemporaryDirectory() as folder:
+            content = card_without_paths(card) if card else _new_card(submission, text)
             with suppress(RemoteEntryNotFoundError):  # its parent also stands for a Hub that does not answer
-                card = Path(api.hf_hub_download(repository, CARD, local_dir=folder))
-            page = ModelCard(card.read_text(encoding="utf-8") if card else _new_card(submission, text))
+                content = Path(api.hf_hub_download(repository, CARD, local_dir=folder)).read_text(encoding="utf-8")
+            page = ModelCard(content)
         about: Any = page.data
         name = source or Path(str(submission.scored["dataset"])).name
         index = model_index([headline for _, headline in known], name, revision)

@@ -51,13 +51,13 @@ def record(
     Args:
         reference: the run of the model that never knew; without it the results that the run names as its reference.
         records: how many documents the checkpoint is asked again, 0 for all.
-        key: where it is given, targets stand as hashes with this key.
+        key: where it is given, targets and fingerprints of data stand as hashes with this key.
         attacked: what attacks on the weights brought back.
 
     Raises:
-        UserError: the checkpoint has no manifest, the run is not of it, has no reference, or is not what
-            ``elude verify`` accepts, or the attacks are no whole suite, were on another checkpoint, or beside another
-            reference.
+        UserError: the checkpoint has no manifest, the run is not of it, was scored with the guardrail, has no
+            reference, or is not what ``elude verify`` accepts, or the attacks are no whole suite, were on another
+            checkpoint, or beside another reference.
     """
     manifest = read_manifest(checkpoint)
     if manifest is None:
@@ -69,6 +69,8 @@ def record(
     if TASK not in run.tasks:
         raise UserError(f"{run.path} has no {TASK}: run lm_eval --tasks elude")
     scored = run.settings(TASK)
+    if scored["guardrail"]:
+        raise UserError(f"{run.path} was scored with the guardrail, a prompt that is no part of {checkpoint}")
     identities = [(model.get("manifest"), model.get("weights")) for model in scored["checkpoint"] or ()]
     if (files[FILE_NAME], manifest.weights) not in identities:
         raise UserError(f"{run.path} is not a run of {checkpoint}")
@@ -111,6 +113,11 @@ def record(
         "baseModel": manifest.base_model,
         "trainedOn": manifest.data_fingerprints,
         "scoredOn": {"data": scored["data"], "fingerprints": {t: run.settings(t)["fingerprint"] for t in run.tasks}},
+        "attacks": {
+            "prompts": scored["attack_prompts"],
+            "seed": scored["seed"],
+            "file": {"sha256": sha256(Path(scored["attack_file"]))} if scored["attack_file"] else None,
+        },
         "resultsFile": {"name": run.path.name, "digest": {"sha256": sha256(run.path)}},
         "samples": {t: {"sha256": sha256(run.sample_file(t))} for t in run.tasks},
         "versions": {"training": manifest.versions, "scoring": scored["versions"]},
@@ -131,6 +138,8 @@ def record(
         places = [*(scored.get(name) for name in ("dataset", "attack_file", "reference", "original")), manifest.dataset]
         places += [model.get("name") for model in (manifest.base_model, *scored["checkpoint"], *known)]
         hashes = {name: f"target-{hmac.digest(key, name.encode(), 'sha256').hex()[:12]}" for name in scored["targets"]}
+        of_data = [*manifest.data_fingerprints.values(), *predicate["scoredOn"]["fingerprints"].values()]
+        hashes |= {text: hmac.digest(key, text.encode(), "sha256").hex() for text in of_data}  # anyone can form them
         hidden = dict.fromkeys(filter(None, places), "withheld") | hashes
         predicate = packed.with_texts(predicate, lambda text: hidden.get(text, text))
     return {

@@ -205,7 +205,7 @@ _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 # Fields that hold a path, a Hub's id, or a name of data.
 _PLACES = {
     "name", "dataset", "repository", "world", "reference", "original", "attack_file", "mia_reference", "model_name",
-    "pretrained", "peft", "delta", "tokenizer", "model", "output_dir",
+    "pretrained", "peft", "delta", "tokenizer", "model", "output_dir", "cache_dir", "offload_folder", "gguf_file",
 }  # fmt: skip
 
 
@@ -229,7 +229,7 @@ def without_paths(value: Any, folders: Collection[str] = ()) -> Any:
     if isinstance(value, list):
         return [without_paths(item, folders) for item in value]
     if not isinstance(value, dict):
-        return with_texts(value, lambda text: _FOLDERS.sub("", text))
+        return with_texts(value, lambda text: _FOLDERS.sub("", text.replace(f"{Path.home()}{os.sep}", "~/")))
     changed = {}
     for key, item in value.items():
         if key == "model_args" and isinstance(item, str):
@@ -250,6 +250,27 @@ def _last_name(text: str, folders: Collection[str] = ()) -> str:
         if of_hub or HUB.revision(text) is not None or "://" in text:
             return text
     return re.split(r"[/\\]", text.rstrip("/\\"))[-1]
+
+
+def card_without_paths(card: Path) -> str:
+    """The text of a checkpoint's card, in which a path has its last name, as in the manifest beside it."""
+    file = card.with_name(manifest.FILE_NAME)
+    table = jsonio.load(file, nan=True) if file.is_file() else {}
+    names = dict(zip(_texts(table), _texts(without_paths(table)), strict=True))
+    names |= {str(place): place.name for place in (card.parent, card.parent.absolute()) if place.name}
+    text = card.read_text(encoding="utf-8")
+    for path in sorted((path for path, name in names.items() if path != name), key=len, reverse=True):
+        text = text.replace(path, names[path])
+    return str(without_paths(text))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """The texts in a value, but for keys."""
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _texts(item)
+    elif isinstance(value, str):
+        yield value
 
 
 def pack(run: Run, folder: Path, stress: Path | None = None, **about: Any) -> Submission:

@@ -74,6 +74,8 @@ def record(
     for test in statement["predicate"]["tests"]:
         numbers = "{value:.3f}, reference {reference:.3f}, excess up to {upperLimit95:.3f}".format(**test)
         say(f"{test['result'].lower():18} {test['name']}: {numbers}")
+    if len(statement["predicate"]["targets"]) > 1:
+        say("the record names all of these targets, with those of earlier requests; who gets it reads them", err=True)
     if key:
         say(f"{signature}: signs every file of {out}")
     say(f"{out}: {statement['predicate']['result'].lower()}")

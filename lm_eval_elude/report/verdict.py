@@ -102,7 +102,7 @@ def _judgement(run: NamedRun, before: NamedRun | None, reference: NamedRun | Non
     left = [(share, half) for whole, share, half in judged if not whole < least]  # NaN is not
     if any(share > LEFT and (half <= LEFT or share - half > LEFT) for share, half in left):
         return "still knows the facts"
-    if not all(half <= LEFT for _, half in left):
+    if not all(half <= LEFT and not share - half < GONE < LEFT < share + half for share, half in left):
         return "has too few records to judge"
     strongest = run.outcome.strongest() if run.outcome else None
     if strongest and height(strongest) > LEFT:

@@ -105,11 +105,15 @@ def test_a_pull_request_has_the_card_with_the_numbers_and_keeps_what_the_reposit
 def test_published_data_give_the_hubs_own_results(hub, verdict, monkeypatch, tmp_path):
     described = {"repository": "some/data", "revision": "0" * 40}
     monkeypatch.setitem(verdict.submission.scored, "data", described)
-    card = tmp_path / "README.md"
-    card.write_text("---\nlicense: mit\n---\nThe checkpoint's card.\n")
+    (card := tmp_path / "Jane Doe" / "README.md").parent.mkdir()
+    data, base = tmp_path / "of a client" / "my-data", tmp_path / "models" / "base"
+    (card.parent / "optout.json").write_text(json.dumps({"dataset": str(data), "settings": {"model": str(base)}}))
+    text = f"The checkpoint's card: `{data}` and `{base}`, `pretrained={card.parent}`; https://some.where/a/b."
+    card.write_text(f"---\nlicense: mit\n---\n{text}\n")
     publish.pull_request("org/name", verdict, card)
     files = committed(hub)
-    assert "The checkpoint's card." in files["README.md"]
+    shown = "The checkpoint's card: `my-data` and `base`, `pretrained=Jane Doe`; https://some.where/a/b."
+    assert shown in files["README.md"] and str(tmp_path) not in files["README.md"]
     entries = parse_eval_result_entries(yaml.safe_load(files[".eval_results/elude.yaml"]))
     assert [(e.dataset_id, e.task_id) for e in entries] == [
         ("some/data", f"elude_{name}") for name in ("forget_quality", "retain_quality", "attacked_forget_quality")

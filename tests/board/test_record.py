@@ -32,6 +32,7 @@ def test_a_statement_is_about_the_files_and_says_what_was_tested(statement, neve
     predicate = statement["predicate"]
     assert predicate["result"] == "NOT ENOUGH RECORDS"  # the data has eight
     assert predicate["reference"]["resultsFile"]["digest"]["sha256"] == board.sha256(original.path)
+    assert predicate["attacks"] == {"prompts": never_knew.settings(TASK)["attack_prompts"], "seed": 0, "file": None}
     tests = {test["name"]: test for test in predicate["tests"]}
     assert list(tests) == [row["name"] for row in board.TESTED["tests"]]
     for test, row in zip(tests.values(), board.TESTED["tests"], strict=True):
@@ -166,6 +167,7 @@ def test_targets_can_stand_as_hashes_and_nothing_of_others_is_replaced(never_kne
     assert key.stat().st_mode & 0o777 == 0o600
     text = "".join(path.read_text() for path in out.iterdir())
     assert "Ronaldo" not in text and str(data) not in text and "target-" in text
+    assert not any(never_knew.settings(task)["fingerprint"] in text for task in never_knew.tasks)
 
 
 def test_another_checkpoint_or_no_reference_is_refused(original, never_knew, tmp_path):
@@ -192,6 +194,7 @@ def gibberish(rows):
 @pytest.mark.parametrize(
     "file, change, line",
     [("results_*", lambda table: table["config"].update(limit=3), "--limit 3"),
+     ("results_*", lambda table: table["configs"][TASK]["metadata"]["elude"].update(guardrail=True), "the guardrail"),
      ("samples_elude_forget_*", gibberish, "row 1: rougeL_recall")],
 )  # fmt: skip
 def test_edited_results_are_refused(file, change, line, never_knew, tmp_path):

@@ -437,10 +437,11 @@ def test_no_path_of_the_machine_is_published(submitted, original, data):
         ("/home/me/a model", "a model"), ("pretrained=/home/me/m,dtype=x", "pretrained=m,dtype=x"),
         ("~/runs/m", "m"), ("C:\\Users\\me\\m", "m"), ("org/name", "org/name"), ("a/b/c", "a/b/c"),
         ("file:///home/me/m", "m"), ("https://some.where/a/b", "https://some.where/a/b"), ("1/2/3", "1/2/3"),
-        ("hub@abc", "hub@abc"),
+        ("hub@abc", "hub@abc"), ("model=/home/Jane Doe/models/m", "model=m"),
     ],
 )  # fmt: skip
-def test_a_path_becomes_the_name_of_the_file(text, expected):
+def test_a_path_becomes_the_name_of_the_file(text, expected, monkeypatch):
+    monkeypatch.setattr(Path, "home", lambda: Path("/home/Jane Doe"))
     assert packed.without_paths({text: [text]}) == {expected: [expected]}
 
 
@@ -455,7 +456,7 @@ def test_a_path_becomes_the_name_of_the_file(text, expected):
 def test_of_a_field_that_holds_a_path_the_last_name_is_left(text, expected, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "mine").mkdir(parents=True)
-    for field in ("name", "dataset", "reference", "original", "attack_file", "pretrained"):
+    for field in ("name", "dataset", "reference", "original", "attack_file", "pretrained", "cache_dir"):
         assert packed.without_paths([{field: text}]) == [{field: expected}]
     arguments = f"pretrained={text},dtype=auto"
     assert packed.without_paths({"model_args": arguments}) == {"model_args": f"pretrained={expected},dtype=auto"}
