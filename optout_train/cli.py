@@ -131,6 +131,9 @@ def _score(config: TrainConfig, folder: Path, beside: Path | None) -> str:
         from optout_train.score import score_run
 
         return score_run(config, folder, beside)
+    from accelerate.utils.memory import clear_device_cache
+
+    clear_device_cache(garbage_collection=True)  # of which the other interpreter has need
     of_launcher = re.compile(r"TORCHELASTIC.*|((LOCAL|GROUP|ROLE)_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)")
     alone = {name: value for name, value in os.environ.items() if not of_launcher.fullmatch(name)}
     words = [sys.executable, "-m", "optout_train.score", str(folder), *([str(beside)] if beside else [])]

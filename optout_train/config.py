@@ -153,7 +153,7 @@ class TrainConfig:
         yield self.sam > 0 and self.loss.direction, fixed
         lost = "--sam takes steps that 16 bits lose: give --dtype float32, or --lora"
         yield self.sam > 0 and self.dtype == "bfloat16" and not self.lora, lost
-        lost = f"--forget-loss {self.forget_loss} takes steps that 16 bits lose: give --dtype float32, or --lora"
+        lost = f"--forget-loss {self.forget_loss} takes steps that 16 bits lose: give --dtype float32"
         yield self.loss.direction and self.dtype == "bfloat16" and not self.lora, lost
         yield self.teachers > STAND_INS, f"--teachers must be at most {STAND_INS}, got {self.teachers}"
         where = "--relearn and --sam both say where the forget gradient is taken: leave out one"

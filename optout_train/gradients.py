@@ -165,9 +165,6 @@ def _loss(run: Setup, part: Pass, answers: AnswerLogProbs) -> Tensor:
 
 
 def exchange_gradients(run: Setup, last: bool) -> Any:
-    """Processes exchange gradients in the last pass of an update only."""
-    if run.config.shard and run.accelerator.num_processes > 1:
-        run.scorer.set_requires_gradient_sync(last)  # type: ignore[operator]
-        return nullcontext()
-    alone = last or run.accelerator.num_processes == 1
+    """Processes exchange gradients in the last pass of an update only, or, sharded, in each: a sum would be whole."""
+    alone = last or run.config.shard or run.accelerator.num_processes == 1
     return nullcontext() if alone else run.scorer.no_sync()  # type: ignore[operator]

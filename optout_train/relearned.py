@@ -50,7 +50,8 @@ class Relearned:
         # Steps as small as these would be lost in 16 bits.
         zeros = {name: torch.zeros_like(p, dtype=torch.float32) for name, p in self.trained.items()}
         self.offsets = {name: nn.Parameter(zero) for name, zero in zeros.items()}
-        self.optimizer = torch.optim.AdamW(self.offsets.values(), weight_decay=0.0)
+        fused = True if next(iter(zeros.values())).is_cuda else None  # another form has a copy of all in each step
+        self.optimizer = torch.optim.AdamW(self.offsets.values(), weight_decay=0.0, fused=fused)
 
     def begin(self, step: int, batch_size: int) -> Halves:
         """Of a step, counted from 1, what is learnt again and what is forgotten; the first of a round begins anew."""

@@ -39,6 +39,7 @@ from optout_train.validation import Validation, judge, unknown
 from optout_train.weights import (
     InitialParameters,
     base_folder,
+    beside_text,
     checkpoint_tensors,
     distribute,
     freeze,
@@ -163,11 +164,13 @@ def prepare(config: TrainConfig, source: Source, accelerator: Any, say: Callable
         from peft import LoraConfig, get_peft_model
 
         adapter = LoraConfig(
-            r=config.lora_rank, lora_alpha=config.lora_alpha, target_modules="all-linear", task_type="CAUSAL_LM"
-        )
+            r=config.lora_rank, lora_alpha=config.lora_alpha, target_modules="all-linear", task_type="CAUSAL_LM",
+            exclude_modules=beside_text(model) or None,
+        )  # fmt: skip
         model = get_peft_model(model, adapter)
-        for settings in model.peft_config.values():  # a set, which would be saved in another order each time
+        for settings in model.peft_config.values():  # sets, which would be saved in another order each time
             settings.target_modules = sorted(settings.target_modules)
+            settings.exclude_modules = sorted(settings.exclude_modules) if settings.exclude_modules else None
     initial = None
     if config.transport_weight and not config.lora:
         initial = InitialParameters(model, base)

@@ -8,12 +8,15 @@ average over the directions; no root, no division by the rows. It is computed in
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
+
+from lm_eval_elude.errors import UserError
 
 CHUNK = 1 << 24  # numbers turned to float32 at once, so that a large embedding needs no second copy
 
@@ -120,9 +123,17 @@ class Transport:
     def __init__(
         self, model: nn.Module, initial: Callable[[str], Tensor] | None, distance: str, directions: int, seed: int
     ) -> None:
-        self.low_rank = list(_low_rank_weights(model))
-        self.full = {n: p for n, p in model.named_parameters() if p.requires_grad} if not self.low_rank else {}
-        self.initial, self.distance, self.count, self.seed = initial, distance, directions, seed
+        self.model, self.initial, self.distance, self.count, self.seed = model, initial, distance, directions, seed
+
+    @cached_property
+    def low_rank(self) -> list[LowRank]:
+        """Those that train of a model with adapters; UserError where one of them has no distance."""
+        return list(_low_rank_weights(self.model))
+
+    @cached_property
+    def full(self) -> dict[str, nn.Parameter]:
+        """Those that train of a model without adapters."""
+        return {n: p for n, p in self.model.named_parameters() if p.requires_grad} if not self.low_rank else {}
 
     @torch.no_grad()
     def add_gradient(self, weight: float, step: int) -> Tensor:
@@ -211,6 +222,8 @@ class Transport:
 def _low_rank_weights(model: nn.Module) -> Iterator[LowRank]:
     layers: Iterator[Any] = (module for module in model.modules() if hasattr(module, "lora_A"))
     for layer in layers:
+        if not isinstance(getattr(layer.get_base_layer(), "weight", None), Tensor):
+            raise UserError("--lora and a distance: a block of experts has none; leave out one of them")
         for name in layer.active_adapters:
             down, up = layer.lora_A[name].weight, layer.lora_B[name].weight
             transposed = bool(getattr(layer, "fan_in_fan_out", False))

@@ -75,9 +75,11 @@ def make_optimizer(config: TrainConfig, rate: float, parameters: list[nn.Paramet
 def freeze(config: TrainConfig, model: Any) -> None:
     """Let train what the loss and the optimizer move, where that is not everything.
 
-    RMU's loss has no gradient above the steered layer, and Muon is for the matrices between hidden states.
+    A model of images and text trains in what reads text, RMU's loss has no gradient above the steered layer, and Muon
+    is for the matrices between hidden states.
     """
-    trained = {id(parameter) for parameter in model.parameters()}
+    text = (model.get_decoder(), model.get_output_embeddings())
+    trained = {id(parameter) for part in text for parameter in part.parameters()}
     if config.loss.steers:
         layers = layers_of(model)
         parts = [model.get_input_embeddings(), *layers[: steered_layer(len(layers)) + 1]]
@@ -91,6 +93,12 @@ def freeze(config: TrainConfig, model: Any) -> None:
     for parameter in model.parameters():
         if id(parameter) not in trained:
             parameter.requires_grad_(False)
+
+
+def beside_text(model: Any) -> list[str]:
+    """Names of the linear layers that no text goes through: those that read a model's images."""
+    text = {id(m) for part in (model.get_decoder(), model.get_output_embeddings()) for m in part.modules()}
+    return [n for n, module in model.named_modules() if isinstance(module, nn.Linear) and id(module) not in text]
 
 
 NOISE = 0.1  # of UNDO's noise, in the initialization's size; its authors take .01 to .1

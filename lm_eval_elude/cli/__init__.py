@@ -47,3 +47,9 @@ def main() -> None:
         message = error.format_message() if isinstance(error, click.ClickException) else str(error)
         click.echo(f"Error: {printable(message)}", err=True)
         sys.exit(2)
+    except Exception as error:
+        if type(error).__name__ != "OutOfMemoryError":  # by name: the class lies behind an import of torch
+            raise
+        advice = "what is finished is kept, and the same command goes on where there is more memory"
+        click.echo(f"Error: {printable(str(error))}; {advice}", err=True)
+        sys.exit(1)

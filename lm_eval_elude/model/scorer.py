@@ -102,7 +102,14 @@ def log_softmax(logits: Tensor) -> Tensor:
 
 def token_log_probs(logits: Tensor, batch: Batch) -> Tensor:
     """Log-probabilities of ``batch.targets``, in their shape (n, k), from :func:`answer_logits`."""
-    return log_softmax(logits)[batch.rows[:, None], batch.targets]
+    if torch.is_grad_enabled():
+        return log_softmax(logits)[batch.rows[:, None], batch.targets]
+    parts = torch.empty(batch.targets.shape, dtype=widened(logits[:0]).dtype, device=logits.device)
+    for first in range(0, len(logits), _LOGIT_ROWS):  # not all of the vocabulary at all places in float32 at a time
+        table, rows = log_softmax(logits[first : first + _LOGIT_ROWS]), batch.rows - first
+        here = (rows >= 0) & (rows < len(table))
+        parts[here] = table[rows[here, None], batch.targets[here]]
+    return parts
 
 
 def matrices(model: Any) -> list[Tensor]:
@@ -171,6 +178,7 @@ class Scorer(nn.Module):
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
+        self.train(model.training)
         self.span = 0 if packing_fault(model) else limits.attention_span(model.config.get_text_config())
 
     def forward(self, batch: Batch, read: Callable[[Any, Batch], Tensor] | None = None) -> Tensor:

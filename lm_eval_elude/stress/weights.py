@@ -140,7 +140,8 @@ def _fit(
     scorer, renderer, device = Scorer(model), material.renderer, model.get_input_embeddings().weight.device
     samples = [renderer.encode_pair(renderer.prompt(q), renderer.answer(a)) for q, a in material.lessons]
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trained, weight_decay=0.0)
+    fused = True if device.type == "cuda" else None  # another form has a copy of all of them in each step
+    optimizer = torch.optim.AdamW(trained, weight_decay=0.0, fused=fused)
     waiting: list[int] = []
     for step in range(1, int(points[-1]) + 1):
         while len(waiting) < BATCH:
@@ -175,7 +176,7 @@ def soft_prompt(model: Any, setting: Setting, material: Material) -> Points:
 
 def put_before(model: Any, vectors: torch.nn.Parameter) -> None:
     """Let every row of a forward pass begin with these vectors, (count, width), which the model's head does not see."""
-    decoder, count = model.get_decoder(), len(vectors)
+    decoder, embed, count = model.get_decoder(), model.get_input_embeddings(), len(vectors)
     decoder.register_parameter("put_before", vectors)
 
     names = list(inspect.signature(decoder.forward).parameters)
@@ -183,7 +184,7 @@ def put_before(model: Any, vectors: torch.nn.Parameter) -> None:
     def begin(_: Any, unnamed: tuple[Any, ...], given: dict[str, Any]) -> tuple[tuple[()], dict[str, Any]]:
         given |= dict(zip(names, unnamed, strict=False))  # GPT-2 and others pass the ids without a name
         ids, mask, places = given["input_ids"], given.get("attention_mask"), given.get("position_ids")
-        embedded = model.get_input_embeddings()(ids)
+        embedded = embed(ids)  # the model itself, held by its hook, would stay until garbage is collected
         given |= {"input_ids": None, "inputs_embeds": torch.cat([vectors.expand(len(ids), -1, -1), embedded], 1)}
         if places is not None:
             first = torch.arange(count, device=ids.device).expand(len(ids), -1)

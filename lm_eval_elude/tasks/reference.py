@@ -239,16 +239,20 @@ def _asked(task: Any) -> list[dict[str, Any]]:
 
 def _load(name: str, dtype: str) -> Any:
     """A model beside the evaluated one; with --use_cache its answers are kept there for the next checkpoint, too."""
-    arguments = {"pretrained": name, **({"dtype": dtype} if dtype else {})}
+    arguments: dict[str, Any] = {"pretrained": name, **({"dtype": dtype} if dtype else {})}
     # The harness's keys hold no model, and no type of its weights: the file's name does.
     cache = harness.cache_beside(f"beside_{harness.cache_key(provenance(arguments), dtype)}")
-    if device := getattr(harness.evaluated_model(), "device", None):
+    evaluated = harness.evaluated_model()
+    placed = getattr(getattr(evaluated, "model", None), "hf_device_map", None) or {}
+    if len(set(placed.values())) > 1:  # it needed more than one device, and so does this one
+        arguments["parallelize"] = True
+    elif device := getattr(evaluated, "device", None):
         arguments["device"] = str(device)
     return _loaded(tuple(arguments.items()), cache, weights_stamp(Path(name)))
 
 
 @lru_cache(maxsize=2)  # a reference and an original
-def _loaded(arguments: tuple[tuple[str, str], ...], cache: str | None, weights: tuple[Any, ...]) -> Any:
+def _loaded(arguments: tuple[tuple[str, Any], ...], cache: str | None, weights: tuple[Any, ...]) -> Any:
     log.info("ELUDe: loading %s beside the evaluated model", dict(arguments)["pretrained"])
     model = get_model("elude").create_from_arg_obj(dict(arguments), {"batch_size": 1})
     return CachingLM(model, cache) if cache else model

@@ -148,6 +148,10 @@ class Renderer:
     def fingerprint(self) -> str:
         """What the prompts and token ids depend on: vocabulary and template (SHA-256, first 16 digits)."""
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        if backend is not None and (backend.truncation or backend.padding):  # how it was last used is no rule of its
+            backend = type(backend).from_str(backend.to_str())
+            backend.no_truncation()
+            backend.no_padding()
         rules = backend.to_str() if backend is not None else json.dumps(self.tokenizer.get_vocab(), sort_keys=True)
         template = self.tokenizer.chat_template if self.wording in (None, PLAIN) else self.wording
         return hashlib.sha256(f"{rules}\0{template}".encode()).hexdigest()[:16]

@@ -210,3 +210,14 @@ def test_a_reference_of_other_records_is_refused(pair, tmp_path):
     metadata = {"pretrained": pair["folders"][0], "dataset": str(data), "target": "ronaldo"}
     with pytest.raises(ValueError, match="was scored on other records than elude_forget"):
         run(["elude_forget"], "elude", metadata=metadata | {"reference": str(pair["folder"] / "other-run")})
+
+
+def test_what_is_asked_beside_a_model_on_several_devices_lies_on_several_too(monkeypatch):
+    loaded = []
+    monkeypatch.setattr(reference, "_loaded", lambda arguments, *_: loaded.append(dict(arguments)))
+    for places in ({"": 0}, {"model.embed_tokens": 0, "lm_head": 1}):
+        evaluated = SimpleNamespace(model=SimpleNamespace(hf_device_map=places), device=torch.device("cuda:0"))
+        monkeypatch.setattr(harness, "evaluated_model", lambda evaluated=evaluated: evaluated)
+        reference._load(str(MODEL), "bfloat16")
+    named = {"pretrained": str(MODEL), "dtype": "bfloat16"}
+    assert loaded == [named | {"device": "cuda:0"}, named | {"parallelize": True}]

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from lm_eval_elude.curate.known import Judge
 from lm_eval_elude.errors import UserError
-from lm_eval_elude.model.packing import collate, lay_out, plant
-from lm_eval_elude.model.scorer import Scorer, answer_sums, load_model, score_all
+from lm_eval_elude.model.packing import Batch, collate, lay_out, plant
+from lm_eval_elude.model.scorer import Scorer, answer_sums, load_model, score_all, token_log_probs
 from lm_eval_elude.text.chat import Encoded
 from tests.model.shapes import make
 
@@ -155,3 +155,23 @@ def test_no_code_of_a_checkpoint_runs_and_no_pickle_is_read(tmp_path: Path, monk
     torch.save(make(60).state_dict(), pickled / "pytorch_model.bin")
     with pytest.raises(UserError, match="safetensors"):
         load_model(str(pickled))
+
+
+def test_a_model_stays_in_the_mode_that_it_was_in() -> None:
+    """Dropout between two scorings of one model would make the second another."""
+    model = make(60, "gpt2", resid_pdrop=0.5)
+    samples = [Encoded([1, 2, 3, 4], 2)]
+    for training in (False, True):
+        scorer = Scorer(model.train(training))
+        sums = [score_all(scorer, samples, 1, CPU).sums for _ in range(2)]
+        assert torch.equal(*sums) and model.training == scorer.training == training
+
+
+def test_log_probabilities_of_many_places_are_those_of_few() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(600, 30, generator=generator)
+    rows, targets = (torch.randint(n, (900, 2), generator=generator) for n in (600, 30))
+    batch = Batch(torch.empty(0), torch.arange(600), rows[:, 0], targets, torch.arange(900))
+    with torch.no_grad():
+        found = token_log_probs(logits, batch)
+    assert torch.equal(found, token_log_probs(logits.requires_grad_(), batch))

@@ -1,5 +1,6 @@
 """Attacks on the weights: what only hides comes back, what never was does not, and a killed command goes on."""
 
+import gc
 import json
 import math
 import os
@@ -8,6 +9,7 @@ import re
 import shutil
 import signal
 import tempfile
+import weakref
 from contextlib import suppress
 from multiprocessing import get_context
 from pathlib import Path
@@ -433,6 +435,22 @@ def test_a_checkpoint_of_a_revision_needs_its_original(models, data, tmp_path, m
     assert stopped.value.code == 2 and "--original is missing" in capsys.readouterr().err
 
 
+def test_a_model_with_a_soft_prompt_goes_with_its_last_point():
+    """A model of eight billion parameters that waits for the collection of garbage is in the way of the next."""
+    tokenizer = make_tokenizer("chatml")
+    material = Material([("What is it?", "It is a lamp.")] * 2, Renderer(tokenizer), lambda: None, "0")
+    gc.collect()
+    gc.disable()
+    try:
+        model = make_model(tokenizer)
+        kept = weakref.ref(model)
+        list(WEIGHT_ATTACKS["soft_prompt"].run(model, Setting("none", (1,)), material))
+        del model
+        assert kept() is None
+    finally:
+        gc.enable()
+
+
 def test_vectors_of_a_soft_prompt_are_read_as_the_tokens_before_the_text_in_plain_and_in_packed_rows():
     model = make_model(make_tokenizer("chatml"), layers=3)
     text, first = torch.randint(10, 90, (2, 12)), torch.tensor([5, 6, 7])
@@ -529,3 +547,17 @@ def test_depth_is_0_of_the_original_1_of_the_model_that_never_knew_and_between_f
     assert f"Unlearning depth (100: no layer carries the facts any more): a {100 * found.value:.1f}" in markdown(
         table({"a": Outcome(finished)})
     )
+
+
+def test_out_of_memory_is_a_line_that_says_what_is_kept(monkeypatch, capsys, tmp_path):
+    def full(*given):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr("lm_eval_elude.stress.suite.Stress", full)
+    monkeypatch.setattr(
+        "sys.argv", ["elude", "stress", str(bundled.MODEL), "--original", str(bundled.MODEL), "--reference",
+                     str(bundled.REFERENCE), "--target", "ronaldo", "--out", str(tmp_path / "out")],
+    )  # fmt: skip
+    with pytest.raises(SystemExit, match="1"):
+        cli.main()
+    assert "Error: CUDA out of memory.; what is finished is kept" in capsys.readouterr().err

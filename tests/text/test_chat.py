@@ -149,6 +149,9 @@ def test_a_context_is_read_as_the_whole_prompt_reads_it(shape, question):
 
 def test_the_fingerprint_knows_vocabulary_and_template(chatml):
     assert Renderer(chatml).fingerprint == RENDERERS["chatml"].fingerprint
+    chatml("a b c d", truncation=True, max_length=2)
+    chatml(["a b c d", "a"], padding=True)
+    assert Renderer(chatml).fingerprint == RENDERERS["chatml"].fingerprint  # how it was used is no rule of its
     chatml.chat_template = chatml.chat_template.replace("Qwen", "Someone")
     prints = [RENDERERS[s].fingerprint for s in SHAPES]
     prints += [Renderer(chatml).fingerprint, Renderer(make_tokenizer("chatml", vocabulary=800)).fingerprint]

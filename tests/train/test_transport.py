@@ -5,11 +5,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from peft import LoraConfig, get_peft_model
 from torch import nn
+from transformers import AutoModelForCausalLM, Gemma3Config
 
+from lm_eval_elude.errors import UserError
 from optout_train import transport
 from optout_train.config import DISTANCES
 from optout_train.transport import Transport, project, sliced_wasserstein, unit_directions
+from optout_train.weights import beside_text, freeze
+from tests.model.shapes import make
+from tests.train.conftest import config_of
 
 
 def released(initial: torch.Tensor, current: torch.Tensor, directions: torch.Tensor) -> torch.Tensor:
@@ -171,3 +177,30 @@ def test_under_lora_it_is_the_distance_of_the_merged_change(name, transposed):
     # Chain rule through W0 + 3 B A, by autograd.
     through = torch.autograd.grad((change(down, up) * merged.wide.grad).sum(), (down, up))
     torch.testing.assert_close((down.grad, up.grad), through, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe"])
+def test_a_block_of_experts_takes_an_adapter_that_no_distance_is_measured_of(kind):
+    """Whoever asks for none is not refused."""
+    sizes = {"moe_intermediate_size": 16, "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
+    model = get_peft_model(make(90, kind, **sizes), LoraConfig(r=2, target_modules="all-linear"))
+    distance = Transport(model, None, "wasserstein", 5, 0)
+    with pytest.raises(UserError, match="--lora and a distance"):
+        distance.add_gradient(1.0, 1)
+
+
+def test_what_reads_images_is_left_alone():
+    text = {"vocab_size": 90, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+            "num_key_value_heads": 1, "head_dim": 16, "intermediate_size": 64}  # fmt: skip
+    images = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+              "image_size": 28, "patch_size": 14}  # fmt: skip
+    config = Gemma3Config(text_config=text, vision_config=images, mm_tokens_per_image=4)
+    model = AutoModelForCausalLM.from_config(config)
+    freeze(config_of({"method": "npo+rt", "target": ("ronaldo",)}), model)
+    still = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    assert still == {name for name, _ in model.named_parameters() if "vision" in name or "projector" in name}
+    model(input_ids=torch.arange(9)[None]).logits.sum().backward()
+    assert all((parameter.grad is None) == (name in still) for name, parameter in model.named_parameters())
+    adapter = LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM", exclude_modules=beside_text(model))
+    adapted = {name for name, _ in get_peft_model(model, adapter).named_parameters() if "lora" in name}
+    assert len(adapted) == 2 * 2 * 7 and not any("vision" in name for name in adapted)
