@@ -34,12 +34,11 @@ def read_document(ending: str, content: bytes) -> Read:
         raise UserError(f"not one of {', '.join(READERS)}")
     command = [sys.executable, "-P", "-m", __spec__.name, ending.lower(), str(SECONDS)]
     done = subprocess.run(command, input=content, capture_output=True)
-    kind, output = done.stdout[:1], done.stdout[1:].decode(errors="replace")
+    kind, (left_out, _, text) = done.stdout[:1], done.stdout[1:].decode(errors="replace").partition("\0")
     if done.returncode or kind not in (TEXT, REASON):
         raise UserError(f"cannot be read within {SECONDS} s and {MEMORY >> 30} GB of memory")
     if kind == REASON:
-        raise UserError(output)
-    left_out, _, text = output.partition("\0")
+        raise UserError(text)
     return Read(text, left_out)
 
 
@@ -50,24 +49,21 @@ class Read(NamedTuple):
     left_out: str = ""
 
 
-def parse(ending: str, content: bytes) -> tuple[bytes, str]:
-    """Within this process and without limits: whether it is a text or a reason, and that.
-
-    Before a text stands what was left out, with a NUL after it.
-    """
+def parse(ending: str, content: bytes) -> tuple[bytes, Read]:
+    """Within this process and without limits: whether it is a text or a reason, and that."""
     try:
         read = READERS[ending](content)
         text, left_out = read if isinstance(read, Read) else Read(read)
         text = clean(text)
     except UserError as error:
-        return REASON, str(error)
+        return REASON, Read(str(error))
     except ImportError as error:
-        return REASON, f"package {error.name!r} is missing: pip install 'lm-eval-elude[build]'"
+        return REASON, Read(f"package {error.name!r} is missing: pip install 'lm-eval-elude[build]'")
     except MemoryError:
         raise  # as every end at a limit
     except Exception as error:  # whatever a parser of malformed files may raise
-        return REASON, f"cannot be parsed ({type(error).__name__}: {reason(error)[:120]})"
-    return (TEXT, f"{left_out}\0{text}") if text.strip() else (REASON, "no text in it")
+        return REASON, Read(f"cannot be parsed ({type(error).__name__}: {reason(error)[:120]})")
+    return (TEXT, Read(text, left_out)) if text.strip() else (REASON, Read("no text in it"))
 
 
 def _plain(content: bytes) -> str:
@@ -178,5 +174,5 @@ if __name__ == "__main__":
     for limit, most in ((resource.RLIMIT_CPU, int(sys.argv[2])), (resource.RLIMIT_AS, MEMORY)):
         with suppress(ValueError, OSError):  # not every system has each limit
             resource.setrlimit(limit, (most, most))
-    kind, text = parse(sys.argv[1], sys.stdin.buffer.read())
-    sys.stdout.buffer.write(kind + text.encode(errors="replace"))
+    kind, read = parse(sys.argv[1], sys.stdin.buffer.read())
+    sys.stdout.buffer.write(kind + f"{read.left_out}\0{read.text}".encode(errors="replace"))  # NUL is in no text

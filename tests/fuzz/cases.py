@@ -646,7 +646,7 @@ def make_document(rng: random.Random, folder: Path) -> tuple[str, bytes]:
 
 
 def use_document(case: tuple[str, bytes]) -> None:
-    kind, text = readers.parse(*case)
+    kind, (text, _) = readers.parse(*case)
     if kind == readers.REASON:
         raise UserError(text)
     text.encode()
