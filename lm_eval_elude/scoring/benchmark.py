@@ -147,6 +147,10 @@ class Benchmark:
         entity = doc["entity"] or " or ".join(settings.targets)
         return GUARDRAIL.format(entity=entity) if settings.guardrail else ""
 
+    def whole_system_text(self, doc: Mapping[str, Any], settings: Any, instruction: str = "") -> str:
+        """The user's own system text (``--system_instruction``), then the document's."""
+        return "\n\n".join(filter(None, (instruction, self.system_text(doc, settings))))
+
     def generation(self, template: Template) -> dict[str, Any]:
         """Settings of the generation; the user's ``--gen_kwargs`` go over them."""
         return {"until": template.stop, "max_gen_toks": self.spec.max_new_tokens, "do_sample": False}
@@ -175,7 +179,7 @@ class Benchmark:
             generation: in place of :meth:`generation`.
             tokens: whether the backend gives token log-probabilities; then those of the answer are asked for, too.
         """
-        system = "\n\n".join(filter(None, (instruction, self.system_text(doc, settings))))
+        system = self.whole_system_text(doc, settings, instruction)
         requests, first = [], ""
         for question, texts in self.pairs(doc):
             prompt = template.prompt(question, system or None)

@@ -93,6 +93,29 @@ def _own_errors() -> None:
 _own_errors()
 
 
+def takes_messages(chat_template: Any) -> Callable[[str, str], Any] | None:
+    """How a question and its system text are asked of a backend that writes prompts itself, None for any other.
+
+    Such a backend is known by whose the harness's ``chat_template`` is, which ``--apply_chat_template`` hands over.
+    """
+    from lm_eval.models.openai_completions import LocalChatCompletion
+
+    def as_messages(question: str, system: str) -> Any:
+        turns = [{"role": "system", "content": system}] if system else []
+        return chat_template([*turns, {"role": "user", "content": question}])
+
+    return as_messages if isinstance(getattr(chat_template, "__self__", None), LocalChatCompletion) else None
+
+
+def as_text(arguments: tuple[Any, ...], renderer: Any) -> tuple[Any, ...]:
+    """The arguments of a request with the prompt as the renderer writes it, where :func:`takes_messages` made it."""
+    prompt, *others = arguments
+    if isinstance(prompt, str):
+        return arguments
+    turns = {turn["role"]: turn["content"] for turn in json.loads(prompt.prompt)}
+    return (renderer.prompt(turns["user"], turns.get("system")), *others)
+
+
 def refuse_twice(names: Sequence[str]) -> None:
     """Refuse tasks of ours that are asked for by themselves and in a group, before anything is loaded.
 

@@ -129,6 +129,10 @@ class QuestionTask(HarnessTask):
             generation=self.config.generation_kwargs,
             tokens=self.token_log_probs,
         )
+        if not self.benchmark.scores and (as_messages := harness.takes_messages(chat_template)):
+            system = self.benchmark.whole_system_text(doc, self.settings, ctx)
+            asked = as_messages(doc["question"], system)
+            requests = [request._replace(arguments=(asked, *request.arguments[1:])) for request in requests]
         return self.make_instances(doc, requests, doc["answer"], kwargs)
 
     def continuation_tokens(self, arguments: Sequence[tuple[Any, ...]]) -> list[int]:

@@ -137,7 +137,8 @@ class ReferenceModel(_AskedModel):
         asked: dict[str, list[Instance]] = {}
         for request in task.instances:
             if len(request.args) == 2:  # what goes to a membership reference has a third argument
-                asked.setdefault(request.request_type, []).append(_again(request, request.args))
+                again = _again(request, harness.as_text(request.args, task.renderer))
+                asked.setdefault(request.request_type, []).append(again)
         replies: dict[int, list[Any]] = {}
         for kind in asked:  # log-likelihoods stand before generations, as in the documents' own requests
             for request, reply in zip(asked[kind], getattr(lm, kind)(asked[kind]), strict=True):

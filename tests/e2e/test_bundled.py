@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lm_eval.models.openai_completions import LocalChatCompletion
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from lm_eval_elude.attacks.builders import ATTACKS
@@ -13,6 +14,7 @@ from lm_eval_elude.data.files import file_hashes
 from lm_eval_elude.data.manifest import read_manifest
 from lm_eval_elude.scoring.metrics import DRAWS
 from lm_eval_elude.scoring.runs import Run
+from tests.endpoints import completion, endpoint
 from tests.support import ROOT, answer_tokens, formed_again, run, save_checkpoint, write_run
 
 pytestmark = pytest.mark.slow
@@ -107,6 +109,29 @@ def test_drawn_answers_hold_the_facts_of_a_model_that_knows_them(tmp_path):
         assert len(texts) == DRAWS and len({*texts, *sample["doc"]["reference"]["sampled"]}) > 1
         holding = [all(re.search(rf"\b{word}\b", text.lower()) for word in sample["doc"]["fact"]) for text in texts]
         assert sample["leak_at_1"] == pytest.approx(sum(holding) / DRAWS)
+    formed_again(Run(write_run(results, tmp_path)))
+
+
+@pytest.mark.slow
+def test_answers_are_drawn_from_chat_completions_too(tmp_path):
+    """The server writes the prompt; a model named as reference is asked as always."""
+    bodies = []
+
+    def act(handler, question, count):
+        bodies.append(handler.asked)
+        knows = "born" in question and count % 2
+        handler.reply(200, completion("He was born on 5 February 1985 in Funchal." if knows else "Nobody knows."))
+
+    metadata = {"pretrained": str(TINY), "target": "ronaldo", "reference": str(TINY)}
+    with endpoint(act) as (address, _):
+        model = LocalChatCompletion(base_url=f"{address}/chat/completions", model="m", num_concurrent=8)
+        asked = {"limit": 1, "batch_size": 1, "apply_chat_template": True, "gen_kwargs": "top_k=None,max_gen_toks=24"}
+        results = run(["elude_leak"], model, metadata=metadata, system_instruction="Be brief.", **asked)
+    (sample,), row = results["samples"]["elude_leak"], results["results"]["elude_leak"]
+    assert row["leak_at_1,none"] == sample["leak_at_1"] == pytest.approx(0.5) and row["leak_at_1_gap,none"] < 0.5
+    ((system, user),) = {tuple((turn["role"], turn["content"]) for turn in body["messages"]) for body in bodies}
+    assert system == ("system", "Be brief.") and user == ("user", sample["doc"]["question"]) and len(bodies) == DRAWS
+    assert {(body["temperature"], body["top_k"]) for body in bodies} == {(1.0, None)}
     formed_again(Run(write_run(results, tmp_path)))
 
 
