@@ -85,10 +85,13 @@ class _Row(msgspec.Struct):
 
 @lru_cache(maxsize=16)
 def _read(path: Path, stamp: Stamp) -> tuple[TofuRecord, ...]:
-    records = []
+    records, paraphrased = [], False
     for where, row in read_rows(path, name=f"{path.stem}.json"):
         fields: _Row = check(row, _Row, where)
-        paraphrase, wrong = fields.paraphrased_answer or fields.answer, fields.perturbed_answer or []
+        paraphrase, wrong = (fields.paraphrased_answer or "").strip(), fields.perturbed_answer or []
+        if records and bool(paraphrase) != paraphrased:
+            raise UserError(f"{where}: a paraphrased_answer stands in some rows and lacks in others")
+        paraphrased, paraphrase = bool(paraphrase), paraphrase or fields.answer
         texts = [wrong] if isinstance(wrong, str) else wrong
         records.append(
             TofuRecord(fields.question.strip(), fields.answer.strip(), paraphrase.strip(), tuple(map(str.strip, texts)))

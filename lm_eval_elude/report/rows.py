@@ -29,6 +29,7 @@ SAME = {
     "target", "seed", "model", "revision", "dataset", "strict", "micro_batch_size", "shard", "compile",
     "gradient_checkpointing", "validate",
 }  # fmt: skip
+SCORED = {"evaluator", "split", "truth_ratio", "guardrail", "attack_file", "data set"}
 WORLD_ONLY = " world only"
 COLLAPSED = "collapsed"
 
@@ -65,19 +66,25 @@ def rows(runs: Sequence[NamedRun]) -> list[Row]:
     groups: dict[tuple[str, str, bool], list[NamedRun]] = {}
     for run in runs:
         of_tofu = "tofu_forget" in run.run.tasks
-        base = run.manifest.base_model.get("name") if run.manifest else None
+        base = run.manifest.first_base if run.manifest else None  # that of the first of several requests
         name = "" if of_tofu else Path(str(base or run.model)).name
         groups.setdefault((name, _method(run), of_tofu), []).append(run)
     made = []
     for (base, method, _), members in groups.items():
-        settings = [run.manifest.settings if run.manifest else {} for run in members]
+        settings = [_settings(run) for run in members]
         keys = sorted({key for of_run in settings for key in of_run} - SAME)
-        odd = [key for key in keys if len({str(of_run.get(key)) for of_run in settings}) > 1]
+        # A run of the harness's own tasks alone does not say how ours were scored, and goes with any that does.
+        known = {key: [s.get(key) for s in settings if key in s or key not in SCORED] for key in keys}
+        odd = [key for key in keys if len({str(value) for value in known[key]}) > 1]
         variants: dict[tuple[str, ...], list[NamedRun]] = {}
         for run, of_run in zip(members, settings, strict=True):
             variants.setdefault(tuple(str(of_run.get(key)) for key in odd), []).append(run)
         for values, alike in variants.items():
-            numbers, varied = _numbers(alike) | _cost(alike[0]), dict(zip(odd, values, strict=True))
+            costs: dict[Key, list[Estimate]] = {}
+            for key, cost in (item for run in alike for item in _cost(run).items()):
+                costs.setdefault(key, []).append(cost)
+            numbers = _numbers(alike) | {key: average(of_runs) for key, of_runs in costs.items()}
+            varied = dict(zip(odd, values, strict=True))
             p_values = _p_values(alike) if len(alike) > 1 else {}
             remarks = tuple(sorted(_remarks(alike)))
             made.append(Row(method, base, varied, numbers, len(alike), remarks, p_values))
@@ -93,6 +100,19 @@ def marked(rows: Sequence[Row]) -> list[Row]:
         else row
         for row in rows
     ]
+
+
+def _settings(run: NamedRun) -> dict[str, object]:
+    """How a checkpoint was made and how it was scored: runs that differ in one of these are not one row."""
+    scored = {key: run.settings[key] for key in SCORED if key in run.settings}
+    for key, name in (("attack_file", "attack_file"), ("dataset", "data set")):  # wherever it lies
+        scored |= {name: Path(str(place)).name} if (place := run.settings.get(key)) else {}
+    if "tofu_forget" in run.run.tasks and (size := run.run.config.get("model_num_parameters")):
+        scored["parameters"] = size
+    if not run.manifest:
+        return scored
+    made = {"targets": len(run.manifest.targets), "requests": len(run.manifest.requests) + 1}
+    return {**run.manifest.settings, **scored, **made}
 
 
 def _remarks(runs: Sequence[NamedRun]) -> set[str]:
@@ -136,11 +156,11 @@ def _numbers(runs: Sequence[NamedRun]) -> dict[Key, Estimate]:
 
 
 def _p_values(runs: Sequence[NamedRun]) -> dict[Key, list[float]]:
-    """The p-values of each run that are not formed of all of them together."""
+    """The p-values of each run: of all together every record would count once for each seed."""
     found: dict[Key, list[float]] = {}
     for run in runs:
         for (task, target, metric), estimate in run.estimates.items():
-            if not target and unit(metric) == "p-value" and not task.startswith("elude_"):
+            if not target and unit(metric) == "p-value":
                 found.setdefault((task, metric), []).append(estimate.value)
     return found
 

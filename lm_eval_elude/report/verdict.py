@@ -37,7 +37,8 @@ TOLERANCE = 1e-6  # between a number of the results file and the same one formed
 # What two runs must share to be compared.
 SHARED = {
     "targets": "targets", "fingerprint": "records", "truth_ratio": "truth ratio's mean", "guardrail": "guardrail",
-    "attack_file": "attack prompts", "seed": "seed",
+    "attack_file": "attack prompts", "seed": "seed", "evaluator": "evaluator", "split": "split",
+    "questions": "questions",
 }  # fmt: skip
 
 
@@ -176,6 +177,9 @@ def warnings(runs: Sequence[NamedRun]) -> list[str]:
 def _of_run(run: NamedRun) -> Iterator[str]:
     if run.run.limit is not None:
         yield f"scored with --limit {run.run.limit:g}: a part of the benchmark only"
+    never = run.never_knew
+    if never and (apart := [_place(task) for task in run.run.tasks if not run.run.is_paired(task, never)]):
+        yield f"no distance from the reference in {', '.join(apart)}: it was not asked the same there"
     over_all = {(task, metric): e.value for (task, target, metric), e in run.estimates.items() if not target}
     for (task, metric), value in over_all.items():
         if metric == "mia_auc_high" and value < 0.5:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import re
 from collections.abc import Mapping
@@ -44,7 +46,9 @@ class ReleasedRun(Run):
 
     def settings(self, task: str) -> dict[str, Any]:
         """What is known of any such log."""
-        return {"targets": [], "truth_ratio": "geometric", "evaluator": "released", "seed": 0}
+        asked = sorted(row["doc"]["question"] for row in self.rows(task))
+        questions = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
+        return {"targets": [], "truth_ratio": "geometric", "evaluator": "released", "seed": 0, "questions": questions}
 
     def sample_file(self, task: str) -> Path:
         """The log itself."""

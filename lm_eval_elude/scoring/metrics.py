@@ -10,10 +10,11 @@ reported.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, product
+from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 from lm_eval_elude.data.sets import SetSpec
@@ -221,21 +222,34 @@ def known(suites: Sequence[Sequence[Sample]], less: bool = False) -> Estimate:
 
 
 def ks_p_value(samples: Sequence[Sample], settings: Mapping[str, Any] | None = None) -> Estimate:
-    """p-value of the two-sample KS test on R of this model and of the reference, all targets' records together."""
+    """p-value of the two-sample KS test on R of this model and of the reference, all targets' records together.
+
+    A record that several attack prompts ask about is one draw: the mean of its R. TOFU counts each of its questions.
+    """
     from scipy.stats import ks_2samp
 
-    sides = ([s.values["truth_ratio_raw"] for s in side] for side in (samples, of_reference(samples)))
+    sides: Iterable[list[float]] = (_by_record(side, "truth_ratio_raw") for side in (samples, of_reference(samples)))
+    if "attack_prompts" not in (settings or {}):
+        sides = ([s.values["truth_ratio_raw"] for s in side] for side in (samples, of_reference(samples)))
     return Estimate(float(ks_2samp(*sides).pvalue), {}, len(samples))
+
+
+def _by_record(samples: Sequence[Sample], name: str) -> list[float]:
+    """The mean of a value for each record."""
+    values: dict[tuple[str, str], list[float]] = {}
+    for sample in samples:
+        values.setdefault((sample.target, sample.record), []).append(sample.values[name])
+    return [fmean(of_record) for of_record in values.values()]
 
 
 def truth_first_p(samples: Sequence[Sample], settings: Mapping[str, Any] | None = None) -> Estimate:
     """Exact p-value of McNemar's test: of the records that one model alone gets first, whose are more."""
     from scipy.stats import binomtest
 
-    pairs = [(s.values["truth_first"], s.values["reference"]["truth_first"]) for s in samples]
+    pairs = [*zip(*(_by_record(side, "truth_first") for side in (samples, of_reference(samples))), strict=True)]
     if any(math.isnan(value) for pair in pairs for value in pair):
         return Estimate(math.nan, {}, len(samples))
-    alone, reference_alone = pairs.count((1.0, 0.0)), pairs.count((0.0, 1.0))
+    alone, reference_alone = (sum(one[i] > one[1 - i] for one in pairs) for i in (0, 1))
     differing = alone + reference_alone
     return Estimate(float(binomtest(alone, differing).pvalue) if differing else 1.0, {}, len(samples))
 
@@ -567,7 +581,8 @@ _ROWS = (
     Metric(
         "known", "known", "share", (False, False), ("group",),
         "Worst of truth_first, chosen and named_first over the forget set, its gaps (elude_cloze) and its attacks, as "
-        "far as the group has them; by chance 16.7 %.",
+        "far as the group has them. Each is 16.7 % by chance, and the worst of a dozen more (about 25 % with 46 "
+        "records): known_gap says what goes beyond a model that never knew.",
     ),
     Metric(
         "known_gap", "known gap", "difference of shares", (None, None), ("group",),

@@ -120,20 +120,33 @@ class Run:
         return self._samples[task]
 
     def samples_beside(self, task: str, reference: Run) -> list[Sample]:
-        """The measurements of a task with what the run of a reference says of each document, if it has the same."""
-        samples = self.samples(task)
-        if task not in reference.tasks or [s[:3] for s in samples] != [s[:3] for s in reference.samples(task)]:
-            return samples
-        rows, pairs = [], [*zip(self.rows(task), reference.rows(task), strict=True)]
-        if not all(same_answers(row["doc"], other["doc"]) for row, other in pairs):
-            return samples
-        for row, other in pairs:
+        """The measurements of a task with what the run of a reference says of each document, if it has the same.
+
+        Else they are without any reference: one that was asked when they were scored is another model.
+        """
+        rows: list[dict[str, Any]] = []
+        if not self.is_paired(task, reference):
+            alone = [{k: v for k, v in row["doc"].items() if k != "reference"} for row in self.rows(task)]
+            return self._measure(task, [{**row, "doc": doc} for row, doc in zip(self.rows(task), alone, strict=True)])
+        for row, other in zip(self.rows(task), reference.rows(task), strict=True):
             answers = {key: other["doc"][key] for key in ANSWERS if key in other["doc"]}
             before = row["doc"].get("reference") or {}
             if before.get("generated") != answers.get("generated"):  # then the run was scored beside another model
                 before = {}
             rows.append({**row, "doc": {**row["doc"], "reference": {**before, **answers}}})
         return self._measure(task, rows)
+
+    def is_paired(self, task: str, reference: Run) -> bool:
+        """Whether another run was asked the same questions about the same answers in the same way."""
+        if task not in reference.tasks:
+            return False
+        ours, others = (run.settings(task).get("evaluator") for run in (self, reference))
+        if ours and others and ours != others:  # TOFU's, whose prompts differ
+            return False
+        if [s[:3] for s in self.samples(task)] != [s[:3] for s in reference.samples(task)]:
+            return False
+        pairs = zip(self.rows(task), reference.rows(task), strict=True)
+        return all(same_answers(row["doc"], other["doc"]) for row, other in pairs)
 
     def _measure(self, task: str, rows: Sequence[Mapping[str, Any]]) -> list[Sample]:
         settings, samples = self.settings(task), []

@@ -93,6 +93,13 @@ def _own_errors() -> None:
 _own_errors()
 
 
+def longest_answer() -> float:
+    """How many tokens a model of transformers takes; any number where another backend is asked, or none is known."""
+    evaluated = evaluated_model()
+    known = hasattr(getattr(evaluated, "model", None), "named_parameters")
+    return float(evaluated.max_length) if known and evaluated is not None else math.inf
+
+
 def takes_messages(chat_template: Any) -> Callable[[str, str], Any] | None:
     """How a question and its system text are asked of a backend that writes prompts itself, None for any other.
 

@@ -44,6 +44,14 @@ class QuestionTask(HarnessTask):
                 "ELUDe: ROUGE reads the letters a to z alone, so ROUGE, FQ and RQ say nothing of %d of %s's %d answers",
                 unread, config["task"], len(self.records),
             )  # fmt: skip
+        if benchmark.generates and benchmark.scores and benchmark.kind in ("forget", "kept", "attack"):
+            most = benchmark.spec.max_new_tokens
+            lengths = map(len, self.renderer.encode_batch([doc["answer"] for doc in self.docs]))
+            if cut := sum(length > most for length in lengths):
+                log.warning(
+                    "ELUDe: %d of %s's %d answers have more than %d tokens, where generation stops: ROUGE, FQ and RQ "
+                    "take the rest for not said", cut, config["task"], len(self.records), most,
+                )  # fmt: skip
         self.samples: list[Sample] = []  # those behind the last report
         self.other_models: list[OtherModel] = []
         self.token_log_probs = False  # whether the backend serves them
@@ -107,6 +115,11 @@ class QuestionTask(HarnessTask):
         self._token_counts: dict[int, list[int]] = {}  # by document, in the order of its requests
         for request, count in zip(scored, self.continuation_tokens([r.args for r in scored]), strict=True):
             self._token_counts.setdefault(request.doc["id"], []).append(count)
+            if count > harness.longest_answer():
+                raise UserError(
+                    f"{self.config.task}: an answer to {request.doc['question'][:80]!r} has {count} tokens, and the "
+                    f"model takes {harness.longest_answer()}"
+                )
         for other in self.other_models:
             other.check(self)
         if self.token_log_probs and self.mia_reference:

@@ -52,12 +52,15 @@ class ReferenceRun:
             UserError: it was scored on other records, or as another of TOFU's evaluators asks.
         """
         _same_evaluator(self.run.path, self.run.settings(task.task_name).get("evaluator"), task)
-        asked = ("entity", "question", "answer")  # two records may share a question
-        rows = {tuple(row["doc"].get(key) for key in asked): row["doc"] for row in self.run.rows(task.task_name)}
+        asked = ("entity", "question", "answer")  # two records may share a question, and an answer
+        rows: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+        for row in self.run.rows(task.task_name):
+            rows.setdefault(tuple(row["doc"].get(key) for key in asked), []).append(row["doc"])
         self.answers: dict[int, dict[str, Any]] = {}
         for doc in _asked(task):
-            logged = rows.get(tuple(doc.get(key) for key in asked))
-            if logged is None or not same_answers(logged, doc):
+            alike = rows.get(tuple(doc.get(key) for key in asked), [])
+            logged = next((other for other in alike if same_answers(other, doc)), None)
+            if logged is None:
                 raise UserError(
                     f"reference {str(self.run.path)!r} was scored on other records than {task.task_name}: "
                     f"it lacks {doc['question'][:80]!r}"

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -195,7 +196,7 @@ def test_two_records_that_share_a_question_each_have_their_own_answers(pair, tmp
     file = Run(path).sample_file("elude_forget")
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     for row in rows[:2]:
-        row["doc"] |= {"entity": "Ada", "question": "Who?"}
+        row["doc"] |= {"entity": "Ada", "question": "Who?", "answer": "Ada."}  # the wrong answers tell them apart
     file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     asked = [SimpleNamespace(doc=row["doc"]) for row in rows]
     task = SimpleNamespace(task_name="elude_forget", docs=[r.doc for r in asked], instances=asked, settings=None)
@@ -210,6 +211,18 @@ def test_a_reference_of_other_records_is_refused(pair, tmp_path):
     metadata = {"pretrained": pair["folders"][0], "dataset": str(data), "target": "ronaldo"}
     with pytest.raises(ValueError, match="was scored on other records than elude_forget"):
         run(["elude_forget"], "elude", metadata=metadata | {"reference": str(pair["folder"] / "other-run")})
+
+
+def test_an_answer_that_no_context_holds_is_a_line_and_a_long_one_is_said(tmp_path, caplog):
+    data = small_data(tmp_path / "data", {"Cristiano Ronaldo": 2}, retain=2, world=2)
+    rows = [json.loads(line) for line in (data / "forget_qa-train.jsonl").read_text().splitlines()]
+    metadata = {"pretrained": str(MODEL), "dataset": str(data), "target": "ronaldo"}
+    for count in (150, 3_000):
+        write_jsonl(data / "forget_qa-train.jsonl", [rows[0] | {"answer": "He ran on. " * count}, rows[1]])
+        with pytest.raises(ValueError, match="tokens, and the model takes") if count > 999 else nullcontext():
+            run(["elude_forget"], "elude", metadata=metadata, gen_kwargs="max_gen_toks=4")
+        assert "1 of elude_forget's 2 answers have more than 128 tokens" in caplog.text
+        caplog.clear()
 
 
 def test_what_is_asked_beside_a_model_on_several_devices_lies_on_several_too(monkeypatch):

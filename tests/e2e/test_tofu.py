@@ -4,6 +4,7 @@ import json
 import math
 import random
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -223,6 +224,14 @@ def test_a_log_that_does_not_fit_is_one_line(change, said, released_log, models,
 )
 def test_settings_that_cannot_be(metadata, said, models, data):
     refused(said, models["own"], data, **metadata)
+
+
+def test_a_paraphrase_stands_in_every_row_or_in_none(models, data, tmp_path):
+    folder = Path(shutil.copytree(data, tmp_path / "data"))
+    (file,) = folder.glob("forget*_perturbed.json")
+    first, *rows = file.read_text().splitlines()
+    file.write_text("\n".join([first, *(json.dumps(json.loads(row) | {"paraphrased_answer": " "}) for row in rows)]))
+    refused("a paraphrased_answer stands in some rows and lacks in others", models["own"], folder)
 
 
 def test_settings_and_checkpoints_of_elude_leave_tofu_alone(tmp_path):

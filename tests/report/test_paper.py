@@ -22,6 +22,7 @@ from lm_eval_elude.report import frame, kept, paper, plots
 from lm_eval_elude.report.comparison import named_runs
 from lm_eval_elude.report.rows import COST, FQ
 from lm_eval_elude.report.rows import rows as make_rows
+from lm_eval_elude.report.verdict import warnings
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS, GROUPS, UTILITY, UTILITY_BENCHMARKS
 from lm_eval_elude.scoring.metrics import METRICS, THREE
 from lm_eval_elude.scoring.runs import Run
@@ -132,6 +133,53 @@ def test_values_are_averaged_over_targets_before_fq_and_rq_are_formed(rows, fold
     area = row.numbers["elude_mia", "mia_auc"]
     assert area.value == pytest.approx(np.mean(aucs))
     assert [row.numbers["elude_mia", f"mia_auc_{end}"].value for end in ("low", "high")] == [*area.interval]
+
+
+def test_runs_that_were_made_or_scored_otherwise_are_not_one_row(tmp_path):
+    """Seeds are: their cost is the mean, and a p-value is that of each, as their records are the same."""
+    for number, changes in enumerate(({}, {"seed": 1}, {"truth_ratio": "arithmetic"}, {"guardrail": True})):
+        identity = checkpoint(tmp_path / "models" / str(number), "npo+rt", RONALDO, seed=changes.pop("seed", 0))
+        path = made_run(tmp_path / "runs" / str(number), known=0.3, entity=RONALDO, seed=number, checkpoint=identity)
+        table = json.loads(path.read_text()) | {"total_evaluation_time_seconds": str(10 * (1 + number))}
+        for config in table["configs"].values():
+            config["metadata"]["elude"] |= changes
+        path.write_text(json.dumps(table))
+    made_run(tmp_path / "runs" / "never", known=0.1, entity=RONALDO)
+    runs = named_runs([str(tmp_path / "runs")], str(tmp_path / "runs" / "never"))
+    made = {row.name: row for row in make_rows([run for run in runs if not run.reference])}
+    seeds = made["npo+rt, guardrail False, truth-ratio geometric"]
+    assert seeds.runs == 2 and seeds.numbers[COST["scoring"]].value == 15
+    assert len(seeds.of_seeds["elude_forget", "ks_p_value"]) == 2
+    others = {"npo+rt, guardrail False, truth-ratio arithmetic", "npo+rt, guardrail True, truth-ratio geometric"}
+    assert others <= {*made} and len(made) == 3
+    assert not [line for line in warnings(runs) if "no distance from the reference" in line]
+    for number, evaluator in ((0, "released"), ("never", "open-unlearning")):
+        path = tmp_path / "runs" / str(number) / "results_2026.json"
+        table = json.loads(path.read_text())
+        table["configs"]["elude_forget"]["metadata"]["elude"]["evaluator"] = evaluator
+        path.write_text(json.dumps(table))
+    runs = named_runs([str(tmp_path / "runs")], str(tmp_path / "runs" / "never"))
+    (said,) = (line for line in warnings(runs) if "no distance from the reference" in line)
+    apart = next(run for run in runs if f"{run.name}: " in said and not run.reference)
+    assert "in forget set: it was not asked the same there" in said
+    assert not any(METRICS[metric].is_distance for task, _, metric in apart.estimates if task == "elude_forget")
+    assert any(METRICS[metric].is_distance for _, _, metric in apart.estimates)
+
+
+def test_requests_one_after_another_are_of_the_model_that_the_first_began_with(tmp_path):
+    first = checkpoint(tmp_path / "models" / "first", "npo+rt", RONALDO)
+    second = checkpoint(tmp_path / "models" / "second", "npo+rt", RONALDO)
+    file = tmp_path / "models" / "second" / FILE_NAME
+    table = json.loads(file.read_text())
+    request = {"targets": [MESSI], "base_model": table["base_model"], "weights": {}}
+    file.write_text(json.dumps(table | {"base_model": {"name": first["name"]}, "requests": [request]}))
+    second["manifest"] = hashlib.sha256(file.read_bytes()).hexdigest()
+    for name, identity in (("first", first), ("second", second)):
+        made_run(tmp_path / "runs" / name, known=0.3, entity=RONALDO, checkpoint=identity)
+    rows = make_rows(named_runs([str(tmp_path / "runs")]))
+    assert {(row.base, row.name) for row in rows} == {
+        ("Phi-3.5-mini-instruct", f"npo+rt, requests {number}") for number in (1, 2)
+    }
 
 
 def cells(name: str, rows, model: str = "llama-3.1") -> dict[tuple[str, str], dict[str, str]]:

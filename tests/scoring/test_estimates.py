@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import ks_2samp
 from sklearn.metrics import roc_auc_score
 
 from lm_eval_elude.scoring import estimates
@@ -19,6 +20,7 @@ from lm_eval_elude.scoring.metrics import (
     THREE,
     forget_quality,
     known,
+    ks_p_value,
     retain_quality,
     truth_first_p,
 )
@@ -179,6 +181,21 @@ def test_mcnemars_p_value_by_hand():
     ]
     assert truth_first_p(samples).value == pytest.approx(20 / 512) and truth_first_p(samples[9:]).value == 1
     assert known([samples], less=True).value == pytest.approx(7 / 14) and known([samples]).value == 13 / 14
+
+
+def test_a_record_that_several_prompts_ask_about_is_one_draw():
+    ratios = [(0.1 * i, 0.05 * i * i) for i in range(12)]
+    samples = [
+        Sample("a", str(i), 3 * i + k, {
+            "truth_ratio_raw": here + shift, "truth_first": float(here > there),
+            "reference": {"truth_ratio_raw": there - shift, "truth_first": float(here < there)},
+        })
+        for i, (here, there) in enumerate(ratios)
+        for k, shift in enumerate((-0.5, 0.0, 0.5))
+    ]  # fmt: skip
+    p = ks_2samp(*zip(*ratios, strict=True)).pvalue
+    assert ks_p_value(samples, {"attack_prompts": 3}).value == pytest.approx(p) and ks_p_value(samples).value < p
+    assert truth_first_p(samples).value == pytest.approx(truth_first_p(samples[::3]).value)
 
 
 LOSSES = st.lists(st.floats(0, 50), min_size=2, max_size=30)
