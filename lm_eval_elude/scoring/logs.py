@@ -42,13 +42,15 @@ class ReleasedRun(Run):
             raise UserError(f"{path}: no log of TOFU's released evaluator ({', '.join(RELEASED.values())})")
         groups = ("tofu",) if len(self.tasks) == len(RELEASED) else ()
         self.results = {"results": {name: {} for name in (*self.tasks, *groups)}, "configs": {}}
-        self._samples = {}
+        self._samples, self._asked = {}, dict[str, str]()
 
     def settings(self, task: str) -> dict[str, Any]:
         """What is known of any such log."""
-        asked = sorted(row["doc"]["question"] for row in self.rows(task))
-        questions = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
-        return {"targets": [], "truth_ratio": "geometric", "evaluator": "released", "seed": 0, "questions": questions}
+        if task not in self._asked:
+            questions = json.dumps(sorted(row["doc"]["question"] for row in self.rows(task)))
+            self._asked[task] = hashlib.sha256(questions.encode()).hexdigest()[:16]
+        known = {"targets": [], "truth_ratio": "geometric", "evaluator": "released", "seed": 0}
+        return known | {"questions": self._asked[task]}
 
     def sample_file(self, task: str) -> Path:
         """The log itself."""
