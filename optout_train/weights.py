@@ -78,8 +78,7 @@ def freeze(config: TrainConfig, model: Any) -> None:
     A model of images and text trains in what reads text, RMU's loss has no gradient above the steered layer, and Muon
     is for the matrices between hidden states.
     """
-    text = (model.get_decoder(), model.get_output_embeddings())
-    trained = {id(parameter) for part in text for parameter in part.parameters()}
+    trained = {id(parameter) for part in _of_text(model) for parameter in part.parameters()}
     if config.loss.steers:
         layers = layers_of(model)
         parts = [model.get_input_embeddings(), *layers[: steered_layer(len(layers)) + 1]]
@@ -95,9 +94,14 @@ def freeze(config: TrainConfig, model: Any) -> None:
             parameter.requires_grad_(False)
 
 
+def _of_text(model: Any) -> tuple[nn.Module, nn.Module]:
+    """The parts of a model that text goes through."""
+    return model.get_decoder(), model.get_output_embeddings()
+
+
 def beside_text(model: Any) -> list[str]:
     """Names of the linear layers that no text goes through: those that read a model's images."""
-    text = {id(m) for part in (model.get_decoder(), model.get_output_embeddings()) for m in part.modules()}
+    text = {id(module) for part in _of_text(model) for module in part.modules()}
     return [n for n, module in model.named_modules() if isinstance(module, nn.Linear) and id(module) not in text]
 
 

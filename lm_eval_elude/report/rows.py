@@ -29,7 +29,10 @@ SAME = {
     "target", "seed", "model", "revision", "dataset", "strict", "micro_batch_size", "shard", "compile",
     "gradient_checkpointing", "validate",
 }  # fmt: skip
-SCORED = {"evaluator", "split", "truth_ratio", "guardrail", "attack_file", "data set"}
+# Settings of the scoring that keep runs apart, by the name that a row has for them.
+SCORED = {
+    **{key: key for key in ("evaluator", "split", "truth_ratio", "guardrail", "attack_file")}, "data set": "dataset",
+}  # fmt: skip
 WORLD_ONLY = " world only"
 COLLAPSED = "collapsed"
 
@@ -104,9 +107,11 @@ def marked(rows: Sequence[Row]) -> list[Row]:
 
 def _settings(run: NamedRun) -> dict[str, object]:
     """How a checkpoint was made and how it was scored: runs that differ in one of these are not one row."""
-    scored = {key: run.settings[key] for key in SCORED if key in run.settings}
-    for key, name in (("attack_file", "attack_file"), ("dataset", "data set")):  # wherever it lies
-        scored |= {name: Path(str(place)).name} if (place := run.settings.get(key)) else {}
+    scored: dict[str, object] = {
+        name: Path(str(run.settings[key])).name or "none"  # of a path, wherever it lies
+        for name, key in SCORED.items()
+        if key in run.settings
+    }
     if "tofu_forget" in run.run.tasks and (size := run.run.config.get("model_num_parameters")):
         scored["parameters"] = size
     if not run.manifest:

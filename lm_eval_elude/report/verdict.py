@@ -10,6 +10,7 @@ from lm_eval_elude.data import jsonio
 from lm_eval_elude.report.comparison import ORIGINAL, NamedRun
 from lm_eval_elude.report.frame import FORGET_SETS, SECTIONS, attack_name, frame, markdown, plain
 from lm_eval_elude.report.tables import changes, tables
+from lm_eval_elude.scoring.benchmarks import BENCHMARKS
 from lm_eval_elude.scoring.benchmarks.elude import CLOZE, LEAK
 from lm_eval_elude.scoring.estimates import difference, interval
 from lm_eval_elude.scoring.metrics import METRICS
@@ -103,7 +104,7 @@ def _judgement(run: NamedRun, before: NamedRun | None, reference: NamedRun | Non
     left = [(share, half) for whole, share, half in judged if not whole < least]  # NaN is not
     if any(share > LEFT and (half <= LEFT or share - half > LEFT) for share, half in left):
         return "still knows the facts"
-    if not all(half <= LEFT and not share - half < GONE < LEFT < share + half for share, half in left):
+    if any(not half <= LEFT or (share - half < GONE and share + half > LEFT) for share, half in left):
         return "has too few records to judge"
     strongest = run.outcome.strongest() if run.outcome else None
     if strongest and height(strongest) > LEFT:
@@ -177,8 +178,13 @@ def warnings(runs: Sequence[NamedRun]) -> list[str]:
 def _of_run(run: NamedRun) -> Iterator[str]:
     if run.run.limit is not None:
         yield f"scored with --limit {run.run.limit:g}: a part of the benchmark only"
-    never = run.never_knew
-    if never and (apart := [_place(task) for task in run.run.tasks if not run.run.is_paired(task, never)]):
+    measured = {task for task, _, metric in run.estimates if METRICS[metric].is_distance}
+    apart = [
+        _place(task)
+        for task in run.run.tasks
+        if task not in measured and any(metric.is_distance for metric in BENCHMARKS[task].metrics)
+    ]
+    if run.never_knew and apart:
         yield f"no distance from the reference in {', '.join(apart)}: it was not asked the same there"
     over_all = {(task, metric): e.value for (task, target, metric), e in run.estimates.items() if not target}
     for (task, metric), value in over_all.items():

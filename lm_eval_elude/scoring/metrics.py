@@ -10,7 +10,7 @@ reported.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, product
@@ -228,10 +228,12 @@ def ks_p_value(samples: Sequence[Sample], settings: Mapping[str, Any] | None = N
     """
     from scipy.stats import ks_2samp
 
-    sides: Iterable[list[float]] = (_by_record(side, "truth_ratio_raw") for side in (samples, of_reference(samples)))
-    if "attack_prompts" not in (settings or {}):
-        sides = ([s.values["truth_ratio_raw"] for s in side] for side in (samples, of_reference(samples)))
-    return Estimate(float(ks_2samp(*sides).pvalue), {}, len(samples))
+    name, sides = "truth_ratio_raw", (samples, of_reference(samples))
+    if "attack_prompts" in (settings or {}):
+        draws = [_by_record(side, name) for side in sides]
+    else:
+        draws = [[sample.values[name] for sample in side] for side in sides]
+    return Estimate(float(ks_2samp(*draws).pvalue), {}, len(samples))
 
 
 def _by_record(samples: Sequence[Sample], name: str) -> list[float]:

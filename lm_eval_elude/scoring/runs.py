@@ -124,11 +124,13 @@ class Run:
 
         Else they are without any reference: one that was asked when they were scored is another model.
         """
-        rows: list[dict[str, Any]] = []
-        if not self.is_paired(task, reference):
-            alone = [{k: v for k, v in row["doc"].items() if k != "reference"} for row in self.rows(task)]
-            return self._measure(task, [{**row, "doc": doc} for row, doc in zip(self.rows(task), alone, strict=True)])
-        for row, other in zip(self.rows(task), reference.rows(task), strict=True):
+        paired = self._pairs(task, reference)
+        if paired is None:
+            logged = self.rows(task)
+            alone = [{key: value for key, value in row["doc"].items() if key != "reference"} for row in logged]
+            return self._measure(task, [{**row, "doc": doc} for row, doc in zip(logged, alone, strict=True)])
+        rows = []
+        for row, other in paired:
             answers = {key: other["doc"][key] for key in ANSWERS if key in other["doc"]}
             before = row["doc"].get("reference") or {}
             if before.get("generated") != answers.get("generated"):  # then the run was scored beside another model
@@ -136,17 +138,17 @@ class Run:
             rows.append({**row, "doc": {**row["doc"], "reference": {**before, **answers}}})
         return self._measure(task, rows)
 
-    def is_paired(self, task: str, reference: Run) -> bool:
-        """Whether another run was asked the same questions about the same answers in the same way."""
+    def _pairs(self, task: str, reference: Run) -> list[tuple[dict[str, Any], dict[str, Any]]] | None:
+        """The rows of both runs; None where the other was not asked about the same answers in the same way."""
         if task not in reference.tasks:
-            return False
+            return None
         ours, others = (run.settings(task).get("evaluator") for run in (self, reference))
         if ours and others and ours != others:  # TOFU's, whose prompts differ
-            return False
+            return None
         if [s[:3] for s in self.samples(task)] != [s[:3] for s in reference.samples(task)]:
-            return False
-        pairs = zip(self.rows(task), reference.rows(task), strict=True)
-        return all(same_answers(row["doc"], other["doc"]) for row, other in pairs)
+            return None
+        pairs = [*zip(self.rows(task), reference.rows(task), strict=True)]
+        return pairs if all(same_answers(row["doc"], other["doc"]) for row, other in pairs) else None
 
     def _measure(self, task: str, rows: Sequence[Mapping[str, Any]]) -> list[Sample]:
         settings, samples = self.settings(task), []

@@ -112,13 +112,14 @@ class QuestionTask(HarnessTask):
         )  # fmt: skip
         super().build_all_requests(tokenizer_name=key, **kwargs)
         scored = [r for r in self.instances if r.request_type == "loglikelihood"]
+        most = harness.longest_answer()
         self._token_counts: dict[int, list[int]] = {}  # by document, in the order of its requests
         for request, count in zip(scored, self.continuation_tokens([r.args for r in scored]), strict=True):
             self._token_counts.setdefault(request.doc["id"], []).append(count)
-            if count > harness.longest_answer():
+            if count > most:
                 raise UserError(
                     f"{self.config.task}: an answer to {request.doc['question'][:80]!r} has {count} tokens, and the "
-                    f"model takes {harness.longest_answer()}"
+                    f"model takes {most:.0f}"
                 )
         for other in self.other_models:
             other.check(self)
