@@ -170,8 +170,13 @@ def rescore(
 
 
 def _gaps(again: Sequence[Sequence[float]], stated: Sequence[Sequence[float]]) -> list[float]:
-    """Between the means of two lists of scores (sum of log-probabilities and number of tokens; nats a token)."""
-    return [abs(a[0] / a[1] - b[0] / b[1]) for a, b in zip(again, stated, strict=True)]
+    """Between the means of two lists of scores (sum of log-probabilities and number of tokens; nats a token).
+
+    What is no number is none in both, otherwise it is infinitely far off: a maximum would pass over a NaN.
+    """
+    means = [(a[0] / a[1], b[0] / b[1]) for a, b in zip(again, stated, strict=True)]
+    gaps = [0.0 if a == b or (math.isnan(a) and math.isnan(b)) else abs(a - b) for a, b in means]
+    return [math.inf if math.isnan(gap) else gap for gap in gaps]
 
 
 def _least_likely_gap(again: Mapping[str, tuple[float, float]], stated: Mapping[str, tuple[float, float]]) -> float:
@@ -196,7 +201,7 @@ def _oddness_gap(doc: Mapping[str, Any], before: Mapping[str, Any]) -> float:
     if again["invented_name"] != stated["invented_name"]:
         return math.inf
     original, answer = _gaps(again["oddness_scores"], stated["oddness_scores"])
-    if math.isnan(original + answer):
+    if math.inf in (original, answer):
         return math.inf
     if again["generated"] != stated["generated"]:
         original = max(0.0, original - NEAR_TIE)

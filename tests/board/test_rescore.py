@@ -88,12 +88,18 @@ def better_scores(doc):
     doc["answer_scores"][0][0] -= 2.0
 
 
+def no_number(doc):
+    """A NaN behind numbers that agree, which hides all that is formed of it."""
+    doc["answer_scores"][2][0] = math.nan
+
+
 @pytest.mark.parametrize(
     "forge, line",
     [
         (lambda doc: doc.update(generated="He is a singer of that name."), "8 of 8 texts"),
         (lambda doc: doc.update(generated=doc["generated"].rpartition(" ")[0]), "8 of 8 texts"),
         (better_scores, "8 of 8 documents differ"),
+        (no_number, "8 of 8 documents differ"),
         (lambda doc: doc.update(greedy=[False, *doc["greedy"][1:]]), "8 of 8 answers have other likeliest tokens"),
     ],
 )
