@@ -82,9 +82,9 @@ def verify(folder: Path, *, data: str = "", renderer: Renderer | None = None, re
     verdict = Verdict()
     try:
         packed.listing(folder)
-        verdict.digest = packed.digest(folder)
         verdict.submission = packed.read(folder)
         packed.check_files(folder, verdict.submission.files)
+        verdict.digest = packed.digest(folder)  # not before: a spoilt copy has the digest of the honest submission
         _verify(Packed(folder), verdict.submission, verdict, data, renderer, reference)
     except Exception as error:  # whatever is in the files: one submission never stops who checks many
         verdict.findings.append(_reason(error).replace(f"{folder}/", ""))
