@@ -171,7 +171,10 @@ def build(folder: Path, site: Path) -> Built:
             measure = measure._replace(reference=kept.measured)
         more, anew_too = _formed(others, site, measure)
         refused |= {entry.place.name: kept for entry, kept in more if isinstance(kept, str)}
-        whole = {entry.digest: (entry, kept) for entry, kept in known + more if isinstance(kept, Kept)}
+        whole: dict[str, tuple[Entry, Kept]] = {}
+        for entry, kept in known + more:
+            if isinstance(kept, Kept) and whole.setdefault(entry.digest, (entry, kept))[0] is not entry:
+                refused[entry.place.name] = f"the same submission as {shown(whole[entry.digest][0].place.name)}"
         ranking.append(_table(measure, list(whole.values()), verdicts))
         formed, rows = formed + anew + anew_too, rows + len(whole)
     write_tables(site, ranking)
@@ -290,7 +293,9 @@ def _form(entry: Entry, site: Path, measure: Measure) -> Kept | str:
         kept = Kept(measure.stamp, verdict.remarks, answers, formed, values, score)
         others = [other for other in measure.companions if other.role != role]
         runs = {other.role: _companion(other.digest, other.role, other.place, measure.data) for other in others}
-        runs[role] = _in_report(COMPANIONS.get(role, submission.model), role, entry.place, verdict)
+        # Who calls a model as the page calls a companion must not be taken for it.
+        name = f"{submission.model} (submitted)" if submission.model in COMPANIONS.values() else submission.model
+        runs[role] = _in_report(COMPANIONS.get(role, name), role, entry.place, verdict)
         write_report(
             [run for role in (*COMPANIONS, "submission") if (run := runs.get(role))],
             site / "submissions" / f"{entry.digest}.html",

@@ -330,6 +330,33 @@ def test_one_submission_never_stops_a_build(change, left_out, count, again, caps
         assert err.startswith(f"left out: {left_out}: " * bool(left_out)) and err.count("\n") == bool(left_out)
 
 
+def test_a_copy_under_another_name_is_left_out_and_the_row_keeps_its_name(again, built):
+    copy, out = again
+    shutil.copytree(copy / "submissions" / "forgot", copy / "submissions" / "z\udce9")
+    done = site.build(copy, out)
+    assert done.rows == 5 and done.refused == {"z\udce9": "the same submission as 'forgot'"}
+    assert rows(out) == rows(built)
+
+
+@pytest.mark.parametrize("name", ["original", "reference"])
+def test_a_model_named_as_a_companion_is_not_taken_for_it(name, again):
+    copy, out = again
+    with changed(copy / "submissions" / "candidate" / packed.FILE_NAME) as table:
+        table["model"] = name
+    done = site.build(copy, out)
+    page = (out / "submissions" / f"{packed.digest(copy / 'submissions' / 'candidate')}.html").read_text()
+    assert not done.refused and f"{name} (submitted)" in page
+
+
+def test_a_verdict_on_a_spoilt_copy_does_not_withdraw_the_honest_row(again, built, data, capsys):
+    copy, out = again
+    a_copy(copy / "submissions")
+    code, printed, _ = runs.elude(capsys, "verify", copy / "submissions" / "a copy", "--board", copy, "--json")
+    (copy / keeper.VERDICTS / "a copy.json").write_text(printed)
+    site.build(copy, out)
+    assert code == 1 and rows(out) == rows(built)
+
+
 def test_what_others_named_is_escaped_before_a_terminal(again, data, capsys):
     (copy, out), name = again, "\x1b[2J\n::error::x"
     shutil.copytree(copy / "submissions" / "candidate", copy / name)
