@@ -18,6 +18,7 @@ from lm_eval_elude.board import attacked
 from lm_eval_elude.board.contradictions import ROUNDING
 from lm_eval_elude.board.submission import ATTACKS, Packed
 from lm_eval_elude.board.verify import LEVELS, Verdict
+from lm_eval_elude.data import jsonio
 from lm_eval_elude.data.files import file_hashes
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.scoring.benchmark import has_tokens
@@ -79,6 +80,8 @@ def rescore(
         raise UserError(
             f"--rescore {model}: no folder with *.safetensors; `hf download ID --revision COMMIT --local-dir DIR`"
         )
+    if unknown := _loaded(Path(model)) - weights.keys():
+        raise UserError(f"--rescore {model}: a loader reads weights from {min(unknown)!r}, which has no hash")
     if verdict.submission.weights is None:
         verdict.remarks.append("the submission names no weights; the verdict names those that were asked")
     elif verdict.submission.weights != weights:
@@ -167,6 +170,18 @@ def rescore(
     verdict.level = "" if verdict.findings else LEVELS[2 if asked == total else 1]
     most = max(gaps.values(), default=0.0)
     return Rescored(seed, len(gaps), total, most, len(texts), dict(ties), weights, len(odd), bool(stress))
+
+
+def _loaded(folder: Path) -> set[str]:
+    """Names of the files that a loader reads weights from in a folder of others, where any file may lie beside them."""
+    if (folder / "adapter_config.json").is_file():
+        return {"adapter_model.safetensors"}
+    named = jsonio.read(folder / "config.json", dict[str, Any]).get("transformers_weights")
+    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if named or whole.is_file() or not index.is_file():
+        return {str(named or whole.name)}
+    table = jsonio.read(index, dict[str, Any]).get("weight_map")
+    return set(jsonio.check(table, dict[str, str], f"{index}: field 'weight_map'").values())
 
 
 def _gaps(again: Sequence[Sequence[float]], stated: Sequence[Sequence[float]]) -> list[float]:

@@ -6,8 +6,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from lm_eval.api.instance import Instance
 from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
 
 from lm_eval_elude.board import keeper
 from lm_eval_elude.board import rescore as board
@@ -212,6 +214,33 @@ def test_a_text_passes_in_the_tokens_that_the_model_chose_though_the_tokenizer_r
 
 
 @pytest.mark.parametrize(("kind", "found"), [("torch.bfloat16", 0), ("torch.float32", 8)])
+def pickled(folder):
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+
+
+def deeper(folder):
+    (folder / "deep").mkdir()
+    shutil.copyfile(folder / "model.safetensors", folder / "deep" / "model.safetensors")
+    names = dict.fromkeys(load_file(folder / "model.safetensors"), "deep/model.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
+
+
+def configured(folder):
+    deeper(folder)
+    with runs.changed(folder / "config.json") as table:
+        table["transformers_weights"] = "deep/model.safetensors"
+
+
+@pytest.mark.parametrize("hide", [pickled, deeper, configured])
+def test_weights_that_are_loaded_have_a_hash(hide, submitted, data, tmp_path):
+    folder = Path(shutil.copytree(BASE, tmp_path / "model"))
+    hide(folder)
+    (folder / "model.safetensors").unlink()
+    save_file({"decoy": torch.zeros(1)}, folder / "decoy.safetensors")
+    with pytest.raises(UserError, match=r"--rescore .*: a loader reads weights from .*model\.safetensors'"):
+        again(submitted, data, folder)
+
+
 def test_a_run_is_scored_again_in_its_number_format(kind, found, submitted, data, tmp_path):
     metadata = {"pretrained": BASE, "dataset": str(data), "target": runs.RONALDO}
     lm = EludeLM(pretrained=BASE, dtype="bfloat16", device="cpu")
