@@ -432,12 +432,15 @@ def test_the_gate_of_a_new_repository_lets_one_honest_submission_in(change, line
 
 
 # ---- what is shown
+ODD = f"<img src=x onerror=alert(1)>{'wide' * 20}"
+
+
 @pytest.fixture
 def named(again):
     """A site that is built again after the candidate's submitter wrote other words about it."""
     copy, out = again
     with changed(copy / "submissions" / "candidate" / packed.FILE_NAME) as table:
-        table |= {"submitter": "=1+1", "model": "<img src=x onerror=alert(1)>"}
+        table |= {"submitter": "=1+1", "model": ODD}
     site.build(copy, out)
     return out
 
@@ -509,12 +512,14 @@ def test_the_site_in_a_browser(named, tmp_path):
         browser.ask("filters.dispatchEvent(new Event('input'))")
 
     try:
-        for width, dark in ((1280, False), (1280, True), (390, False)):
-            browser.open(named / "index.html", width=width, dark=dark)
+        report = named / "submissions" / f"{rows(named)['candidate']['digest']}.html"
+        page = named / "index.html"
+        for width, dark, shown in ((390, False, report), (1280, False, page), (1280, True, page), (390, False, page)):
+            browser.open(shown, width=width, dark=dark)
             assert browser.ask("document.documentElement.scrollWidth") <= width
         browser.ask("document.querySelector('.scroll').scrollLeft = 300")
         assert browser.ask("document.querySelector('tbody th').getBoundingClientRect().left") < 40  # names stay
-        assert "<img src=x onerror=alert(1)>" in browser.ask(names) and browser.ask("document.images.length") == 0
+        assert ODD in browser.ask(names) and browser.ask("document.images.length") == 0
         assert browser.ask(dots) == 3
         for direction in (-1, 1):
             browser.ask("document.querySelector('th[data-key=fq] button').click()")
