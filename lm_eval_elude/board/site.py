@@ -304,6 +304,8 @@ def _form(entry: Entry, site: Path, measure: Measure) -> Kept | str:
         )
     except UserError as error:
         return str(error)
+    except OSError:  # a full disk is no fault of the submission
+        raise
     except Exception as error:  # one submission never stops a build
         return f"cannot be shown ({type(error).__name__}: {shown(str(error))})"
     write_text(site / "data" / f"{entry.digest}.json", json.dumps(msgspec.to_builtins(kept), ensure_ascii=False))

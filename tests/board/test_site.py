@@ -254,6 +254,17 @@ def test_a_report_is_written_again_where_a_reference_beside_it_comes_or_goes(aga
     assert "<strong>original" in (out / "submissions" / f"{row['digest']}.html").read_text()
 
 
+def test_a_report_that_cannot_be_written_stops_the_build_and_no_row_is_lost(again, built):
+    copy, out = again
+    digest = packed.digest(copy / "submissions" / "forgot")
+    (out / "data" / f"{digest}.json").unlink()
+    (out / "submissions" / f"{digest}.html").unlink()
+    (out / "submissions" / f"{digest}.html").mkdir()
+    with pytest.raises(OSError):
+        site.build(copy, out)
+    assert rows(out) == rows(built)
+
+
 def test_what_was_kept_is_formed_again_where_it_was_tampered_with(again):
     copy, out = again
     file = out / "data" / f"{rows(out)['candidate']['digest']}.json"
