@@ -41,7 +41,8 @@ _FILES = re.compile(
 MAX_JSON = 1 << 20  # bytes of submission.json, of a verdict, and of what is kept of a submission
 _MAX_FILE, _MAX_UNPACKED, _MAX_ROW, _MAX_STRESS = 1 << 28, 1 << 31, 1 << 22, 1 << 27  # bytes
 _MAX_TEXT = 300  # characters of a name
-_UNSEEN = "\u2028\u2029"  # line ends of Unicode; all other characters that are not seen have a category of C
+# Line ends of Unicode, fillers and joiners; other characters that are not seen have a category of C.
+_UNSEEN = "\u2028\u2029\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0"
 
 
 class Submission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -400,6 +400,8 @@ HOSTILE = {
     "right to left": (top(model="a\u202eb"), "U+202E"),
     "control": (top(submitter="a\x1b[2J"), "U+001B"),
     "a blank name": (top(model=" "), "field 'model': expected `str` that is not blank"),
+    "a filler": (top(model="\u3164"), "U+3164"),
+    "a name twice": (top(model="m\u115f"), "U+115F"),
     "long name": (top(model="a" * 9_000), "characters, 300 at most"),
     "results are a list": (raw("results.json", b"[]"), "not a results file"),
     "results of null": (raw("results.json", b'{"results": {"elude_mia": null}, "configs": {"elude_mia": null}}'), ""),
