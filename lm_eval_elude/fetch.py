@@ -36,8 +36,7 @@ class Answer(NamedTuple):
 def base_address(flag: str, url: str) -> str:
     """The base URL that a flag gave, without a slash at its end.
 
-    Raises:
-        UserError: it is none, or it holds a name and password. The message does not repeat those.
+    UserError where it is none, or holds a name and password; the message does not repeat those.
     """
     try:
         parts = urlsplit(url)
@@ -62,12 +61,8 @@ def require(extra: str, *packages: str) -> None:
 class Fetcher:
     """Sends requests; an asynchronous context. A redirect is an answer.
 
-    Args:
-        headers: of every request.
-        timeout: seconds for one try, from connecting to the last byte.
-        limit: bytes of a reply.
-        retries: further tries after no answer, 429 or 5xx.
-        options: for :class:`httpx2.AsyncClient`.
+    ``timeout`` is the seconds of one try, from connecting to the last byte; ``limit`` the bytes of a reply; ``retries``
+    the further tries after no answer, 429 or 5xx; ``options`` are for :class:`httpx2.AsyncClient`.
     """
 
     def __init__(self, headers: dict[str, str], timeout: float, limit: int, retries: int, **options: Any) -> None:
@@ -86,10 +81,8 @@ class Fetcher:
     async def _fetch(self, method: str, url: str, retries: int | None = None, **arguments: Any) -> Answer:
         """Ask, and ask again where no whole answer came or the server cannot now; pauses grow, or are the server's.
 
-        Wikimedia says that it cannot with status 200 and a ``Retry-After``.
-
-        Raises:
-            FetchError: no try had an answer within the bounds.
+        Wikimedia says that it cannot with status 200 and a ``Retry-After``. FetchError where no try had an answer
+        within the bounds.
         """
         retries = self._retries if retries is None else retries
         for left in range(retries, -1, -1):

@@ -92,8 +92,7 @@ class _Row(msgspec.Struct):
 class Journal:
     """What was asked and answered: one line for each finished call, only ever appended to.
 
-    Raises:
-        UserError: a line is not the journal's, or another process writes to it.
+    UserError where a line is not the journal's, or another process writes to it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -186,8 +185,7 @@ class Client(Fetcher):
     async def knock(self) -> None:
         """One request before the many: a wrong URL, key or model is said at once.
 
-        Raises:
-            UserError: no answer, or a refusal that trying again cannot change.
+        UserError for no answer, or a refusal that trying again cannot change.
         """
         try:
             answer = await self._post(_turns(KNOCK), 1, self._options | {"max_tokens": 16})
@@ -211,14 +209,10 @@ class Client(Fetcher):
     ) -> Outcome[T]:  # fmt: skip
         """Ask until a reply passes, at most ``attempts`` times.
 
-        Args:
-            check: makes the value of what the model wrote, or raises :class:`BadReply`.
-            again: makes the next attempt's text of the reason why the last reply was rejected.
-            schema: JSON schema that the endpoint is asked to keep to; one that refuses it is asked without, and no
-                reply is trusted to.
-
-        Raises:
-            UserError: the budget is used up.
+        ``check`` makes the value of what the model wrote, or raises :class:`BadReply`. ``again`` makes the next
+        attempt's text of the reason why the last reply was rejected. ``schema`` is a JSON schema that the endpoint is
+        asked to keep to; one that refuses it is asked without, and no reply is trusted to. UserError where the budget
+        is used up.
         """
         rejects: list[tuple[str, str]] = []
         completions = 0  # a server's refusal is no attempt of the model: the journal's keys do not depend on it
@@ -244,9 +238,7 @@ class Client(Fetcher):
     ) -> Reply:
         """One call, or what the journal has of it; ``attempt`` tells calls with the same words apart.
 
-        Raises:
-            FetchError: no answer once the retries are used up.
-            UserError: the budget is used up.
+        FetchError for no answer once the retries are used up, UserError where the budget is used up.
         """
         turns = _turns(text, system)
         request = json.dumps([self.model, turns, attempt], ensure_ascii=False)
@@ -372,11 +364,7 @@ def parse_completion(text: str) -> tuple[Reply, tuple[int, int] | None]:
 
 
 def parse_table(text: str) -> dict[str, Any]:
-    """The JSON object in what a model wrote, also within a code fence.
-
-    Raises:
-        BadReply: there is none.
-    """
+    """The JSON object in what a model wrote, also within a code fence; BadReply where there is none."""
     fenced = re.search(r"```(?:json)?\s*(.*?)```", text, re.DOTALL)
     try:
         table = jsonio.loads(fenced.group(1) if fenced else text, "the reply")

@@ -43,10 +43,8 @@ POSITIVE = (
 class TrainConfig:
     """Every setting that the resulting weights depend on; ``flags.toml`` says what each is.
 
-    The defaults are the paper's (appendix A) where it has one.
-
-    Raises:
-        UserError: a value is outside its range, or two settings exclude each other.
+    The defaults are the paper's (appendix A) where it has one. UserError where a value is outside its range, or two
+    settings exclude each other.
     """
 
     target: tuple[str, ...] = ()
@@ -227,8 +225,7 @@ class TrainConfig:
     def from_json(cls, values: Mapping[str, Any]) -> TrainConfig:
         """The inverse of :meth:`to_json`; what is no setting (any more) is left out.
 
-        Raises:
-            UserError: as of the class, or a value has another type than its field.
+        UserError as of the class, or where a value has another type than its field.
         """
         try:
             return msgspec.convert(dict(values), cls)
@@ -294,11 +291,8 @@ def unknown_method(name: str) -> str:
 def earlier_request(model: str) -> Manifest | None:
     """The manifest of a model that was made to forget targets before; None for any other model.
 
-    Of a model that was finetuned since, its manifest with the data of the last request before that and the targets
-    that were forgotten in these data.
-
-    Raises:
-        UserError: the manifest cannot be read.
+    Of a model that was finetuned since, its manifest with the data of the last request before that and the targets that
+    were forgotten in these data. UserError where the manifest cannot be read.
     """
     manifest = read_manifest(model)
     if manifest is None or not manifest.targets or manifest.method not in METHODS:
@@ -345,10 +339,8 @@ NEEDS: tuple[tuple[tuple[str, ...], str, Callable[[TrainConfig], bool]], ...] = 
 def build_config(given: Mapping[str, Any], *, world_only: bool = False) -> TrainConfig:
     """Fill what the user did not give: explicit values, then method's and recipe's presets, then the model's recipe.
 
-    ``world_only`` drops the neighbours' retain loss (the paper's neighbour ablation).
-
-    Raises:
-        UserError: as :class:`TrainConfig`, ``world_only`` contradicts the rest, or a given setting does nothing.
+    ``world_only`` drops the neighbours' retain loss (the paper's neighbour ablation). UserError as of
+    :class:`TrainConfig`, or where ``world_only`` contradicts the rest, or a given setting does nothing.
     """
     values = dict(given)
     model = values.setdefault("model", BUNDLED)

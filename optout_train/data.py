@@ -77,8 +77,7 @@ class Pass(NamedTuple):
 class EncodedRecords:
     """Records with their token ids, rendered when first asked for.
 
-    Raises:
-        UserError: a sample is longer than the model's context; nothing is cut.
+    UserError where a sample is longer than the model's context; nothing is cut.
     """
 
     name: str
@@ -161,8 +160,7 @@ def load_training_data(
 ) -> TrainingData:
     """Load what the configuration trains on; sets of weight 0 are not read. ``limit`` is the model's context in tokens.
 
-    Raises:
-        UserError: a set is missing (the flag that would do without it is named), or a sample is too long.
+    UserError where a set is missing (the flag that would do without it is named), or a sample is too long.
     """
     # What each set that a step draws from is made of: fine-tuning passes over all there is in the forget set's place.
     parts: dict[str, tuple[Subset, ...]] = {"forget": ("forget",)}

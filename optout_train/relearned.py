@@ -37,11 +37,8 @@ class Halves(NamedTuple):
 class Relearned:
     """How far the trained parameters of a model lie from where one half of the facts is known again.
 
-    Args:
-        model: what trains is read from its parameters.
-        width: of its hidden states.
-        records: number of forget records, at least two.
-        seed: of the halves, the rates and the order.
+    What trains is read from the model's parameters; ``width`` is that of its hidden states; ``records`` is the number
+    of forget records, at least two; ``seed`` is of the halves, the rates and the order.
     """
 
     def __init__(self, model: nn.Module, width: int, records: int, seed: int) -> None:

@@ -40,10 +40,8 @@ _KEPT = re.compile(rf"{LOCK}|{_NAMES}|\.({_NAMES})\.\w+")
 class RunFolder:
     """One run's place on disk: ``output`` is the finished folder, ``partial`` the hidden one beside it.
 
-    :meth:`open` or :meth:`lock` takes the lock, which also ends with the process.
-
-    Raises:
-        UserError: the path is none that a folder can have, or a symbolic link.
+    :meth:`open` or :meth:`lock` takes the lock, which also ends with the process. UserError where the path is none that
+    a folder can have, or a symbolic link.
     """
 
     def __init__(self, output: Path) -> None:
@@ -63,12 +61,9 @@ class RunFolder:
     def open(self, config: TrainConfig, *, overwrite: bool, resume: bool) -> Path | None:
         """Take the lock and make ready. No finished run is removed before its successor is whole.
 
-        Returns:
-            The checkpoint to go on from; None to start anew; the output itself where it is finished as asked for.
-
-        Raises:
-            UserError: a run or something else is there and no flag says what to do with it, it had other settings,
-                or it is running.
+        Returns the checkpoint to go on from; None to start anew; the output itself where it is finished as asked for.
+        UserError where a run or something else is there and no flag says what to do with it, it had other settings, or
+        it is running.
         """
         self._keep_clear(config)
         self.lock()
@@ -113,8 +108,7 @@ class RunFolder:
     def lock(self) -> None:
         """Take the lock, and put back a finished run that a kill left between the two renames of :meth:`finish`.
 
-        Raises:
-            UserError: another process holds it, or the partial folder has something that is not ours.
+        UserError where another process holds it, or the partial folder has something that is not ours.
         """
         is_ours = (self.partial / LOCK).exists()
         for path in self.partial.iterdir() if self.partial.exists() else ():
@@ -209,8 +203,7 @@ class RunFolder:
     def finish(self, fill: Callable[[Path], None]) -> None:
         """Make the finished folder: ``fill`` writes it (manifest last), one rename shows it, the partial one goes.
 
-        Raises:
-            UserError: a user has put something into the run that this one replaces; the checkpoints stay.
+        UserError where a user has put something into the run that this one replaces; the checkpoints stay.
         """
         with new_folder(self.partial / FINAL) as folder:
             fill(folder)
@@ -230,8 +223,7 @@ class RunFolder:
     def adding(self, name: str) -> Iterator[Path]:
         """A folder to fill that is the finished run's folder ``name`` once the block ends, in the place of an old one.
 
-        Raises:
-            UserError: the old one has something that we did not write.
+        UserError where the old one has something that we did not write.
         """
         staged, place = self.partial / SCORES, self.output / name
         for stale in self.partial.glob(f"*{SCORES}*"):

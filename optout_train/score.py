@@ -129,8 +129,7 @@ def evaluate(job: Job, config: TrainConfig, manifest: Manifest, batch_size: int,
 def score_run(config: TrainConfig, folder: Path, beside: Path | None = None) -> str:
     """Score all :func:`jobs` that are not scored yet, write the card, and return the table and the command for it.
 
-    Raises:
-        UserError: lm-eval could not score one of them; or another process writes to the run.
+    UserError where lm-eval could not score one of them, or another process writes to the run.
     """
     manifest = read_manifest(folder)
     assert manifest is not None
@@ -160,11 +159,7 @@ def score_run(config: TrainConfig, folder: Path, beside: Path | None = None) -> 
 
 
 def earlier(folder: Path) -> Manifest:
-    """The manifest of a checkpoint that is to be shown beside another.
-
-    Raises:
-        UserError: there is none.
-    """
+    """The manifest of a checkpoint that is to be shown beside another; UserError where there is none."""
     if (manifest := read_manifest(folder)) is None or not manifest.settings:
         raise UserError(f"--beside {folder} is no checkpoint of optout-train: it has no optout.json of a run")
     return manifest

@@ -57,11 +57,7 @@ class Elude:
         self.slug = "+".join(target.slug for target in asked)
 
     def load(self, subset: Subset, split: Split) -> Selection:
-        """A set's records; of the forget set there is the split ``train`` only.
-
-        Raises:
-            UserError: it is not there, or cannot be used.
-        """
+        """A set's records; of the forget set there is the split ``train`` only. UserError where they cannot be used."""
         names = self.forgets if subset == "forget" else self.targets
         return dataset.load_records(self.dataset, subset, split, names, strict=self.strict)
 
@@ -143,8 +139,7 @@ Source = Elude | Tofu
 def forgotten(config: TrainConfig) -> tuple[Target, ...]:
     """The targets of the forget loss: those asked for, and with ``--again`` those that the model forgot before.
 
-    Raises:
-        UserError: an unknown target; the earlier ones are of other data; or a finetuning would teach them again.
+    UserError for an unknown target, earlier ones of other data, or a finetuning that would teach them again.
     """
     asked = dataset.resolve_targets(config.dataset, config.target)
     earlier = earlier_request(config.model)
@@ -217,9 +212,5 @@ def benchmark_of(config: TrainConfig) -> type[Elude] | type[Tofu]:
 
 
 def source_of(config: TrainConfig) -> Source:
-    """The data of a run.
-
-    Raises:
-        UserError: ELUDe's data have no such target.
-    """
+    """The data of a run; UserError where ELUDe's data have no such target."""
     return benchmark_of(config)(config)

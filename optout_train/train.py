@@ -68,10 +68,8 @@ def train(
     """Train and write the checkpoint; returns whether there was anything left to do.
 
     Under ``torchrun`` or ``accelerate launch`` every process calls it; the first one writes and speaks to the user.
-    Nothing but ``config`` changes the weights. The other arguments are those of the command line.
-
-    Raises:
-        UserError: bad input or an output folder that cannot be used; or the loss was not finite in the first epoch.
+    Nothing but ``config`` changes the weights. The other arguments are those of the command line. UserError for bad
+    input or an output folder that cannot be used, or where the loss was not finite in the first epoch.
     """
     from accelerate import Accelerator
     from accelerate.utils import broadcast_object_list
@@ -215,10 +213,8 @@ def take_step(run: Setup, step: int, total: int, indices: StepIndices) -> dict[s
     """Update the weights once: on Eq. 8, or in the released recipe on its forget term and then on the rest.
 
     Steps are counted from 1; the learning rate falls over the ``total`` of the plan. Where a gradient norm is not
-    finite nothing is updated.
-
-    Returns:
-        The loss of Eq. 8, its terms unweighted, the gradient norm before clipping (of the last update), and the rate.
+    finite nothing is updated. Returns the loss of Eq. 8, its terms unweighted, the gradient norm before clipping (of
+    the last update), and the rate.
     """
     config, rank = run.config, run.accelerator.process_index
     forget, rest = passes(config, run.data, indices, rank, run.accelerator.num_processes, run.device)

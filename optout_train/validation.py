@@ -28,11 +28,8 @@ KNOWN = 0.5
 class Validation:
     """The sets that are measured: the forget set itself, and the validation splits of the other two.
 
-    Early stopping needs those that are trained on; any other that the data set lacks is left out with a line. The
-    validation splits' fingerprints are added to the training data's.
-
-    Raises:
-        UserError: early stopping lacks a validation split.
+    Early stopping needs those that are trained on (UserError); any other that the data set lacks is left out with a
+    line. The validation splits' fingerprints are added to the training data's.
     """
 
     def __init__(self, config: TrainConfig, data: TrainingData, source: Source, say: Callable[[str], object]) -> None:

@@ -23,11 +23,7 @@ WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 
 
 def base_folder(config: TrainConfig) -> Path:
-    """Where the base model's files are: its folder, or the Hub snapshot in the cache.
-
-    Raises:
-        UserError: there is no such folder or Hub id.
-    """
+    """Where the base model's files are: its folder, or the Hub's snapshot in the cache; UserError for neither."""
     from transformers.utils import cached_file
 
     try:
@@ -200,11 +196,7 @@ def put_moments(
 
 
 def restore(model: nn.Module, optimizer: torch.optim.Optimizer | None, checkpoint: Path) -> None:
-    """Put a checkpoint's weights back into the model, and its optimizer's state, sharded as they are.
-
-    Raises:
-        UserError: a file is damaged.
-    """
+    """Put back a checkpoint's weights and optimizer, sharded as they are; UserError where a file is damaged."""
     saved = read_tensors(checkpoint / WEIGHTS)
     with torch.no_grad():
         for name, weight in trained_weights(model).items():
@@ -224,11 +216,7 @@ def quiet() -> None:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a checkpoint's file.
-
-    Raises:
-        UserError: it is damaged.
-    """
+    """The tensors of a checkpoint's file; UserError where it is damaged."""
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:

@@ -231,14 +231,9 @@ def build_attacks(
     The records are gone through in one seeded order, the same for all nine types, again and again with other carriers.
     Carriers (and with them the languages) are used evenly, so are the right letters of multiple choice.
 
-    Args:
-        records: the target's forget records.
-        n: prompts wanted; fewer come back where records and carriers do not allow as many, none of ``cross_lingual``
-            where no record is translated.
-        drafts: whether a model will reword the prompts and translate what is not translated yet: it stays English.
-
-    Raises:
-        UserError: an unknown type, or a record that cannot be scored.
+    Fewer than ``n`` prompts come back where the target's forget records and the carriers do not allow as many, none of
+    ``cross_lingual`` where no record is translated. With ``drafts`` a model will reword the prompts and translate what
+    is not translated yet: it stays English. UserError for an unknown type, or a record that cannot be scored.
     """
     if attack not in ATTACKS:
         raise UserError(f"unknown attack {attack!r}; the types are {', '.join(ATTACKS)}")
@@ -269,8 +264,7 @@ def build_attacks(
 def build_control(records: Sequence[QARecord], target: Target, *, n: int = 100, seed: int = 0) -> list[AttackPrompt]:
     """The first ``n`` records in the order of the suites, asked plainly and each once (a repetition adds nothing).
 
-    Raises:
-        UserError: a record that cannot be scored.
+    UserError where a record cannot be scored.
     """
     suite = Suite(records, target, CONTROL, seed)
     prompts = (suite.prompt(index, "{question}") for index in suite.order[:n])

@@ -51,10 +51,8 @@ def language_of(prompt: str) -> str | None:
 def load_attack_file(path: Path, target: Target, attack: str, others: Sequence[Target] = ()) -> list[AttackPrompt]:
     """The prompts of one type and target in a JSONL file of :class:`AttackPrompt` rows that replaces the built ones.
 
-    Every row is checked, also those of other types and of ``others``, the further targets of the same run.
-
-    Raises:
-        UserError: the file cannot be read, a row is wrong (file, row and field are named), or no row has that type.
+    Every row is checked, also those of other types and of ``others``, the further targets of the same run. UserError
+    where the file cannot be read, a row is wrong (file, row and field are named), or no row has that type.
     """
     names = tuple(dict.fromkeys((target.name, *(other.name for other in others))))
     rows = _read(path, stamp(path), names)
@@ -67,8 +65,7 @@ def load_attack_file(path: Path, target: Target, attack: str, others: Sequence[T
 def parse_attack(row: Any, where: str, targets: Sequence[str]) -> AttackPrompt:
     """Validate one row. White space at the ends of a text is no part of it, as in a data set.
 
-    Raises:
-        UserError: a field is missing or wrong, or the target is none of ``targets`` (display names).
+    UserError where a field is missing or wrong, or the target is none of ``targets`` (display names).
     """
     fields = asdict(jsonio.check(row, AttackPrompt, where))
     fields |= {name: text.strip() for name, text in fields.items() if isinstance(text, str)}

@@ -56,9 +56,8 @@ def generate_attacks(
     :func:`build_attacks`; ``url``, ``model``, ``workers``, ``timeout`` and ``retries`` as for
     :class:`lm_eval_elude.llm.Client`.
 
-    Raises:
-        FetchError: the endpoint stops answering.
-        UserError: the endpoint refuses, a package is missing, or ``out`` holds something else than a part of this file.
+    FetchError where the endpoint stops answering. UserError where it refuses, a package is missing, or ``out`` holds
+    something else than a part of this file.
     """
     origin = {"model": model, "seed": seed, "data": fingerprint(records)}
     drafts = {
@@ -150,11 +149,8 @@ def _parse_reply(text: str) -> str:
 def _resume(out: Path, target: Target, origin: dict[str, Any]) -> dict[_Key, str]:
     """The prompts by (type, item) that a file already holds.
 
-    The half line that a kill left is cut off, and a last line without its end gets one. A file with an error is left
-    as it is.
-
-    Raises:
-        UserError: a row is not of this target, model, seed and data, or the last line is none of ours.
+    The half line that a kill left is cut off, and a last line without its end gets one. A file with an error is left as
+    it is: UserError where a row is not of this target, model, seed and data, or the last line is none of ours.
     """
     if not out.exists():
         return {}

@@ -31,16 +31,11 @@ def strongest(outcome: Outcome, kind: tuple[str, ...] = ("",)) -> tuple[str, Est
 
 
 def check(run: Packed, docs: Sequence[Mapping[str, Any]], settings: Settings) -> Outcome:
-    """The attacks of a submission, if what is in the files agrees with its run and with the table of attacks.
+    """The attacks of a submission; UserError where what is in the files does not agree with its run and our attacks.
 
-    What a point keeps of the retain quality, and that no other point was worse, only another run can say.
-
-    Args:
-        docs: the documents of the forget set, as they must be.
-        settings: of the run, with the data set that is at hand: what it cannot teach is no attack of its suite.
-
-    Raises:
-        UserError: it does not; the message says where.
+    What a point keeps of the retain quality, and that no other point was worse, only another run can say. ``docs`` are
+    the documents of the forget set, as they must be. ``settings`` are those of the run with the data set that is at
+    hand: what it cannot teach is no attack of its suite.
     """
     outcome = Outcome(run.folder / STRESS)
     whole(outcome, run, settings, STRESS)
@@ -65,12 +60,8 @@ def check(run: Packed, docs: Sequence[Mapping[str, Any]], settings: Settings) ->
 def whole(outcome: Outcome, run: Run, settings: Settings, where: str) -> list[str]:
     """The attacks of the suite that the data set cannot teach, which are left out of it.
 
-    Args:
-        settings: as those of :func:`check`.
-        where: what an error begins with.
-
-    Raises:
-        UserError: the attacks are not a whole suite on the checkpoint of the run; a glance is none.
+    ``settings`` are as those of :func:`check`. UserError, which begins with ``where``, where the attacks are not a
+    whole suite on the checkpoint of the run; a glance is none.
     """
     from lm_eval_elude.stress.weights import WEIGHT_ATTACKS, lacking  # with torch, which a board does without
 
@@ -95,14 +86,9 @@ def _asked(doc: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run_again(submitted: Outcome, again: Path, weights: Mapping[str, str]) -> str:
-    """What a second run of the attacks, by the keeper, says against the one that was submitted; "" for nothing.
+    """What the keeper's own folder of ``elude stress`` says against the attacks that were submitted; "" for nothing.
 
-    Args:
-        again: the keeper's finished folder of ``elude stress``.
-        weights: SHA-256 of the weight files that were asked.
-
-    Raises:
-        UserError: the keeper's folder is of other weights, of another suite, or of another reference.
+    UserError where that folder is of other ``weights`` (SHA-256 by file), of another suite, or of another reference.
     """
     repeated = Outcome(again)
     if not repeated.is_of(CHECKPOINT, [{"weights": dict(weights)}]):

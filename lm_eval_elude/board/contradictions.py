@@ -23,9 +23,7 @@ def contradiction(
 ) -> str:
     """What no model could have answered to one document; "" for nothing.
 
-    Args:
-        scores: that the responses give.
-        tokenizer: of the model, None where it is not at hand.
+    ``scores`` are those that the responses give; ``tokenizer`` is the model's, None where it is not at hand.
     """
     for request, response in zip(requests, responses, strict=False):
         if request.kind != "generate_until":

@@ -61,11 +61,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read(folder: Path) -> list[Table]:
-    """The tables of a board.
-
-    Raises:
-        UserError: there is no ``board.toml``, or it is not one.
-    """
+    """The tables of a board; UserError where there is no ``board.toml``, or it is not one."""
     file = folder / FILE
     if not file.is_file():
         raise UserError(f"{file} is missing: it says what each table compares; `elude leaderboard table` writes it")
@@ -87,11 +83,7 @@ def _tables(file: Path, text: str) -> list[Table]:
 
 
 def place(tables: list[Table], submission: Submission, digest: str) -> Table:
-    """The table that a submission stands in.
-
-    Raises:
-        UserError: it fits none, or calls itself a reference and the keeper does not.
-    """
+    """The table of a submission; UserError where it fits none, or calls itself a reference and the keeper does not."""
     differs = {table.name: table.differs(submission) for table in tables}
     nearest = min(tables, key=lambda table: len(differs[table.name]))
     if reasons := differs[nearest.name]:
@@ -111,11 +103,8 @@ def data(folder: Path, table: Table) -> str:
 def add(folder: Path, name: str, dataset: str, fingerprint: str, retrained: Path, original: Path | None) -> Table:
     """Write a table for what was submitted of its references at the end of ``board.toml``.
 
-    Args:
-        fingerprint: of the base model's tokenizer and template.
-
-    Raises:
-        UserError: the references do not belong in one table, the name is empty, or the data set cannot be read.
+    ``fingerprint`` is of the base model's tokenizer and template. UserError where the references do not belong in one
+    table, the name is empty, or the data set cannot be read.
     """
     if not name.strip():
         raise UserError("--name is empty: name the table")

@@ -42,30 +42,18 @@ EEE_VERSION = "0.3.0"
 
 # ---- the Hub
 def token(repository: str) -> str:
-    """What may write to a repository: ``HF_TOKEN``, and nothing that lies on disk.
-
-    Raises:
-        UserError: it is not set.
-    """
+    """What may write to a repository: ``HF_TOKEN``, and nothing that lies on disk; UserError where it is not set."""
     if value := os.environ.get("HF_TOKEN"):
         return value
     raise UserError(f"--hub {repository}: set HF_TOKEN to a token that may write there")
 
 
 def pull_request(repository: str, verdict: Verdict, card: Path | None, reference: Run | None = None) -> str:
-    """Open a pull request with the model card and, for published data, the evaluation results.
+    """Open a pull request with the model card and, for published data, the evaluation results; returns its address.
 
-    Args:
-        repository: of the model on the Hub.
-        verdict: of the submission, without findings.
-        card: the checkpoint's own, for a repository that has none; text stays but for paths, numbers are put in.
-        reference: the run of the model that never knew, whose values stand beside the submission's.
-
-    Returns:
-        The request's address.
-
-    Raises:
-        UserError: there is no token, or the Hub does not take it.
+    ``verdict`` has no findings. ``card`` is the checkpoint's own, for a repository that has none; its text stays but
+    for paths, numbers are put in. ``reference`` is the run of the model that never knew, whose values stand beside the
+    submission's. UserError where there is no token, or the Hub does not take it.
     """
     from huggingface_hub import CommitOperationAdd, HfApi, ModelCard
     from huggingface_hub.errors import RemoteEntryNotFoundError

@@ -48,16 +48,13 @@ def record(
 ) -> dict[str, Any]:  # fmt: skip
     """The Statement about a checkpoint that was scored with all tests.
 
-    Args:
-        reference: the run of the model that never knew; without it the results that the run names as its reference.
-        records: how many documents the checkpoint is asked again, 0 for all.
-        key: where it is given, targets and fingerprints of data stand as hashes with this key.
-        attacked: what attacks on the weights brought back.
+    ``reference`` is the run of the model that never knew; without it the results that the run names as its reference.
+    The checkpoint is asked ``records`` documents again, 0 for all. Where there is a ``key``, targets and fingerprints
+    of data stand as hashes with it. ``attacked`` says what attacks on the weights brought back.
 
-    Raises:
-        UserError: the checkpoint has no manifest, the run is not of it, was scored with the guardrail, has no
-            reference, or is not what ``elude verify`` accepts, or the attacks are no whole suite, were on another
-            checkpoint, or beside another reference.
+    UserError where the checkpoint has no manifest, the run is not of it, was scored with the guardrail, has no
+    reference, or is not what ``elude verify`` accepts, or the attacks are no whole suite, were on another checkpoint,
+    or beside another reference.
     """
     manifest = read_manifest(checkpoint)
     if manifest is None:
@@ -187,10 +184,8 @@ def write(statement: Mapping[str, Any], folder: Path) -> None:
 def sign(folder: Path, signature: Path, key: Path) -> None:
     """Sign every file of a record with a private elliptic-curve key (OpenSSF model signing), without a network.
 
-    The name of the folder is signed too, so it must be the final one.
-
-    Raises:
-        UserError: the package is not installed, or the key cannot be used.
+    The name of the folder is signed too, so it must be the final one. UserError where the package is not installed, or
+    the key cannot be used.
     """
     try:
         from model_signing import signing

@@ -226,13 +226,8 @@ def _oddness_gap(doc: Mapping[str, Any], before: Mapping[str, Any]) -> float:
 def least_greedy(lm: Any, context: str, wanted: Mapping[str, Any], text: str) -> float:
     """How far below the likeliest token the least likely token of a text lies, the end of the text included (nats).
 
-    The text may be written in the tokens that the tokenizer reads in it, or in those that the model chose.
-
-    Args:
-        lm: of lm-eval's class ``hf``.
-        context: that the text goes on from.
-        wanted: settings of the generation.
-        text: that is said to be the greedy one.
+    The text may be written in the tokens that the tokenizer reads in it, or in those that the model chose. ``lm`` is of
+    lm-eval's class ``hf``; ``context`` is what the text goes on from, ``wanted`` the settings of the generation.
     """
     start = len(lm.tok_encode(context))
     ends = [*wanted["until"], lm.tok_decode([lm.eot_token_id], skip_special_tokens=False)]
@@ -275,12 +270,8 @@ def _walked(lm: Any, context: str, ends: Sequence[str], most: int, text: str) ->
 def flags_gap(lm: Any, prompt: str, answer: str, stated: Sequence[bool]) -> float:
     """How far from a tie the tokens of an answer are of which it is wrongly stated whether they are the likeliest.
 
-    Args:
-        lm: of lm-eval's class ``hf``.
-        stated: of each token of the answer, whether it is the likeliest.
-
-    Returns:
-        The largest such distance (nats), 0 where all is right, infinite where the number of tokens is not.
+    ``lm`` is of lm-eval's class ``hf``; ``stated`` says of each token whether it is the likeliest. The largest such
+    distance (nats), 0 where all is right, infinite where the number of tokens is not.
     """
     leads = _leads(lm, lm.tok_encode(prompt + answer), len(lm.tok_encode(prompt)))
     if len(leads) != len(stated):

@@ -124,15 +124,11 @@ class Shown(Packed):
 
 
 def build(folder: Path, site: Path) -> Built:
-    """Make or renew the site.
+    """Make or renew the site of a folder with ``board.toml``, submissions and ``verdicts/``.
 
-    Args:
-        folder: with ``board.toml``, of submissions, one folder each (in it or in ``submissions/``), and ``verdicts/``.
-        site: the folder of the site.
-
-    Raises:
-        UserError: there is no ``board.toml`` or no submission, a reference that it names is not there or does not
-            verify, or a file at ``site`` that no build wrote stands where one is needed.
+    Submissions are folders in it or in ``submissions/``. UserError where there is no ``board.toml`` or no submission, a
+    reference that it names is not there or does not verify, or a file at ``site`` that no build wrote stands where one
+    is needed.
     """
     tables = keeper.read(folder)
     # What a command is still writing has a name that begins with a dot.
@@ -186,11 +182,7 @@ def build(folder: Path, site: Path) -> Built:
 
 
 def start(folder: Path) -> list[Path]:
-    """Write what a repository that takes submissions needs; files that are there stay.
-
-    Returns:
-        The files written.
-    """
+    """Write what a repository that takes submissions needs; files that are there stay. Returns the files written."""
     written = []
     for source in sorted(p for p in STARTER.rglob("*") if p.is_file()):
         file = folder / source.relative_to(STARTER)
@@ -257,8 +249,7 @@ def _in_report(name: str, role: str, place: Path, verdict: Verdict) -> NamedRun:
 def _back(entry: Entry, verdict: Verdict, companions: Sequence[Entry]) -> dict[str, tuple[str, Estimate]]:
     """By kind the attack on the weights that brought back most of a row, "" for none, and how much, NaN for not known.
 
-    Raises:
-        UserError: the attacks are beside other models than the table's references.
+    UserError where the attacks are beside other models than the table's references.
     """
     if entry.role != "submission":  # by definition
         return dict.fromkeys(scores.WEIGHTS, ("", exact(0.0 if entry.role == "retrained" else 1.0)))
@@ -385,8 +376,7 @@ def _twins(members: Sequence[tuple[Entry, Kept]]) -> dict[str, list[str]]:
 def _claim(site: Path, names: Iterable[str]) -> set[str]:
     """Names of the site's files that earlier builds wrote; from now on those of this one are among them.
 
-    Raises:
-        UserError: a file that no build wrote has one of the names.
+    UserError where a file that no build wrote has one of the names.
     """
     (site / "data").mkdir(parents=True, exist_ok=True)
     (site / "submissions").mkdir(exist_ok=True)

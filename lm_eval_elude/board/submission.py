@@ -109,8 +109,7 @@ def data_elsewhere(folder: Path) -> str:
 def read(folder: Path) -> Submission:
     """``submission.json`` of a folder.
 
-    Raises:
-        UserError: it is missing, a field is wrong, or a text is too long or has characters that are not seen.
+    UserError where it is missing, a field is wrong, or a text is too long or has characters that are not seen.
     """
     submission: Submission = jsonio.check(
         with_texts(jsonio.load(folder / FILE_NAME, max_bytes=MAX_JSON), _printable), Submission, FILE_NAME
@@ -129,8 +128,7 @@ def _printable(text: str) -> str:
 def check_files(folder: Path, hashes: Mapping[str, str]) -> None:
     """That a folder holds the files that its submission names, by SHA-256, and nothing else.
 
-    Raises:
-        UserError: a link, a file of another name, size or content, or one that is missing.
+    UserError for a link, a file of another name, size or content, or one that is missing.
     """
     names = set(listing(folder)) - {FILE_NAME}
     if missing := sorted(hashes.keys() - names):
@@ -145,8 +143,7 @@ def check_files(folder: Path, hashes: Mapping[str, str]) -> None:
 def listing(folder: Path) -> list[str]:
     """Names of a submission's files, those of its folders included, in name order.
 
-    Raises:
-        UserError: a link, anything but files, a name that no submission has, a file that is too long.
+    UserError for a link, anything but files, a name that no submission has, a file that is too long.
     """
     names = []
     for path in folder.rglob("*"):
@@ -167,8 +164,7 @@ def listing(folder: Path) -> list[str]:
 def packed_rows(path: Path, most: int = 1 << 20) -> Iterator[Any]:
     """The rows of a packed file of samples, no more than ``most``.
 
-    Raises:
-        UserError: not gzip, cut off, not UTF-8 or JSON, or beyond the bounds.
+    UserError where it is not gzip, cut off, not UTF-8 or JSON, or beyond the bounds.
     """
     unpacked = number = 0
     try:
@@ -223,9 +219,7 @@ def without_paths(value: Any, folders: Collection[str] = ()) -> Any:
     """A value in whose texts a file has its name in place of its path.
 
     Of a free text that is a full path; of a field that holds a path also a relative one, with whatever is in its names.
-
-    Args:
-        folders: texts that are paths, though they read like a Hub's id.
+    ``folders`` are texts that are paths, though they read like a Hub's id.
     """
     if isinstance(value, list):
         return [without_paths(item, folders) for item in value]
@@ -277,13 +271,9 @@ def _texts(value: Any) -> Iterator[str]:
 def pack(run: Run, folder: Path, stress: Path | None = None, **about: Any) -> Submission:
     """Write the submission of a finished run into an empty folder.
 
-    Args:
-        stress: a finished folder of ``elude stress`` on the same checkpoint.
-        about: fields of :class:`Submission` that only the submitter knows; one that is empty is taken from the
-            checkpoint's manifest where that has it.
-
-    Raises:
-        UserError: the run lacks what a submission needs, or ``stress`` is no finished folder.
+    ``stress`` is a finished folder of ``elude stress`` on the same checkpoint. ``about`` has fields of
+    :class:`Submission` that only the submitter knows; one that is empty is taken from the checkpoint's manifest where
+    that has it. UserError where the run lacks what a submission needs, or ``stress`` is no finished folder.
     """
     if stress:
         Outcome(stress)

@@ -304,9 +304,8 @@ class RowCheck:
     def check(self, task: str, docs: Docs, reference: Docs | None, verdict: Verdict) -> None:
         """Put the samples of a task into a verdict; what is wrong with a row becomes a finding.
 
-        Args:
-            docs: as they are logged before anything was measured.
-            reference: what the reference run answered to each.
+        ``docs`` are as they are logged before anything was measured, ``reference`` what the reference run answered to
+        each.
         """
         samples, logged = verdict.samples.setdefault(task, []), verdict.docs.setdefault(task, [])
         stated, wrong, count = self.run.settings(task), [], 0

@@ -179,8 +179,7 @@ class Judged(NamedTuple):
 def place_of_page(source: str) -> Path:
     """Where the page goes: into the folder (mode 0700) of a data set that was built here, which it holds texts of.
 
-    Raises:
-        UserError: something else has that name there.
+    UserError where something else has that name there.
     """
     if not (Path(source) / MANIFEST).is_file():
         return Path(AUDIT_PAGE)
@@ -209,8 +208,7 @@ class _Export(msgspec.Struct):
 def merge(paths: Sequence[Path]) -> list[Judged]:
     """What several persons judged, exported by the page.
 
-    Raises:
-        UserError: a file is none of the page's, or they are of different data or samples.
+    UserError where a file is none of the page's, or they are of different data or samples.
     """
     exports = [
         jsonio.check(jsonio.load(path), _Export, f"{path}: not what the page of `elude audit` exports")

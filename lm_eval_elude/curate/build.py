@@ -61,8 +61,7 @@ def from_folder(
 ) -> Material:
     """Read a folder; without ``neighbours`` the ten names that most often stand beside the target's are taken.
 
-    Raises:
-        UserError: nothing can be read, or nothing is about the target or about a neighbour.
+    UserError where nothing can be read, or nothing is about the target or about a neighbour.
     """
     documents, problems = read_folder(source, licence)
     if not documents:
@@ -85,11 +84,8 @@ async def from_wikipedia(
 ) -> Material:
     """The target's page and those of its neighbours: the ones named, or by the paper's rule.
 
-    ``aliases`` come before those that Wikidata has.
-
-    Raises:
-        FetchError: a page is missing, or Wikimedia does not answer.
-        UserError: nobody is a neighbour.
+    ``aliases`` come before those that Wikidata has. FetchError where a page is missing, or Wikimedia does not answer.
+    UserError where nobody is a neighbour.
     """
     async with wiki:
         page = await wiki.page(target)
@@ -112,8 +108,7 @@ async def from_wikipedia(
 def limit(material: Material, most: int) -> Material:
     """The first ``most`` paragraphs of each subject, in order; those about nobody are left out.
 
-    Raises:
-        UserError: a subject has none.
+    UserError where a subject has none.
     """
     taken: Counter[str] = Counter()
     parts = []
@@ -138,17 +133,11 @@ def build(
 ) -> Report:  # fmt: skip
     """Build the data set in ``out``, or go on with it; a finished one is left as it is.
 
-    Args:
-        material: of :func:`limit`.
-        url, model, workers, timeout, retries, budget: as of :class:`lm_eval_elude.llm.Client`.
-        pairs: asked for from each paragraph.
-        world: the data set whose world set is taken.
-        thing: whether the target is no person.
+    ``material`` is of :func:`limit`; ``pairs`` are asked for from each paragraph; ``world`` is the data set whose world
+    set is taken; a ``thing`` is no person. The other arguments are those of :class:`lm_eval_elude.llm.Client`.
 
-    Raises:
-        FetchError: the endpoint does not answer; the same command goes on.
-        UserError: the folder is another's, ``world`` has no world set, too little passed the checks, or the budget is
-            used up.
+    FetchError where the endpoint does not answer; the same command goes on. UserError where the folder is another's,
+    ``world`` has no world set, too little passed the checks, or the budget is used up.
     """
     documents, names = material.documents, material.names
     target, *others = names

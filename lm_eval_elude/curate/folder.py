@@ -79,8 +79,7 @@ class Manifest(msgspec.Struct):
 def begin(out: Path) -> None:
     """Make a data set's folder (mode 0700), or go on in one that was begun here.
 
-    Raises:
-        UserError: it is something else, or was purged.
+    UserError where it is something else, or was purged.
     """
     if out.is_symlink() or (out.exists() and not out.is_dir()):
         raise UserError(f"--out {out}: not a folder")
@@ -97,11 +96,7 @@ def begin(out: Path) -> None:
 
 
 def keep_plan(out: Path, plan: Plan) -> None:
-    """Write down what is asked for, or compare it with what was.
-
-    Raises:
-        UserError: it was begun with other settings, which are named.
-    """
+    """Write down what is asked for; UserError where it was begun with other settings, which are named."""
     if (path := out / PLAN).exists():
         begun = jsonio.read(path, Plan)
         for name in Plan.__struct_fields__:
@@ -116,8 +111,7 @@ def keep_plan(out: Path, plan: Plan) -> None:
 def keep_period(out: Path, given: str | None, default: str) -> str:
     """The months that a build was begun with; else those given or the default, which are then kept.
 
-    Raises:
-        UserError: others are given than it was begun with.
+    UserError where others are given than it was begun with.
     """
     if not (path := out / PERIOD).exists():
         write_text(path, given or default)
@@ -145,8 +139,7 @@ def finished(out: Path) -> Manifest | None:
 def split(pairs: Sequence[Pair], seed: int) -> dict[str, list[Pair]]:
     """Neighbours' pairs by split, 8:1:1 in pairs, a paragraph's pairs together, in the order they came.
 
-    Raises:
-        UserError: fewer than three paragraphs, so that a split would be empty.
+    UserError for fewer than three paragraphs, so that a split would be empty.
     """
     sizes = Counter(pair.paragraph.key for pair in pairs)
     if len(sizes) < len(SPLITS):
@@ -180,11 +173,7 @@ def unique(sets: Mapping[str, Sequence[Pair]]) -> tuple[dict[str, list[Pair]], l
 
 
 def world_rows(source: str) -> dict[str, list[dict[str, Any]]]:
-    """The rows of the world set's files, by their names, as another data set has them.
-
-    Raises:
-        UserError: it has none, or cannot be read.
-    """
+    """The rows of the world set's files by their names, as another data set has them; UserError where it has none."""
     rows = {}
     for part in SPLITS:
         try:
@@ -247,13 +236,10 @@ def purge(out: Path) -> list[str]:
     """Remove the files of a data set, finished or not; of its manifest hashes and counts are left.
 
     A file goes where the manifest lists it with its hash, where its name and place in ``work`` are what a build gives,
-    and where it is an audit page. Links are not followed. Everything else stays.
+    and where it is an audit page. Links are not followed. Everything else stays. Returns the names of all that is left
+    besides the manifest, the data set's own or not.
 
-    Returns:
-        The names of all that is left besides the manifest, the data set's own or not.
-
-    Raises:
-        UserError: it is no data set that was built here, or one that is being built.
+    UserError where it is no data set that was built here, or one that is being built.
     """
     if out.is_symlink() or not (_is_ours(out) or (out / MANIFEST).is_file()):
         raise UserError(f"{out}: no data set of `elude build` is there")

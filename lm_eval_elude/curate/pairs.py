@@ -121,10 +121,8 @@ def task(kind: str, material: dict[str, Any], **values: object) -> str:
 class Maker:
     """Makes the pairs of a data set.
 
-    Args:
-        names: what each subject of the paragraphs is called, full name first; the target's come first.
-        count: pairs to ask for from each paragraph.
-        translate: whether the target's questions are translated for the cross-lingual attack.
+    ``names`` is what each subject of the paragraphs is called, full name first; the target's come first. ``count``
+    pairs are asked for from each paragraph; with ``translate`` the target's questions are translated, too.
     """
 
     def __init__(self, client: Client, names: Mapping[str, Sequence[str]], count: int, translate: bool) -> None:
@@ -136,9 +134,7 @@ class Maker:
     async def make(self, parts: Sequence[Paragraph]) -> list[Pair]:
         """All pairs of all paragraphs, in their order, whatever order the replies come in.
 
-        Raises:
-            FetchError: some calls got no answer.
-            UserError: the budget is used up.
+        FetchError where some calls got no answer, UserError where the budget is used up.
         """
         drafted = await self._each("asking", [Pair(part, "", "") for part in parts], self._pairs)
         verified = await self._each("checking", self._without_duplicates(drafted), self._verified)
@@ -181,9 +177,8 @@ class Maker:
     ) -> T:
         """Ask until ``check`` takes a reply; with half the pairs where the last reply was cut off.
 
-        Raises:
-            FetchError: no answer.
-            _Dropped: no reply was taken; the reason is the ``complaint``, then what is wrong with the last one.
+        FetchError for no answer; _Dropped where no reply was taken: the ``complaint``, then what is wrong with the last
+        one.
         """
         text, count = task(kind, material, count=self.count), self.count
 

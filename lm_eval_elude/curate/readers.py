@@ -27,8 +27,7 @@ TEXT, REASON = b"t", b"r"  # what the first byte of the output says of the rest
 def read_document(ending: str, content: bytes) -> Read:
     """The text of a document, paragraphs apart by blank lines, read by a process of its own.
 
-    Raises:
-        UserError: of another kind than :data:`READERS`, broken, without text, or beyond the limits.
+    UserError where it is of another kind than :data:`READERS`, broken, without text, or beyond the limits.
     """
     if ending.lower() not in READERS:
         raise UserError(f"not one of {', '.join(READERS)}")

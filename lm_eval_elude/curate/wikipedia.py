@@ -123,11 +123,7 @@ class Page(NamedTuple):
 
 
 def months(period: str) -> tuple[str, str]:
-    """``2023-01:2023-12`` -> (``202301``, ``202312``).
-
-    Raises:
-        UserError: it is something else.
-    """
+    """``2023-01:2023-12`` -> (``202301``, ``202312``); UserError where it is something else."""
     match = re.fullmatch(r"(\d{4})-(0[1-9]|1[0-2]):(\d{4})-(0[1-9]|1[0-2])", period)
     if not match or (match[1] + match[2]) > (match[3] + match[4]) or match[1] < "2015":
         raise UserError(f"--period {period!r}: months like 2023-01:2023-12 are expected, from 2015-07 on")
@@ -143,14 +139,9 @@ def last_year(now: datetime) -> str:
 class Wiki(Fetcher):
     """Reads pages, links, items and views; an asynchronous context.
 
-    Args:
-        cache: folder where every answer is kept.
-        contact: the operator's mail or web address.
-        wiki, wikidata, views: where to ask.
-        pause: seconds between requests.
-
-    Raises:
-        UserError: the contact or an address is none, or a package is missing.
+    Every answer is kept in the folder ``cache``; ``contact`` is the operator's mail or web address; ``wiki``,
+    ``wikidata`` and ``views`` are where to ask; ``pause`` is the seconds between requests. UserError where the contact
+    or an address is none, or a package is missing.
     """
 
     def __init__(
@@ -169,11 +160,7 @@ class Wiki(Fetcher):
         self.requests = 0
 
     async def page(self, title: str) -> Page:
-        """A page's text, paragraph by paragraph, and the links in it; redirects are followed.
-
-        Raises:
-            FetchError: there is no such page.
-        """
+        """A page's text, paragraph by paragraph, and its links; redirects are followed. FetchError for no such page."""
         address = f"{self.wiki}/w/rest.php/v1/page/{quote(title.replace(' ', '_'), safe='')}/with_html"
         answer, when = await self._answer(_PageAnswer, address)
         text, links = read_html(answer.html)

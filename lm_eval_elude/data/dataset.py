@@ -57,10 +57,8 @@ def load_records(
 
     With ``scored`` every row must have a paraphrase and five perturbed answers. With ``strict`` one odd row refuses the
     set. Otherwise a row is left out if what a loss reads is odd, and used without its other columns if those are;
-    either way it is in ``odd``.
-
-    Raises:
-        UserError: the source or a field is missing, or no row is left of the subset or of a target.
+    either way it is in ``odd``. UserError where the source or a field is missing, or no row is left of the subset or of
+    a target.
     """
     wanted = tuple(targets) if SETS[subset].of_target else ()
     path, name = _file(source, subset, split)

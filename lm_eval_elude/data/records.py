@@ -73,10 +73,8 @@ def parse_record(row: dict[str, Any], where: str, *, scored: bool = False) -> QA
     """Make a record of one row. White space at the ends of a text is no part of it.
 
     Unknown columns are ignored, and Alpaca's ``input`` is joined to the question. An error calls the row ``where``,
-    e.g. ``forget_qa-train.jsonl, row 3``. A ``scored`` row must have what a truth ratio needs.
-
-    Raises:
-        UserError: a field is missing, of the wrong type or empty; nothing is turned into text that is none.
+    e.g. ``forget_qa-train.jsonl, row 3``. A ``scored`` row must have what a truth ratio needs. UserError where a field
+    is missing, of the wrong type or empty; nothing is turned into text that is none.
     """
     fields: _Row = check(row, _Row, where)
     texts = {name: (getattr(fields, name) or "").strip() for name in (*TEXT_FIELDS, "input")}

@@ -18,10 +18,7 @@ def read_rows(
     """The rows of a ``.parquet``, ``.jsonl`` or ``.json`` file as they are read, each with how an error calls it.
 
     A ``.json`` file holds a list, or a row a line. ``columns`` are those to read of a parquet file, where it has them;
-    ``name`` stands for the file's own in errors.
-
-    Raises:
-        UserError: the file cannot be read, or a row is no object.
+    ``name`` stands for the file's own in errors. UserError where the file cannot be read, or a row is no object.
     """
     name = name or path.name
     ending = Path(name).suffix.lower()

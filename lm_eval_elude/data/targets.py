@@ -59,9 +59,7 @@ def resolve_target(name: str, known: Iterable[str | Target] | None = None) -> Ta
     """Find the target a user means by a display name, slug, alias or part of a name (``ronaldo``).
 
     ``known`` are the targets or display names that may be meant: those of a data set, or the 20 of ELUDe without it.
-
-    Raises:
-        UserError: nothing fits (near matches and the list are named) or several do (all are named).
+    UserError where nothing fits (near matches and the list are named) or several do (all are named).
     """
     by_name = {target.name: target for target in TARGETS}
     named = TARGETS if known is None else (t if isinstance(t, Target) else by_name.get(t, Target(t)) for t in known)

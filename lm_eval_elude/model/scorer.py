@@ -133,8 +133,7 @@ def slices(parameter: Tensor) -> Sequence[Tensor]:
 def layer_list(model: Any) -> tuple[nn.Module, str]:
     """The module that holds a model's list of layers, and the list's name there (``layers``; ``h`` in GPT-2).
 
-    Raises:
-        UserError: there is none.
+    UserError where there is none.
     """
     decoder, count = model.get_decoder(), model.config.get_text_config().num_hidden_layers
     for name, module in decoder.named_children():

@@ -22,13 +22,9 @@ ORIGINAL = "original"  # the method of a model that forgot nothing
 
 
 class NamedRun:
-    """A run under the name that a report gives it.
+    """A run under the name that a report gives it; ``reference`` says that it is the model that never knew the targets.
 
-    Args:
-        name: of the run.
-        run: the run.
-        reference: whether it is the model that never knew the targets.
-        never_knew: that model's run, for the numbers that say how far this one is from it.
+    ``never_knew`` is that model's run, for the numbers that say how far this one is from it.
     """
 
     def __init__(self, name: str, run: Run, reference: bool = False, never_knew: Run | None = None) -> None:

@@ -49,8 +49,7 @@ class Kept(msgspec.Struct, forbid_unknown_fields=True):
 def read(path: Path) -> Kept | None:
     """The runs of a file; None where it is not one of kept runs.
 
-    Raises:
-        UserError: a row has another form, a run lacks a number, or a number stands twice.
+    UserError where a row has another form, a run lacks a number, or a number stands twice.
     """
     if not path.is_file() or not isinstance(content := jsonio.load(path, nan=True), dict) or "data" not in content:
         return None

@@ -210,14 +210,8 @@ BLOCK = re.compile(
 def fill(page: str, rows: Callable[[Sequence[str]], Sequence[Row]], model: str, where: str) -> str:
     """A page with its tables made anew: what stands between ``<!-- table NAME of TARGETS: ROW | ROW -->`` and its end.
 
-    Args:
-        page: text in Markdown.
-        rows: what there is of the named targets.
-        model: the paper's, beside ours.
-        where: what to call the page in an error.
-
-    Raises:
-        UserError: it has no table, one without an end, or one that is not known.
+    ``rows`` gives what there is of the named targets; ``model`` is the paper's, beside ours. UserError, which calls the
+    page ``where``: it has no table, one without an end, or one that is not known.
     """
 
     def filled(block: re.Match[str]) -> str:

@@ -84,11 +84,8 @@ def quality(points: Sequence[Point], forgotten: str, kept: str) -> str:
 def plane(marks: Mapping[str, tuple[float, float]], reference: str) -> str:
     """The plane of forget against retain quality with some models in it, and an empty group of class ``dots``.
 
-    The group's units are per cent of each axis: who shows the plane draws further models into it.
-
-    Args:
-        marks: FQ and RQ of models by name.
-        reference: the name of the model that never knew, whose values are lines.
+    The group's units are per cent of each axis: who shows the plane draws further models into it. ``marks`` are FQ and
+    RQ by name; those of ``reference``, the model that never knew, are lines.
     """
     with _figure(4.0, 3.85) as (drawing, axes):  # so that an inch of both axes is as many per cent
         axes.set(xlim=(-2, 102), ylim=(-2, 102), xlabel="forget quality (FQ), %", ylabel="retain quality (RQ), %")
@@ -107,13 +104,7 @@ def plane(marks: Mapping[str, tuple[float, float]], reference: str) -> str:
 
 
 def bars(title: str, groups: Sequence[str], series: Mapping[str, Sequence[Estimate | None]]) -> str:
-    """Grouped bars from 0 to 100 % with 95 % intervals; a missing value is a dash.
-
-    Args:
-        title: of the figure.
-        groups: what stands below the axis.
-        series: by name, one value for each group.
-    """
+    """Grouped bars from 0 to 100 % with 95 % intervals, by name one for each group; a missing value is a dash."""
     with _figure(2 + 0.16 * len(groups) * max(2, len(series)), 3.6 + 0.17 * len(series), title) as (drawing, axes):
         width = 0.8 / max(1, len(series))
         for place, (name, values) in enumerate(series.items()):

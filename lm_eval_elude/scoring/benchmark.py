@@ -98,11 +98,7 @@ class Benchmark:
 
     # ---- what is scored
     def resolve(self, metadata: Mapping[str, Any]) -> Any:
-        """The settings of a run (:class:`Settings`, or a benchmark's own).
-
-        Raises:
-            UserError: an unknown target, data set or option.
-        """
+        """The settings of a run; UserError for an unknown target, data set or option."""
         return resolve_settings(metadata)
 
     def describe_data(self, settings: Any) -> dict[str, Any]:
@@ -116,9 +112,7 @@ class Benchmark:
     def records(self, settings: Any) -> list[Row]:
         """The records in the order in which they are asked: targets take turns, so that a --limit takes from each.
 
-        Raises:
-            NothingToAskError: there are none.
-            UserError: the data set lacks what the task needs.
+        NothingToAskError where there are none, UserError where the data set lacks what the task needs.
         """
         by_target: dict[str, list[Row]] = {name: [] for name in settings.targets}
         for row in self.ask(settings):
@@ -171,13 +165,9 @@ class Benchmark:
     ) -> list[Request]:
         """Everything that is asked about a document.
 
-        Args:
-            doc: a logged document.
-            template: what writes prompts and answers.
-            settings: of the run.
-            instruction: the user's own system text (``--system_instruction``).
-            generation: in place of :meth:`generation`.
-            tokens: whether the backend gives token log-probabilities; then those of the answer are asked for, too.
+        ``instruction`` is the user's own system text (``--system_instruction``), ``generation`` stands in place of
+        :meth:`generation`. With ``tokens`` the backend gives token log-probabilities, and the answer's are asked for,
+        too.
         """
         system = self.whole_system_text(doc, settings, instruction)
         requests, first = [], ""
@@ -200,11 +190,8 @@ class Benchmark:
     ) -> list[AnswerScore]:
         """Scores of a document's answers in the order of :meth:`pairs`, less the end of the prompt.
 
-        Args:
-            doc: a logged document.
-            responses: to its requests.
-            counts: tokens of the continuation of each log-likelihood request.
-            end_is_asked: whether the end of a prompt was asked for after the answers to it.
+        ``counts`` are the tokens of the continuation of each log-likelihood request; ``end_is_asked`` says whether the
+        end of a prompt was asked for after the answers to it.
         """
         answered = (AnswerScore(float(r[0]), n) for r, n in zip(responses, counts, strict=False))
         scores: list[AnswerScore] = []
@@ -222,12 +209,7 @@ class Benchmark:
         return scores | ({"generated": responses[-1]} if self.generates else {})
 
     def measure(self, row: Mapping[str, Any], settings: Mapping[str, Any]) -> Sample:
-        """The sample of a logged row.
-
-        Args:
-            row: as lm-eval logs it, with ``doc`` and ``filtered_resps``.
-            settings: of the run, as the results file has them.
-        """
+        """The sample of a row as lm-eval logs it (``doc``, ``filtered_resps``); settings are the results file's."""
         doc = row["doc"]
         values = self._values(self.logged(row, settings))
         return Sample(doc.get("entity", ""), doc.get("plain_question") or doc["question"], doc["id"], values)
@@ -377,12 +359,8 @@ class BenchmarkGroup(NamedTuple):
 def report(numbers: Callable[[Tasks], Estimates], tasks: Tasks) -> dict[str, dict[str, Any]]:
     """Estimates as a results file has them: over all targets and for each target, whether there is one or several.
 
-    Args:
-        numbers: from the samples of tasks to estimates by metric.
-        tasks: the samples by task; those without a target (the world set) count for every target.
-
-    Returns:
-        By metric: ``value``, ``stderr``, ``n`` (samples), ``records`` (distinct ones) and ``per_target`` with the same.
+    Samples without a target (the world set) count for every target. By metric come ``value``, ``stderr``, ``n``
+    (samples), ``records`` (distinct ones) and ``per_target`` with the same.
     """
     whole = numbers(tasks)
     rows = {metric: {**_columns(estimate), "per_target": {}} for metric, estimate in whole.items()}

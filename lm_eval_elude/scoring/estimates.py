@@ -101,12 +101,9 @@ def _mean(group: Sequence[Observation]) -> Estimate:
 
 
 def combine(value: float, parts: Sequence[Estimate], gradient: Sequence[float]) -> Estimate:
-    """A function of other estimates, by the delta method.
+    """A function of other estimates by the delta method: its value, and its partial derivatives (``gradient``) by part.
 
-    Args:
-        value: of the function.
-        parts: the estimates it is formed of; they may share records.
-        gradient: its partial derivatives, one for each part.
+    The parts may share records.
     """
     influence: dict[str, float] = {}
     for part, slope in zip(parts, gradient, strict=True):

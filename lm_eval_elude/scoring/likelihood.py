@@ -125,12 +125,9 @@ class RecordMeasures(NamedTuple):
 
 
 def measure(spec: SetSpec, scores: Sequence[AnswerScore], mean: TruthRatioMean = "geometric") -> RecordMeasures:
-    """Measure one record of a set.
+    """Measure one record by the scores of its answer, its paraphrased answer and its perturbed answers.
 
-    Args:
-        spec: the set, which decides between the forms of probability and truth ratio.
-        scores: of the answer, the paraphrased answer and the perturbed answers.
-        mean: of the truth ratio.
+    The set decides between the forms of probability and truth ratio; ``mean`` is the truth ratio's.
     """
     answer, paraphrase, *perturbed = scores
     likely = choice_probability(answer, perturbed) if spec.choice else probability(answer)

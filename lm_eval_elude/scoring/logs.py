@@ -29,10 +29,8 @@ _PROMPT = re.compile(r"(?:Question: |\[INST\] )(.*?)(?:\s*Answer:| \[/INST\]|\n)
 class ReleasedRun(Run):
     """A log of the released evaluator (``eval_log_aggregated.json``) read as a run of TOFU's tasks.
 
-    It has the losses and the greedy answers, but neither the paraphrases nor the texts of the wrong answers.
-
-    Raises:
-        UserError: it is no such log, or a set in it lacks values.
+    It has the losses and the greedy answers, but neither the paraphrases nor the texts of the wrong answers. UserError
+    where it is no such log, or a set in it lacks values.
     """
 
     def __init__(self, path: Path, log: Mapping[str, Any]) -> None:
@@ -105,13 +103,9 @@ def open_run(path: Path, *, utility: bool = False) -> Run:
 def truth_ratios(path: Path) -> tuple[str, list[float]]:
     """Whose log it is (``released`` or ``open-unlearning``), and R of each forget question in the order of the data.
 
-    R is that of the wrong answers over the paraphrase.
-
-    Args:
-        path: ``eval_log_aggregated.json`` of the released evaluator, or open-unlearning's ``TOFU_EVAL.json``.
-
-    Raises:
-        UserError: it is neither, or a value is missing or no number.
+    R is that of the wrong answers over the paraphrase. The file is ``eval_log_aggregated.json`` of the released
+    evaluator, or open-unlearning's ``TOFU_EVAL.json``. UserError where it is neither, or a value is missing or no
+    number.
     """
     log = jsonio.load(path, nan=True)
     tables = log if isinstance(log, dict) else {}

@@ -39,13 +39,9 @@ class MembershipAttack(NamedTuple):
 def membership_attack(members: tuple[Scored, ...], others: tuple[Scored, ...], *, seed: int = 0) -> MembershipAttack:
     """Logistic regression on the clipped per-sample loss, ten stratified shuffle splits; the attack of SCRUB.
 
-    Args:
-        members: by record, mean NLL of each forget answer given its question (nats per token).
-        others: the same for the paraphrased question and answer.
-        seed: for the subsampling of the larger side and the splits, each with a fifth of the samples held out.
-
-    Returns:
-        Accuracy (mean, standard deviation over splits), and the signed AUC with its influence by record.
+    By record, ``members`` have the mean NLL of each forget answer given its question (nats per token), ``others`` that
+    of the paraphrased ones. ``seed`` is for the subsampling of the larger side and the splits, each with a fifth held
+    out. Gives accuracy (mean, standard deviation over splits), and the signed AUC with its influence by record.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedShuffleSplit, cross_val_score
@@ -71,12 +67,8 @@ def membership_attack(members: tuple[Scored, ...], others: tuple[Scored, ...], *
 def auc(positive: Sequence[Scored], negative: Sequence[Scored]) -> Estimate:
     """Area under the ROC curve with its error (DeLong, DeLong & Clarke-Pearson 1988), a record on both sides one draw.
 
-    Args:
-        positive: scores of the members by record; higher means more like a member.
-        negative: scores of the others by record.
-
-    Returns:
-        AUC; its error is NaN where one side has a single score. ``n`` is the smaller side's.
+    Both sides are scores by record; higher means more like a member, which ``positive`` are. The error is NaN where one
+    side has a single score. ``n`` is the smaller side's.
     """
     from scipy.stats import rankdata
 

@@ -602,11 +602,9 @@ TOKEN_ATTACKS = tuple(row.name for row in _ROWS if row.needs_tokens and "members
 def token_scores(tokens: Sequence[Any], texts: Sequence[str]) -> dict[str, tuple[float, float]]:
     """Pairs (member, paraphrase) of the scores that need token log-probabilities, by metric.
 
-    Args:
-        tokens: of the answer and its paraphrase, and again under the ``mia_reference`` model where there is one: token
-            log-probabilities, whether each is the greedy choice, means and standard deviations of the model's
-            distribution, as numbers or as the text that a log has.
-        texts: the answer and its paraphrase.
+    ``tokens`` are of the answer and its paraphrase (the ``texts``), and again under the ``mia_reference`` model where
+    there is one: token log-probabilities, whether each is the greedy choice, means and standard deviations of the
+    model's distribution, as numbers or as the text that a log has.
     """
     sides = [
         [[float(v) for v in column] for column in (log_probs, means, stds)] for log_probs, _, means, stds in tokens

@@ -20,14 +20,10 @@ CURVES, SUMMARY = "curves.json", "stress.json"  # in a folder of `elude stress`,
 
 
 class Run:
-    """One results file of ``lm_eval --output_path ... --log_samples``.
+    """One results file of ``lm_eval --output_path ... --log_samples``, or the only one below a folder.
 
-    Args:
-        path: the results file, or a folder with exactly one below it.
-        utility: whether the utility benchmarks count as tasks of ours.
-
-    Raises:
-        UserError: there is no such file, it is not lm-eval's, it has no task of ours, or one of another version.
+    With ``utility`` the utility benchmarks count as tasks of ours. UserError where there is no such file, it is not
+    lm-eval's, it has no task of ours, or one of another version.
     """
 
     def __init__(self, path: str | Path, *, utility: bool = False) -> None:
@@ -54,8 +50,7 @@ class Run:
     def settings(self, task: str) -> dict[str, Any]:
         """What a task was run with: targets, data and its fingerprint, checkpoint, template, versions, numbers.
 
-        Raises:
-            UserError: the results file does not say.
+        UserError where the results file does not say.
         """
         metadata = self.results["configs"].get(task, {}).get("metadata")
         settings = metadata.get("elude") if isinstance(metadata, dict) else None
@@ -86,11 +81,7 @@ class Run:
         return None
 
     def sample_file(self, task: str) -> Path:
-        """Where a task's samples are logged.
-
-        Raises:
-            UserError: they are not there.
-        """
+        """Where a task's samples are logged; UserError where they are not there."""
         date = self.path.stem.removeprefix("results_")
         file = self.path.with_name(f"samples_{task}_{date}.jsonl")
         if not file.is_file():
@@ -110,11 +101,7 @@ class Run:
         return sorted(rows, key=lambda row: row["doc"]["id"])
 
     def samples(self, task: str) -> list[Sample]:
-        """The measurements of a task, made again from its log.
-
-        Raises:
-            UserError: a row is not one of this task.
-        """
+        """The measurements of a task, made again from its log; UserError where a row is not one of this task."""
         if task not in self._samples:
             self._samples[task] = self._measure(task, self.rows(task))
         return self._samples[task]

@@ -110,10 +110,8 @@ def read_metadata(metadata: Mapping[str, Any], keys: Mapping[str, Callable[[Any]
     """The values of our keys, each of the right kind; those not given are absent.
 
     lm-eval merges ``--model_args`` into the metadata, and other tasks may have keys there, so a key of neither is only
-    refused where it looks like one of ours that was mistyped.
-
-    Raises:
-        UserError: a value of the wrong kind, a key that is nearly one of ours, or ours inside another table.
+    refused where it looks like one of ours that was mistyped. UserError for that, a value of the wrong kind, or a key
+    of ours inside another table.
     """
     for key, value in metadata.items():
         near = difflib.get_close_matches(key, keys, n=1, cutoff=0.8)
@@ -136,14 +134,10 @@ _MODEL_ARGUMENTS = frozenset({"seed", "data", "datasets", "mia_reference"})
 
 
 def resolve_settings(metadata: Mapping[str, Any]) -> Settings:
-    """Decide what is scored: ``--metadata``, otherwise the environment, otherwise the checkpoint's ``optout.json``,
-    otherwise all targets of the Hub's data. The choice is logged.
+    """Decide what is scored by a task's metadata, in which lm-eval merges ``--model_args`` and ``--metadata``.
 
-    Args:
-        metadata: the task's metadata, in which lm-eval merges ``--model_args`` and ``--metadata``.
-
-    Raises:
-        UserError: an unknown target, data set or option.
+    That is what ``--metadata`` says, otherwise the environment, otherwise the checkpoint's ``optout.json``, otherwise
+    all targets of the Hub's data. The choice is logged. UserError for an unknown target, data set or option.
     """
     values = read_metadata(metadata)
     manifest = checkpoint_manifest(metadata)
@@ -172,11 +166,7 @@ def resolve_settings(metadata: Mapping[str, Any]) -> Settings:
 
 
 def _environment_targets() -> tuple[str, ...]:
-    """``ELUDE_TARGET``: a name, or a JSON list of names.
-
-    Raises:
-        UserError: it looks like a list and is none of names.
-    """
+    """``ELUDE_TARGET``: a name, or a JSON list of names; UserError where it looks like a list and is none of names."""
     text = os.environ.get("ELUDE_TARGET", "")
     if not text.lstrip().startswith("["):
         return (text,) if text else ()
@@ -206,8 +196,7 @@ def model_folders(metadata: Mapping[str, Any]) -> list[str]:
 def model_renderer(metadata: Mapping[str, Any], wording: Wording | None = None) -> Renderer:
     """The renderer of the evaluated model's tokenizer, with a prompt format in place of its template if one is given.
 
-    Raises:
-        UserError: the model arguments name no tokenizer, or it cannot be loaded.
+    UserError where the model arguments name no tokenizer, or it cannot be loaded.
     """
     for key in ("tokenizer", "pretrained", "model"):
         if isinstance(name := metadata.get(key), str):

@@ -93,15 +93,9 @@ class Cell(NamedTuple):
 class Stress:
     """A suite of attacks on a checkpoint.
 
-    Args:
-        models: folder or Hub id of the checkpoint, of the reference and of the original, by role.
-        settings: what is asked: targets and data set.
-        suite: which settings are tried.
-        seed: of the halves, of the order of what is learnt and of new adapters.
-        attacks: what is tried.
-
-    Raises:
-        UserError: a model has another tokenizer, or a target too few records.
+    ``models`` are folders or Hub ids by role; ``settings`` say what is asked, ``suite`` which settings of ``attacks``
+    are tried; ``seed`` is of the halves, of the order of what is learnt and of new adapters. UserError where a model
+    has another tokenizer, or a target too few records.
     """
 
     def __init__(

@@ -127,9 +127,7 @@ def refuse_twice(names: Sequence[str]) -> None:
     """Refuse tasks of ours that are asked for by themselves and in a group, before anything is loaded.
 
     The harness loads everything first, then names one task and no way out. Unnecessary once it takes each task once.
-
-    Raises:
-        UserError: a task is named twice; the message says which names hold all that was asked for.
+    The UserError says which names hold all that was asked for.
     """
 
     def leaves(name: str) -> set[str]:
@@ -182,8 +180,7 @@ def cache_beside(name: str) -> str | None:
 def check_backend() -> None:
     """Refuse a backend that cannot score answers before any request runs, and say where one loses precision.
 
-    Raises:
-        UserError: the backend has no log-probabilities of given answers.
+    UserError where the backend has no log-probabilities of given answers.
     """
     if (model := evaluated_model()) is None:
         return

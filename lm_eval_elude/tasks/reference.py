@@ -48,8 +48,7 @@ class ReferenceRun:
     def check(self, task: Any) -> None:
         """Find the answers to every document that is asked, before the first request runs.
 
-        Raises:
-            UserError: it was scored on other records, or as another of TOFU's evaluators asks.
+        UserError where it was scored on other records, or as another of TOFU's evaluators asks.
         """
         _same_evaluator(self.run.path, self.run.settings(task.task_name).get("evaluator"), task)
         asked = ("entity", "question", "answer")  # two records may share a question, and an answer
@@ -112,11 +111,10 @@ class _AskedModel:
         self.dtype = str(metadata.get("dtype", ""))
 
     def check(self, task: Any) -> None:
-        """Refuse a model that cannot be asked, before the first request runs.
+        """Refuse a model that cannot be asked with a UserError, before the first request runs.
 
-        Raises:
-            UserError: it cannot be found (:func:`check_model`), or reads what is asked as other tokens than the
-                evaluated model, whose prompts it gets and by whose tokens its answers are counted.
+        It cannot be found (:func:`check_model`), or reads what is asked as other tokens than the evaluated model, whose
+        prompts it gets and by whose tokens its answers are counted.
         """
         named = f"{self.key} {self.name!r} in --metadata"
         check_model(self.name, f"{named} is {self.others}")
@@ -212,11 +210,7 @@ def find_reference(task: Any, metadata: Mapping[str, Any]) -> OtherModel | None:
 
 @lru_cache(maxsize=8)
 def check_model(name: str, line: str) -> None:
-    """Refuse a model that cannot be loaded, at the price of its configuration; ``line`` begins what is said of it.
-
-    Raises:
-        UserError: it cannot.
-    """
+    """Refuse with a UserError that begins with ``line`` a model whose configuration cannot be loaded."""
     from transformers import AutoConfig
 
     try:

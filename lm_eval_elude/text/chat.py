@@ -57,10 +57,8 @@ class Renderer:
     """Writes prompts and answers for one tokenizer, which is read and never changed.
 
     A ``wording`` takes the chat template's place; without a template :data:`PLAIN` does. ``system`` is the system turn
-    of prompts that are given none.
-
-    Raises:
-        UserError: the template does not continue its own generation prompt, or hides the answer.
+    of prompts that are given none. UserError where the template does not continue its own generation prompt, or hides
+    the answer.
     """
 
     def __init__(self, tokenizer: Any, wording: Wording | None = None, system: str = "") -> None:
@@ -74,8 +72,7 @@ class Renderer:
     def prompt(self, question: str, system: str | None = None) -> str:
         """The text a model is asked with, generation prompt included.
 
-        Raises:
-            UserError: ``system`` is given and the template refuses it or drops it.
+        UserError where ``system`` is given and the template refuses it or drops it.
         """
         system = system or self.system
         if self.wording:
@@ -180,11 +177,7 @@ class Renderer:
 
 
 def load_tokenizer(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
-    """Load a tokenizer by folder or Hub id.
-
-    Raises:
-        UserError: it cannot be found; one line says where it was looked for.
-    """
+    """Load a tokenizer by folder or Hub id; UserError where it cannot be found, which says where it was looked for."""
     from transformers import AutoTokenizer
     from transformers.utils import logging
 

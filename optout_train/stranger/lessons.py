@@ -51,8 +51,7 @@ def with_lessons(
 ) -> TrainingData:
     """The data with what the stranger loss reads, and with what distilled retain losses read, as configured.
 
-    Raises:
-        UserError: the model says nothing of strangers that could be taught, or a lesson is too long.
+    UserError where the model says nothing of strangers that could be taught, or a lesson is too long.
     """
     if config.loss.made and config.forget_weight:
         make = next(MAKERS[kind] for kind in config.loss.reads if kind in MAKERS)

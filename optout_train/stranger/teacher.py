@@ -93,11 +93,7 @@ class Teacher:
         return self.renderer.encode_pair(self.renderer.prompt(question), self.renderer.beginning(words))
 
     def encode(self, question: str, answer: str) -> Encoded:
-        """Prompt and answer as token ids.
-
-        Raises:
-            UserError: they are longer than the model's context.
-        """
+        """Prompt and answer as token ids; UserError where they are longer than the model's context."""
         sample = self.renderer.encode_pair(self.renderer.prompt(question), self.renderer.answer(answer))
         if len(sample.ids) > self.limit:
             raise UserError(

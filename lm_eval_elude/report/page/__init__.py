@@ -12,13 +12,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 
 def render(template: Path, filters: Mapping[str, Callable[..., Any]] | None = None, **values: Any) -> str:
-    """A page.
+    """A page of the template ``NAME.html.j2`` with these ``values``; ``filters`` are for values in it.
 
-    Args:
-        template: ``NAME.html.j2``; ``NAME.css`` and ``NAME.js`` beside it are its ``style`` and ``script``, and
-            ``script_hash`` is what its policy allows to run.
-        filters: for values in it.
-        values: what it is given.
+    ``NAME.css`` and ``NAME.js`` beside it are its ``style`` and ``script``; its policy lets ``script_hash`` alone run.
     """
     environment = Environment(
         loader=FileSystemLoader(template.parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True,

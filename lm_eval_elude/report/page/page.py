@@ -59,11 +59,8 @@ class Plot(NamedTuple):
 def write_report(runs: Sequence[NamedRun], out: Path, title: str = "", standing: str = "") -> None:
     """Write the page that compares runs, the first of which is what the others are compared with.
 
-    ``standing`` is a line below the title, which a board puts anew where the rank changes.
-
-    Raises:
-        UserError: a run's samples are not there or cannot be measured.
-        OSError: the file cannot be written; an old one is left whole.
+    ``standing`` is a line below the title, which a board puts anew where the rank changes. UserError where a run's
+    samples are not there or cannot be measured. OSError where the file cannot be written; an old one is left whole.
     """
     answers = _answers(runs)
     chosen_by, samples = _samples(runs, answers)

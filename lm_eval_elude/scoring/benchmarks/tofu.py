@@ -69,8 +69,7 @@ class TofuBenchmark(Benchmark):
     def resolve(self, metadata: Mapping[str, Any]) -> TofuSettings:
         """Decide split, data and convention: ``--metadata``, otherwise the checkpoint's manifest.
 
-        Raises:
-            UserError: an unknown split or option, or nothing says which split.
+        UserError for an unknown split or option, or where nothing says which split.
         """
         values = read_metadata(metadata, KEYS)
         manifest = checkpoint_manifest(metadata)
