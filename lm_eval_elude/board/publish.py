@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import re
@@ -17,7 +16,7 @@ from typing import Any
 from lm_eval_elude.board.submission import Packed, Submission, card_without_paths, shown
 from lm_eval_elude.board.verify import MEANING, Verdict
 from lm_eval_elude.data import jsonio
-from lm_eval_elude.data.files import write_text
+from lm_eval_elude.data.files import sha256
 from lm_eval_elude.data.hub_metadata import CARD, RESULTS, Headline, model_index, plain, results_yaml
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.report.page.page import leaks
@@ -138,7 +137,7 @@ def every_eval_ever(folder: Path, out: Path, verdict: Verdict) -> Path:
     place = Path("data", "elude", developer, model)
     rows = [row for task in run.tasks if BENCHMARKS[task].generates for row in _instances(run, task, verdict)]
     common = {**identity, "model_id": f"{developer}/{model}"}
-    text = "".join(json.dumps({**common, **row}, ensure_ascii=False) + "\n" for row in rows)
+    jsonio.write_lines(out / place / f"{name}_samples.jsonl", ({**common, **row} for row in rows))
     about_model = {n: getattr(submission, n) for n in ("base_model", "method", "role", "trained_on", "hardware")}
     table = {
         **identity, "evaluation_timestamp": date, "retrieved_timestamp": date,
@@ -164,11 +163,9 @@ def every_eval_ever(folder: Path, out: Path, verdict: Verdict) -> Path:
         "evaluation_results": list(_results(submission, verdict)),
         "detailed_evaluation_results": {
             "format": "jsonl", "file_path": (place / f"{name}_samples.jsonl").as_posix(), "total_rows": len(rows),
-            "hash_algorithm": "sha256", "checksum": hashlib.sha256(text.encode()).hexdigest(),
+            "hash_algorithm": "sha256", "checksum": sha256(out / place / f"{name}_samples.jsonl"),
         },
     }  # fmt: skip
-    (out / place).mkdir(parents=True, exist_ok=True)
-    write_text(out / place / f"{name}_samples.jsonl", text)
     jsonio.write(out / place / f"{name}.json", table)
     return out / place / f"{name}.json"
 

@@ -29,6 +29,7 @@ from lm_eval_elude.curate.documents import (
 from lm_eval_elude.curate.pairs import Maker, Pair, Rejection
 from lm_eval_elude.curate.readers import READERS
 from lm_eval_elude.curate.wikipedia import Wiki
+from lm_eval_elude.data import jsonio
 from lm_eval_elude.data.files import write_bytes
 from lm_eval_elude.data.records import fingerprint, parse_record
 from lm_eval_elude.errors import UserError
@@ -160,8 +161,8 @@ def build(
         if not place.exists():
             write_bytes(place, document.raw)
     sources = [document.source for document in documents]
-    folder.write_lines(work / "sources.jsonl", sources)
-    folder.write_lines(work / "paragraphs.jsonl", (asdict(part) for part in material.parts))
+    jsonio.write_lines(work / "sources.jsonl", sources)
+    jsonio.write_lines(work / "paragraphs.jsonl", (asdict(part) for part in material.parts))
     journal = Journal(out / folder.JOURNAL)
     try:
         client = Client(
@@ -184,8 +185,8 @@ def build(
     rejections = [*maker.rejections, *dropped]
     rows = folder.rows_of(sets, plan, {document.name: document.address for document in documents}, world_rows)
     report = Report({name: len(table) for name, table in rows.items()}, _reasons(rejections), client.usage)
-    folder.write_lines(work / "rejected.jsonl", (rejection._asdict() for rejection in rejections))
-    folder.write_lines(work / "pairs.jsonl", (
+    jsonio.write_lines(work / "rejected.jsonl", (rejection._asdict() for rejection in rejections))
+    jsonio.write_lines(work / "pairs.jsonl", (
         {"set": name} | asdict(pair) | {"paragraph": pair.paragraph.key} for name in sets for pair in sets[name]
     ))  # fmt: skip
     manifest_columns: dict[str, Any] = {

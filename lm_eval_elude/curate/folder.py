@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import random
 import re
 import reprlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -226,10 +225,6 @@ def write(out: Path, rows: Mapping[str, list[dict[str, Any]]], card: str, manife
         write_bytes(out / name, content)
     files = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
     jsonio.write(out / MANIFEST, manifest | {"files": files})
-
-
-def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
 def purge(out: Path) -> list[str]:

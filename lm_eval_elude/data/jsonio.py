@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -81,6 +81,11 @@ def finite(value: Any) -> Any:
 def write(path: Path, value: Any, indent: int = 1) -> None:
     """Write a value as a JSON file, whole or not at all."""
     write_text(path, json.dumps(value, indent=indent, ensure_ascii=False) + "\n")
+
+
+def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write rows as a JSONL file, whole or not at all."""
+    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
 def load(path: Path, *, nan: bool = False, max_bytes: int = MAX_BYTES) -> Any:

@@ -8,7 +8,6 @@ the mean of the two metrics'. A point at which that is no number (a model diverg
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lm_eval_elude.data import jsonio
-from lm_eval_elude.data.files import write_text
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.scoring.benchmark import as_row
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS, task_report
@@ -158,8 +156,7 @@ def _write_run(
         }
         for doc in numbered
     ]  # fmt: skip
-    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-    write_text(out / f"samples_{TASK}_{name}-{role}.jsonl", text)
+    jsonio.write_lines(out / f"samples_{TASK}_{name}-{role}.jsonl", lines)
     jsonio.write(out / f"results_{name}-{role}.json", jsonio.finite(results))
 
 
