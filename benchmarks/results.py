@@ -32,7 +32,7 @@ from tables import DOCS, markdown, put
 from lm_eval_elude import task_folder
 from lm_eval_elude.attacks.builders import ATTACKS
 from lm_eval_elude.cli.tables import tables
-from lm_eval_elude.data import jsonio
+from lm_eval_elude.data import bundled, jsonio
 from lm_eval_elude.data.dataset import resolve_targets
 from lm_eval_elude.data.files import file_hashes
 from lm_eval_elude.data.manifest import FILE_NAME, read_manifest
@@ -41,7 +41,7 @@ from lm_eval_elude.report.rows import COST, FQ, RQ, Key
 from lm_eval_elude.scoring.likelihood import harmonic_mean
 from lm_eval_elude.scoring.metrics import METRICS
 from lm_eval_elude.scoring.units import number, scale, unit
-from optout_train.config import BUNDLED_MODEL, BUNDLED_REFERENCE
+from optout_train.config import BUNDLED_MODEL
 
 PAGE, DATA, NORMS = DOCS / "results.md", DOCS / "results.json", DOCS / "gradients.json"
 GRADIENTS = ("forget term", "retain terms", "λ term", "distance")
@@ -122,7 +122,7 @@ def score(folder: Path, task: str, metadata: dict[str, Any], answers: Path) -> d
 def reference(target: str, work: Path) -> Path:
     """The model that never knew a target; it is trained where it is not there yet."""
     if target == RONALDO:
-        return BUNDLED_REFERENCE
+        return bundled.REFERENCE
     folder = work / "references" / base() / target
     if not (folder / FILE_NAME).is_file():  # written last
         (named,) = resolve_targets("mini", [target])

@@ -22,7 +22,7 @@ from lm_eval_elude.scoring.conventions import CONVENTIONS
 from optout_train.losses import FORGET, WITHOUT_ETA, ForgetLoss
 
 DISTANCES = ("wasserstein", "manhattan", "euclidean", "chebyshev", "cosine")
-BUNDLED, BUNDLED_MODEL, BUNDLED_REFERENCE = bundled.MODEL_NAME, bundled.MODEL, bundled.REFERENCE
+BUNDLED, BUNDLED_MODEL = bundled.MODEL_NAME, bundled.MODEL
 # What differs from the paper in the released code, beside how it averages and steps (see TrainConfig.released).
 RECIPES: dict[str, dict[str, Any]] = {"paper": {}, "released": {"eta": 0.1, "batch_size": 8}}
 AUTO = "auto"
@@ -175,7 +175,6 @@ class TrainConfig:
 
     @property
     def loss(self) -> ForgetLoss:
-        """The row of the forget loss."""
         return FORGET[self.forget_loss]
 
     @property
@@ -185,7 +184,6 @@ class TrainConfig:
 
     @property
     def set_weights(self) -> dict[str, float]:
-        """The weight of each set's loss."""
         return {"forget": self.forget_weight, "retain": self.retain_weight, "world": self.world_weight}
 
     @property
