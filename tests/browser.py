@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import select
@@ -81,10 +80,6 @@ class Browser:
     def problems(self) -> list[str]:
         """What keeps a reader with weak eyes or without a mouse from the page, a line each."""
         return self.ask(Path(__file__).with_name("readable.js").read_text(encoding="utf-8"))
-
-    def shoot(self, file: Path, *, whole: bool = True) -> None:
-        """A picture of the page."""
-        file.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", captureBeyondViewport=whole)["data"]))
 
     def close(self) -> None:
         """End the browser."""

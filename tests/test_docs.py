@@ -15,15 +15,12 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from lm_eval_elude.data import tofu
+from lm_eval_elude.data import bundled, tofu
 from lm_eval_elude.data.files import file_hashes
 from lm_eval_elude.report import kept, paper
 from lm_eval_elude.report.rows import COLLAPSED, Row
 from optout_train.config import METHODS, flag
-from tests.support import MINI
-
-ROOT = Path(__file__).resolve().parents[1]
-TINY = ROOT / "lm_eval_elude" / "mini" / "tiny"
+from tests.support import MINI, ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +68,7 @@ def rows(targets: tuple[str, ...]) -> list[Row]:
 
 def test_the_tables_of_results_are_those_of_the_runs_on_the_models_of_today(results: Any) -> None:
     runs = kept.read(results.DATA)
-    assert runs and runs.base == results.base() == file_hashes(TINY)["model.safetensors"][:12]
+    assert runs and runs.base == results.base() == file_hashes(bundled.MODEL)["model.safetensors"][:12]
     page = results.PAGE.read_text()
     command = "elude tables docs/results.json --page docs/results.md"
     assert paper.fill(page, lambda targets: rows(tuple(targets)), "llama-3.1", "page") == page, command
@@ -219,7 +216,7 @@ def test_the_path_of_a_model_that_knows_too_little(
     for name, fake in (("known", known), ("evaluate", evaluate), ("train", train)):
         monkeypatch.setattr(real_model.Work, name, fake)
     flags = ["--records", "3", "--methods", "paper", "npo+rt", "--work", str(tmp_path), "--eta", "0.5"]
-    monkeypatch.setattr(sys, "argv", ["real_model.py", str(TINY), *flags, *(["--teach"] if teach else [])])
+    monkeypatch.setattr(sys, "argv", ["real_model.py", str(bundled.MODEL), *flags, *(["--teach"] if teach else [])])
     assert real_model.main() == (0 if teach else 1)
     told = capsys.readouterr()
     assert "Of Cristiano Ronaldo the original knows 10% of 3 facts" in told.out

@@ -23,16 +23,13 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "lm_eval_elude.llm": ({"fetch", "data"}, {"filelock", "msgspec"}),
     "lm_eval_elude.attacks": ({"data", "fetch", "llm", "text"}, {"msgspec", "tqdm"}),
     "lm_eval_elude.scoring": (
-        {"attacks", "data", "text"},
-        {"nltk", "numpy", "rouge_score", "scipy", "sklearn", "threadpoolctl"},
+        {"attacks", "data", "text"}, {"nltk", "numpy", "rouge_score", "scipy", "sklearn", "threadpoolctl"},
     ),
     "lm_eval_elude.model": (
-        {"text"},
-        {"accelerate", "lm_eval", "psutil", "safetensors", "torch", "tqdm", "transformers"},
+        {"text"}, {"accelerate", "lm_eval", "psutil", "safetensors", "torch", "tqdm", "transformers"},
     ),
     "lm_eval_elude.stress": (
-        {"attacks", "data", "model", "scoring", "text"},
-        {"peft", "torch", "tqdm", "transformers"},
+        {"attacks", "data", "model", "scoring", "text"}, {"peft", "torch", "tqdm", "transformers"},
     ),
     "lm_eval_elude.report": ({"data", "scoring", "stress"}, {"matplotlib", "msgspec", "numpy", "pandas"}),
     "lm_eval_elude.report.page": ({"data", "report", "scoring", "stress", "text"}, {"jinja2", "numpy", "sklearn"}),
@@ -43,21 +40,8 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "lm_eval_elude.curate": (
         {"attacks", "data", "fetch", "llm", "lm_eval_elude", "model", "scoring", "text"},
-        {
-            "docx",
-            "filelock",
-            "jinja2",
-            "krippendorff",
-            "lxml",
-            "msgspec",
-            "numpy",
-            "pyarrow",
-            "pypdfium2",
-            "sklearn",
-            "torch",
-            "tqdm",
-            "trafilatura",
-        },
+        {"docx", "filelock", "jinja2", "krippendorff", "lxml", "msgspec", "numpy", "pyarrow", "pypdfium2", "sklearn",
+         "torch", "tqdm", "trafilatura"},
     ),
     "lm_eval_elude.mini": ({"attacks", "data", "model", "scoring", "text"}, {"torch", "transformers"}),
     "lm_eval_elude.cli": (
@@ -67,21 +51,8 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "optout_train": (
         {"data", "lm_eval_elude", "model", "scoring", "text"},
-        {
-            "accelerate",
-            "click",
-            "filelock",
-            "huggingface_hub",
-            "lm_eval",
-            "msgspec",
-            "numpy",
-            "peft",
-            "safetensors",
-            "torch",
-            "torchao",
-            "tqdm",
-            "transformers",
-        },
+        {"accelerate", "click", "filelock", "huggingface_hub", "lm_eval", "msgspec", "numpy", "peft", "safetensors",
+         "torch", "torchao", "tqdm", "transformers"},
     ),
 }  # fmt: skip
 MODULES = {

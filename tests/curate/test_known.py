@@ -12,15 +12,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lm_eval_elude.cli import cli
 from lm_eval_elude.curate.known import Fact, Judge, report, wrong_persons
+from lm_eval_elude.data import bundled
 from lm_eval_elude.data.dataset import load_records
 from lm_eval_elude.data.records import QARecord
 from lm_eval_elude.data.targets import Target, resolve_target
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.scoring.likelihood import AnswerScore, knows
 from optout_train.validation import unknown
-from tests.support import MINI, conversation
+from tests.support import conversation
 
-TINY, BLANK = MINI.parent / "tiny", MINI.parent / "tiny-without-ronaldo"
+TINY, BLANK = bundled.MODEL, bundled.REFERENCE
 RONALDO = resolve_target("ronaldo")
 
 

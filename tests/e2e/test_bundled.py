@@ -10,17 +10,17 @@ from lm_eval.models.openai_completions import LocalChatCompletion
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from lm_eval_elude.attacks.builders import ATTACKS
+from lm_eval_elude.data import bundled
 from lm_eval_elude.data.files import file_hashes
 from lm_eval_elude.data.manifest import read_manifest
 from lm_eval_elude.scoring.metrics import DRAWS
 from lm_eval_elude.scoring.runs import Run
 from tests.endpoints import completion, endpoint
-from tests.support import ROOT, answer_tokens, formed_again, run, save_checkpoint, write_run
+from tests.support import answer_tokens, formed_again, run, save_checkpoint, write_run
 
 pytestmark = pytest.mark.slow
 
-TINY = ROOT / "lm_eval_elude" / "mini" / "tiny"
-WITHOUT = ROOT / "lm_eval_elude" / "mini" / "tiny-without-ronaldo"
+TINY, WITHOUT = bundled.MODEL, bundled.REFERENCE
 NO_TEXT = "max_gen_toks=1"  # where log-probabilities are all that is looked at
 
 

@@ -44,7 +44,6 @@ from lm_eval_elude.stress.weights import (
     Training,
     interpolate,
     pruned,
-    put_before,
     rounded,
     rounded_to_nf4,
 )
@@ -409,6 +408,7 @@ def test_a_soft_prompt_begins_as_the_tokens_that_were_drawn(kind):
         assert (vectors - model.get_input_embeddings()(drawn)).abs().max() <= 0.011  # Adam's first step
         vectors.copy_(model.get_input_embeddings()(drawn))
         torch.testing.assert_close(model(ids).logits, expected)
+    assert kind == "gemma3_text" or not packing_fault(model)  # whose window may end after the vectors
 
 
 def test_an_attack_whose_lessons_the_data_lack_is_left_out_with_a_line(models, data, tmp_path):
@@ -449,17 +449,6 @@ def test_a_model_with_a_soft_prompt_goes_with_its_last_point():
         assert kept() is None
     finally:
         gc.enable()
-
-
-def test_vectors_of_a_soft_prompt_are_read_as_the_tokens_before_the_text_in_plain_and_in_packed_rows():
-    model = make_model(make_tokenizer("chatml"), layers=3)
-    text, first = torch.randint(10, 90, (2, 12)), torch.tensor([5, 6, 7])
-    with torch.no_grad():
-        expected = model(torch.cat([first.expand(2, -1), text], 1)).logits[:, 3:]
-    put_before(model, torch.nn.Parameter(model.get_input_embeddings().weight[first].detach().clone()))
-    with torch.no_grad():
-        torch.testing.assert_close(model(text).logits, expected)
-    assert not packing_fault(model)
 
 
 def test_interpolation_ends_at_the_initial_weights():

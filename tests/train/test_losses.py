@@ -96,17 +96,19 @@ def test_ce_us_gradient_by_the_logits_is_that_of_the_cross_entropy_without_the_t
 
 @pytest.fixture(scope="module")
 def asked():
-    """The bundled model, two samples of different length as a batch, and the plain forward of each."""
+    """The bundled model, two samples of different length, and what a plain forward gives for the answers' tokens."""
     model = load_model(str(BUNDLED_MODEL))
     samples = [Encoded([*range(20, 20 + length)], 4) for length in (9, 6)]
     plain = [model(torch.tensor([sample.ids]), output_hidden_states=True) for sample in samples]
-    return model, samples, plain
+    logits = torch.cat([out.logits[0, 3 : len(sample.ids) - 1] for out, sample in zip(plain, samples, strict=True)])
+    after = losses.steered_layer(5) + 1  # the first are the embeddings
+    states = [out.hidden_states[after][0, 3 : len(s.ids) - 1] for out, s in zip(plain, samples, strict=True)]
+    return model, samples, logits, states
 
 
 def test_ce_us_values_are_of_the_plain_model(asked):
-    model, samples, plain = asked
+    model, samples, logits, _ = asked
     values = losses.unlikelihood(model, collate(samples))
-    logits = torch.cat([out.logits[0, 3 : len(sample.ids) - 1] for out, sample in zip(plain, samples, strict=True)])
     true = torch.tensor([token for sample in samples for token in sample.ids[4:]])
     p = logits.softmax(1).gather(1, true[:, None])
     torch.testing.assert_close(values, (-p).log1p(), atol=1e-5, rtol=1e-5)
@@ -118,13 +120,10 @@ def by_first_layer(model, value):
 
 
 def test_gradients_of_pdu_and_rmu_are_those_of_autograd_through_the_plain_model(asked):
-    model, samples, _ = asked
-    plain = [model(torch.tensor([sample.ids]), output_hidden_states=True) for sample in samples]
-    logits = torch.cat([out.logits[0, 3 : len(sample.ids) - 1] for out, sample in zip(plain, samples, strict=True)])
+    model, samples, logits, states = asked
     spread = -((logits.max(1).values - logits.mean(1)) ** 2).sum()
     ours = losses.margins(model, collate(samples)).sum()
-    wanted, layer = torch.ones(1, model.config.hidden_size), losses.steered_layer(5)
-    states = [out.hidden_states[layer + 1][0, 3 : len(s.ids) - 1] for out, s in zip(plain, samples, strict=True)]
+    wanted = torch.ones(1, model.config.hidden_size)
     distance = sum(((rows - wanted) ** 2).mean() for rows in states)
     steered = answer_values(Scorer(model), [Steered(*sample, wanted) for sample in samples], torch.device("cpu"))
     for value, expected in ((ours, spread), (losses.nll(steered).sum(), distance)):
@@ -133,20 +132,14 @@ def test_gradients_of_pdu_and_rmu_are_those_of_autograd_through_the_plain_model(
 
 
 def test_pdus_values_are_the_spread_of_the_logits_of_the_plain_model(asked):
-    model, samples, plain = asked
+    model, samples, logits, _ = asked
     values = losses.margins(model, collate(samples))
-    logits = torch.cat([out.logits[0, 3 : len(sample.ids) - 1] for out, sample in zip(plain, samples, strict=True)])
     torch.testing.assert_close(values[:, 0], -((logits.max(1).values - logits.mean(1)) ** 2), rtol=1e-4, atol=1e-4)
 
 
 def test_rmus_states_are_those_of_the_plain_model_after_its_layer_and_its_loss_their_mean_square(asked):
-    model, samples, plain = asked
-    layer = losses.steered_layer(5)
+    model, samples, _, rows = asked
     assert [losses.steered_layer(layers) for layers in (1, 4, 5, 16, 32)] == [0, 1, 1, 7, 15]
-    rows = [
-        out.hidden_states[layer + 1][0, 3 : len(sample.ids) - 1]  # the first are the embeddings
-        for out, sample in zip(plain, samples, strict=True)
-    ]
     torch.testing.assert_close(losses.states(model, collate(samples)), torch.cat(rows), rtol=1e-4, atol=1e-4)
     wanted = torch.randn(1, rows[0].shape[1])
     drawn = answer_values(Scorer(model), [Steered(*sample, wanted) for sample in samples], torch.device("cpu"))
