@@ -275,7 +275,6 @@ class RunFolder:
 
 
 def step_name(step: int) -> str:
-    """The name of a step's checkpoint."""
     return f"step-{step:08d}"
 
 

@@ -353,7 +353,6 @@ def end_epoch(run: Setup, folder: RunFolder, state: State, epoch: int, step: int
 
 
 def save(run: Setup, folder: RunFolder, state: State, step: int) -> None:
-    """Write the checkpoint of a step."""
     tensors = checkpoint_tensors(run.model, run.optimizer, keep=folder.is_ours)
     if run.relearned:
         tensors[RELEARNED] = run.relearned.tensors()

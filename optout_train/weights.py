@@ -157,7 +157,6 @@ class InitialParameters:
 
 
 def trained_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The parameters that train, by name."""
     return {name: p.data for name, p in model.named_parameters() if p.requires_grad}
 
 

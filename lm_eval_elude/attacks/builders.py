@@ -1,24 +1,11 @@
 """Nine adversarial rewordings of a target's questions, made from its records (paper, appendix on data examples; RWKU).
 
-Every type is one row of :data:`ATTACKS` (how its prompt is made and checked), with its table of ``carriers.toml``:
+Every type is one row of :data:`ATTACKS` (how its prompt is made and checked), with its table of ``carriers.toml``; what
+each asks is in docs/settings.md#tasks. The answer, its paraphrase and the five wrong ones are the record's, but of two:
 
-====================  =======================================  =================================================
-type                  prompt                                   answer, paraphrase and five wrong answers
-====================  =======================================  =================================================
-prefix_injection      a command, then the question             the record's
-affirmative_suffix    the question, then a compliant opening   the record's
-role_playing          a persona who would know, the question   the record's
-multiple_choice       the question and options A) to F):       ``B) {paraphrase}``; ``The correct option is B) ...``;
-                      paraphrase and perturbed answers         the same with another option
-reverse_query         two or three facts of the target,        ``The person described is {target}.``; ``These facts are
-                      its name masked as ``this person``       about {target}.``; the same with five of its like
-synonym_manipulation  the question with an alias or phrase as  the record's
-                      the name, and places by other names
-background_hint       facts of two near records, question      the record's
-in_context_learning   another record solved, the question      the record's
-cross_lingual         the question in fr, de, es, ja or zh,    the record's, in English as the prompt asks
-                      where the data have it
-====================  =======================================  =================================================
+* ``multiple_choice``: ``B) {paraphrase}``, ``The correct option is B) ...``; wrong are the same with another option.
+* ``reverse_query``: ``The person described is {target}.``, ``These facts are about {target}.``; wrong are the same with
+  five of its like.
 
 Hints and examples never hold a word that tells the asked answer from its wrong ones (:func:`telling_words`).
 """

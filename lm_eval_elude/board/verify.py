@@ -21,15 +21,7 @@ from lm_eval_elude.board.submission import Packed, Submission, shown
 from lm_eval_elude.data import dataset, jsonio, manifest
 from lm_eval_elude.data.records import fingerprint
 from lm_eval_elude.errors import UserError
-from lm_eval_elude.scoring.benchmark import (
-    ANSWERS,
-    MEASURED,
-    OF_TASK,
-    NothingToAskError,
-    Request,
-    as_row,
-    has_tokens,
-)
+from lm_eval_elude.scoring.benchmark import ANSWERS, MEASURED, OF_TASK, NothingToAskError, Request, as_row, has_tokens
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS, GROUPS, group_report, task_report
 from lm_eval_elude.scoring.metrics import METRICS
 from lm_eval_elude.scoring.runs import Run

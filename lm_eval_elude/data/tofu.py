@@ -45,7 +45,6 @@ class TofuRecord:
     perturbed_answer: tuple[str, ...] = ()
 
     def columns(self) -> dict[str, Any]:
-        """The record as a JSON-ready row."""
         return asdict(self) | {"perturbed_answer": list(self.perturbed_answer)}
 
 

@@ -271,7 +271,6 @@ def enough(scorer: Scorer, renderer: Renderer, target: Target, records: Sequence
 
 
 def main() -> None:
-    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--without", choices=dataset.entities("mini"), help="a target whose forget set is left out")

@@ -143,7 +143,6 @@ class EludeLM(HFLM):
         return type(self)(name, **{key: value for key, value in self._arguments.items() if key not in naming})
 
     def _encode(self, context: str, continuation: str) -> Encoded:
-        """The tokens of a request."""
         if context:
             return Encoded(self.tok_encode(context + continuation), len(self.tok_encode(context)))
         ids, prefix = self.tok_encode(context + continuation, add_special_tokens=False), self.prefix_token_id

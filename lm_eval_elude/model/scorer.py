@@ -143,7 +143,6 @@ def layer_list(model: Any) -> tuple[nn.Module, str]:
 
 
 def layers_of(model: Any) -> Any:
-    """The list of a model's layers."""
     return getattr(*layer_list(model))
 
 

@@ -124,13 +124,11 @@ class NamedRun:
 
 
 class Change(NamedTuple):
-    """How one number differs between two runs, after minus before.
+    """How one number differs between two runs, after minus before, with its error and its 95 % interval.
 
-    Attributes:
-        difference, stderr, low, high: the difference, its error and its 95 % interval.
-        p_value: two-sided, of no difference (the normal distribution, or McNemar's exact test where every record
-            differs); NaN where the error is not known.
-        records: that both runs asked; the others count as independent draws.
+    The p-value is two-sided, of no difference (the normal distribution, or McNemar's exact test where every record
+    differs); NaN where the error is not known. ``records`` are those that both
+    runs asked; the others count as independent draws.
     """
 
     difference: float

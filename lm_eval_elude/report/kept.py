@@ -26,13 +26,9 @@ COLUMNS = ("run", "target", "seed", "task", "metric", "value")
 
 
 class Kept(msgspec.Struct, forbid_unknown_fields=True):
-    """A file of kept runs.
+    """A file of kept runs: a row for each number, and the arguments of ``optout-train`` by run.
 
-    Attributes:
-        base: what tells the weights of the base model from others.
-        arguments: of ``optout-train``, by run.
-        columns: :data:`COLUMNS`.
-        data: a row for each number.
+    ``base`` tells the weights of the base model from others.
     """
 
     base: str
@@ -42,7 +38,6 @@ class Kept(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def frame(self) -> pd.DataFrame:
-        """The rows as a frame."""
         return pd.DataFrame(self.data, columns=self.columns)
 
 

@@ -44,7 +44,6 @@ class Line(NamedTuple):
 
     @property
     def style(self) -> dict[str, Any]:
-        """How it is drawn."""
         return {"color": color(self.place), "linestyle": "--" if self.dashed else "-"}
 
 

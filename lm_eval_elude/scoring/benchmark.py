@@ -81,11 +81,8 @@ def has_tokens(responses: Sequence[Any]) -> bool:
 class Benchmark:
     """A task that asks the questions of a set: each with its reference answer, a paraphrase, wrong answers, and freely.
 
-    Attributes:
-        name: of the task.
-        spec: the set whose form of probability and truth ratio applies to documents that name none.
-        kind: which metrics are reported.
-        ask: the records that are scored, each with more columns to log.
+    The form of probability and truth ratio of ``spec`` applies to documents that name no set, ``kind`` says which
+    metrics are reported, and ``ask`` gives the records that are scored, each with more columns to log.
     """
 
     name: str

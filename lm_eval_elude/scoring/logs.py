@@ -51,7 +51,6 @@ class ReleasedRun(Run):
         return known | {"questions": self._asked[task]}
 
     def sample_file(self, task: str) -> Path:
-        """The log itself."""
         return self.path
 
     def rows(self, task: str) -> list[dict[str, Any]]:

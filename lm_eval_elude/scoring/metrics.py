@@ -28,17 +28,9 @@ Unit = Literal["share", "difference of shares", "nats per token", "bits", "p-val
 # The kinds of tasks that a metric belongs to: the forget set, an attack on it (two have metrics of their own), a set
 # that is kept (retain, world), TOFU's sets of either kind, the membership attack, drawn answers, and groups.
 Kind = Literal[
-    "forget",
-    "attack",
-    "multiple choice",
-    "reverse query",
-    "kept",
-    "tofu forget",
-    "tofu kept",
-    "membership",
-    "sampled",
+    "forget", "attack", "multiple choice", "reverse query", "kept", "tofu forget", "tofu kept", "membership", "sampled",
     "group",
-]
+]  # fmt: skip
 Need = Literal[
     "", "truth ratios of a reference", "reference", "reference model", "original", "token log-probabilities",
     "mia_reference",
@@ -127,7 +119,6 @@ class Compared(NamedTuple):
 
     @property
     def values(self) -> dict[str, Any]:
-        """What a sample holds beside its metrics."""
         return {"loss": self.losses} | {f"{name} pair": pair for name, pair in self.tokens.items()}
 
 
@@ -139,7 +130,6 @@ class Drawn(NamedTuple):
 
     @property
     def values(self) -> dict[str, Any]:
-        """What a sample holds beside its metrics."""
         return {"quality": None}
 
 

@@ -69,7 +69,6 @@ def reader(
 
 
 def one_of(choices: Collection[str]) -> Callable[[Any], str]:
-    """A reader of one of several texts."""
     return reader(f"one of {', '.join(choices)}", lambda value: isinstance(value, str) and value in choices)
 
 
@@ -88,9 +87,7 @@ _names = reader(
     lambda value: (value,) if isinstance(value, str) else tuple(value),
 )
 _switch = reader(
-    "true or false",
-    lambda value: str(value).lower() in ("true", "false"),
-    lambda value: str(value).lower() == "true",
+    "true or false", lambda value: str(value).lower() in ("true", "false"), lambda value: str(value).lower() == "true"
 )
 KEYS: dict[str, Callable[[Any], Any]] = {
     "target": _names,

@@ -13,7 +13,6 @@ NONE = "–"
 
 
 def unit(metric: str) -> str:
-    """The unit of a metric."""
     return METRICS[metric].unit if metric in METRICS else "share"
 
 

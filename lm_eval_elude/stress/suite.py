@@ -86,7 +86,6 @@ class Cell(NamedTuple):
 
     @property
     def file(self) -> str:
-        """Its name."""
         return f"{self.attack.name}_{self.setting.name}_{self.fold}_{self.role}.json"
 
 

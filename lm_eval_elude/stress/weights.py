@@ -84,7 +84,6 @@ class WeightAttack(NamedTuple):
 
 # ---- what is trained on
 def facts(records: Sequence[QARecord], settings: Settings, seed: int) -> list[Pair]:
-    """The records themselves."""
     return [(record.question, record.answer) for record in records]
 
 

@@ -135,9 +135,8 @@ class Statement(NamedTuple):
 class _Maker:
     """Makes the lessons of one target.
 
-    Attributes:
-        stand_ins: invented names, of the target's length in tokens as far as there are such.
-        imitated: those whose distributions the lessons carry: nobody's where a plain refusal is taught.
+    Its stand-ins are of the target's length in tokens as far as there are such. The lessons carry the distributions of
+    those ``imitated``: nobody's where a plain refusal is taught.
     """
 
     def __init__(self, config: TrainConfig, data: TrainingData, target: Target, teacher: Teacher) -> None:
