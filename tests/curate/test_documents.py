@@ -160,12 +160,12 @@ def test_what_a_build_keeps_is_no_source(tmp_path):
     assert read_folder(folder, "") == before
 
 
-def test_sixty_malformed_documents_are_each_read_or_named(tmp_path):
+def test_thirty_malformed_documents_are_each_read_or_named(tmp_path):
     rng = random.Random(5)
     good = {path.suffix: path.read_bytes() for path in documents(tmp_path / "good").iterdir()}
     folder = tmp_path / "bad"
     (folder / "deep").mkdir(parents=True)
-    for number in range(60):
+    for number in range(30):
         ending = rng.choice([*READERS, ".PDF", ".xyz"])
         content = bytearray(good.get(ending, rng.choice([*good.values()])))
         for _ in range(rng.choice([1, 5, 50])):
@@ -180,11 +180,11 @@ def test_sixty_malformed_documents_are_each_read_or_named(tmp_path):
         (folder / rng.choice(["deep", "."]) / f"{number}{ending}").write_bytes(content)
     (folder / "link.txt").symlink_to("/etc/hostname")
     read, problems = read_folder(folder, "")
-    assert len(read) + len(problems) == 61
+    assert len(read) + len(problems) == 31
     assert {doc.name for doc in read} | {problem.name for problem in problems} == {
         path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.name != "deep"
     }
-    assert len(problems) > 30 and all(problem.reason and "\n" not in problem.reason for problem in problems)
+    assert len(problems) > 15 and all(problem.reason and "\n" not in problem.reason for problem in problems)
     for doc in read:
         doc.text.encode()
         paragraphs(doc)
