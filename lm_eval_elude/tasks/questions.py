@@ -121,6 +121,12 @@ class QuestionTask(HarnessTask):
                     f"{self.config.task}: an answer to {request.doc['question'][:80]!r} has {count} tokens, and the "
                     f"model takes {most:.0f}"
                 )
+        written = [int(r.args[1].get("max_gen_toks", 0)) for r in self.instances if r.request_type == "generate_until"]
+        if (longest := max(written, default=0)) >= most:
+            raise UserError(
+                f"{self.config.task}: an answer may have {longest} tokens, and the model takes {most:.0f}, prompt "
+                "included: give --gen_kwargs max_gen_toks=N"
+            )
         for other in self.other_models:
             other.check(self)
         if self.token_log_probs and self.mia_reference:

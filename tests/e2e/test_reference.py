@@ -223,6 +223,8 @@ def test_an_answer_that_no_context_holds_is_a_line_and_a_long_one_is_said(tmp_pa
             run(["elude_forget"], "elude", metadata=metadata, gen_kwargs="max_gen_toks=4")
         assert "1 of elude_forget's 2 answers have more than 128 tokens" in caplog.text
         caplog.clear()
+    with pytest.raises(ValueError, match=r"elude_retain: an answer may have 99999 tokens, .* give --gen_kwargs"):
+        run(["elude_retain"], "elude", metadata=metadata, gen_kwargs="max_gen_toks=99999")
 
 
 def test_what_is_asked_beside_a_model_on_several_devices_lies_on_several_too(monkeypatch):
