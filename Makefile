@@ -1,6 +1,6 @@
 # make demo: unlearn Cristiano Ronaldo from the bundled model by two methods, score them beside the original, relearn
-# make test: lint, type-check and run the tests; make slow: those that train for minutes, run in several
-# processes or judge the bundled models (CI runs both)
+# make test: lint, type-check and run the tests; make slow: the slowest, which train for
+# minutes, run in several processes, judge the bundled models or repeat a whole (CI runs both)
 # Both create .venv on the first run. Off-line after that.
 PYTHON ?= python3
 VENV ?= .venv

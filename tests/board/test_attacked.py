@@ -145,6 +145,7 @@ def test_a_point_that_was_passed_over_is_found_by_attacking_again(brought, data,
         attacked.run_again(Outcome(brought / PLACE), stressed, file_hashes(runs.TINY))
 
 
+@pytest.mark.slow
 def test_where_most_rows_bring_attacks_they_count_and_must_be_run_again(brought, candidate, retrained, data, tmp_path):
     """The one that lacks them has no score, and the reference has all of it."""
     folder = runs.board(tmp_path / "board", data, retrained, brought)

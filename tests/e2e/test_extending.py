@@ -60,6 +60,7 @@ def test_a_new_loss_is_offered_with_its_variants(extended):
     assert " ipo," in shown and "ipo+rt" in shown
 
 
+@pytest.mark.slow
 def test_a_new_attack_benchmark_and_metric_run_in_the_harness(extended):
     folder, command = extended
     command("-c", RUN, str(folder))
