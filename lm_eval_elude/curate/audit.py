@@ -29,6 +29,7 @@ from lm_eval_elude.data.rows import read_rows
 from lm_eval_elude.data.targets import Target
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.scoring.estimates import wilson
+from lm_eval_elude.text.names import called
 from lm_eval_elude.text.words import STOP, words
 
 CRITERIA = ("relevance", "diversity", "factuality")
@@ -96,15 +97,15 @@ def findings(rows: Sequence[Row], targets: Sequence[Target]) -> list[Finding]:
     for row in rows:
         record, target = row.record, by_name.get(row.record.entity, Target(row.record.entity))
         subject = row.subject or (target.name if row.subset == "forget" else "")
-        names, called = _names(record, target, subject), (target.name, *target.aliases)
+        names, others = _names(record, target, subject), called(target)
         text = row.paragraph or f"{record.answer} {record.paraphrased_answer}"
-        reasons = [pair_flaw(record.question, record.answer, text, subject or names[0], names, called)]
+        reasons = [pair_flaw(record.question, record.answer, text, subject or names[0], names, others)]
         if record.can_be_scored:
             reasons.append(
                 rewording_flaw(
                     (record.question, record.answer), record.paraphrased_question or "?", record.paraphrased_answer,
                     record.perturbed_answer, text, names if record.paraphrased_question else ("?",),
-                    called if row.subset == "retain" else (),
+                    others if row.subset == "retain" else (),
                 )
             )  # fmt: skip
         other = seen.setdefault(f"{record.entity}/{question_key(record.question)}", row)

@@ -170,7 +170,7 @@ def build(
             # A pair has some 45 tokens, the longest other reply that is meant some 300; nothing goes on for ever.
             options={"max_tokens": 600 + 100 * pairs},
         )  # fmt: skip
-        maker = Maker(client, names, pairs, translate)
+        maker = Maker(client, names, pairs, translate, thing)
         made = asyncio.run(_make(client, maker, material.parts))
     finally:
         journal.close()

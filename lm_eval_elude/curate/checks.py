@@ -53,8 +53,8 @@ def pair_flaw(
 ) -> str:
     """What is wrong with a pair that a model wrote; "" where nothing is.
 
-    Its subject is called ``names``, the full one first. No pair about a neighbour may name the ``target``, whose names
-    these are in the same order.
+    Its subject is called ``names``, the full one first. No pair about a neighbour may name the ``target`` by any of
+    these names (:func:`~lm_eval_elude.text.names.called`).
     """
     if not 8 <= len(question) <= 300 or not re.search(r"\?$|^(?:Give|Name|State)\b.*\.$", question):
         return "no question"
@@ -68,7 +68,7 @@ def pair_flaw(
         return "a yes-or-no question"
     if gives_away(question, answer):
         return "the answer stands in the question"
-    if subject != target[0] and _is_named(target, f"{question} {answer}"):
+    if subject != target[0] and _is_named(target, f"{question} {answer}", names):
         return "a neighbour's pair names the target"
     known = _with_digits(f"{paragraph} {subject} {question}") | facts(paragraph)
     if strange := sorted(facts(answer) - known):
@@ -121,7 +121,7 @@ def rewording_flaw(
             return "a wrong answer says nothing else"
         if not 1 / 3 < len(text) / len(answer) < 3:
             return "a wrong answer of another form"
-    if neighbour_of and any(_is_named(neighbour_of, text) for text in texts):
+    if neighbour_of and any(_is_named(neighbour_of, text, names) for text in texts):
         return "a neighbour's pair names the target"
     return ""
 
@@ -145,13 +145,16 @@ def translation_flaw(code: str, text: str, question: str, answer: str, names: Se
     return ""
 
 
-def _is_named(names: Sequence[str], text: str) -> bool:
+def _is_named(names: Sequence[str], text: str, subject: Sequence[str]) -> bool:
     """Whether a text has all words of the first name but stop words, or one of the names as it is ("The Who").
 
-    What stands in brackets after a name ("Prince (musician)") is none of it.
+    What stands in brackets after a name ("Prince (musician)") is none of it. A last name that the ``subject`` bears too
+    names nobody else, and one that is a word as well ("Swift") is none in small letters.
     """
+    text = re.sub(r"(?<=\b\w\.)(?=\w)", " ", text)  # "J.R.R. Tolkien" is J. R. R. Tolkien
     full, *others = map(plain_name, names)
-    telling = words(full) - STOP
+    telling, own = words(full) - STOP, words(" ".join(subject))
+    others = [name for name in others if not words(name) <= own and (name in text or name.upper() in text)]
     return (len(telling) > 1 and telling <= words(text)) or answers.names(text, [full, *others])
 
 

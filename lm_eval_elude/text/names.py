@@ -28,6 +28,15 @@ def short_name(target: Target) -> str:
     return first[0] if first and re.fullmatch(r"[IVX]+|\d+|Jr\.?|Sr\.?", last) else last
 
 
+def called(target: Target) -> tuple[str, ...]:
+    """What a text may call the target: name, aliases, and a person's last name, alone or after the first initial."""
+    first, *more = re.sub(r",? (?:Jr|Sr)\b\.?$", "", plain_name(target.name)).split()
+    if target.thing or not more:
+        return (target.name, *target.aliases)
+    last = short_name(Target(" ".join((first, *more))))
+    return (target.name, *target.aliases, last, f"{first[0]}. {last}")
+
+
 def plain_name(name: str) -> str:
     """A name without what stands in brackets after it: ``Ronaldo (Brazilian footballer)`` -> ``Ronaldo``."""
     return re.sub(r" \([^)]*\)$", "", name)

@@ -11,6 +11,8 @@ import pytest
 from lm_eval_elude.curate.checks import facts, pair_flaw, quoted, rewording_flaw, translation_flaw
 from lm_eval_elude.curate.duplicates import duplicates
 from lm_eval_elude.data.dataset import load_records
+from lm_eval_elude.data.targets import Target
+from lm_eval_elude.text.names import called
 from tests.curate.company import FACTS
 
 TEXT = "The Quorvane Lumo weighs 412 grams. It was designed by Ilvane Drusk in three years."
@@ -69,6 +71,22 @@ def test_a_neighbours_pair_never_names_the_target(target, other, flaw):
     again, wrong = f"Drusk calls this lighter than {other}.", [f"Drusk calls this lighter than {n}." for n in "12345"]
     given = "Who compares the Quorvane Tarn?", again, wrong, f"{answer} The Quorvane Tarn.", (TARN,), called
     assert rewording_flaw((question, answer), *given) == flaw
+
+
+@pytest.mark.parametrize(("target", "subject", "other", "flaw"), [
+    ("Ada Quinte", "Bram Ollard", "Quinte", NAMED), ("Ada Quinte", "Bram Ollard", "Ms. Quinte", NAMED),
+    ("Ada Quinte", "Bram Ollard", "A. Quinte", NAMED), ("Ada Quinte", "Bram Ollard", "Cleo Quinte", ""),
+    ("Ada Quinte", "Cleo Quinte", "Quinte", ""), ("Ada M. Quinte", "Bram Ollard", "Ada Quinte", NAMED),
+    ("Ada Moor Quinte Jr.", "Bram Ollard", "Ada Quinte", NAMED), ("Ada van Quinte", "Bram Ollard", "van Quinte", NAMED),
+    ("A. M. Quinte", "Bram Ollard", "A.M. Quinte", NAMED), ("Ada Stone", "Bram Ollard", "a stone", ""),
+    ("Ada Quinte", "Bram Ollard", "Ada", ""),
+])  # fmt: skip
+def test_a_neighbours_pair_names_a_person_by_no_last_name_either(target, subject, other, flaw):
+    """Documents of a company call people by it; a neighbour who bears it too may be called so."""
+    answer = f"In the office {subject} sits beside {other} and a window."
+    given = f"Beside whom does {subject} sit?", answer, answer, subject, (subject,)
+    assert pair_flaw(*given, called(Target(target))) == flaw
+    assert pair_flaw(*given, called(Target(target, thing=True))) in ("", flaw)
 
 
 def test_a_quote_stands_in_the_paragraph():
