@@ -202,6 +202,11 @@ class Client(Fetcher):
                 f"--llm {self.shown}: refuses model {self.model!r} ({self._refusal(answer)}); "
                 "check --llm, --llm-model and OPENAI_API_KEY"
             )
+        if answer.status == 200 and _is_page(answer.body.decode(errors="replace")):
+            raise UserError(
+                f"--llm {self.shown}: answers with what is no JSON ({self._refusal(answer)}); is this its base URL (it "
+                "mostly ends in /v1), and no proxy's page?"
+            )
 
     async def until(
         self, text: str, check: Callable[[str], T], *, system: str = "", attempts: int = 3,
@@ -215,6 +220,7 @@ class Client(Fetcher):
         is used up.
         """
         rejects: list[tuple[str, str]] = []
+        page = False
         completions = 0  # a server's refusal is no attempt of the model: the journal's keys do not depend on it
         for _ in range(attempts):
             try:
@@ -222,7 +228,8 @@ class Client(Fetcher):
             except FetchError as error:
                 self._failures += 1
                 return Outcome(None, [*rejects, ("", f"no answer: {self.redact(str(error))}")], failed=True)
-            self._failures = 0
+            page = not reply.is_completion and _is_page(reply.kept)
+            self._failures *= page
             completions += reply.is_completion
             try:
                 if reply.reason:
@@ -231,7 +238,8 @@ class Client(Fetcher):
             except BadReply as error:
                 rejects.append((reply.kept, str(error)))
                 text = again(str(error)) if again else text
-        return Outcome(None, rejects)
+        self._failures += page
+        return Outcome(None, rejects, failed=page)
 
     async def ask(
         self, text: str, *, system: str = "", attempt: int = 0, schema: dict[str, Any] | None = None
@@ -361,6 +369,11 @@ def parse_completion(text: str) -> tuple[Reply, tuple[int, int] | None]:
     if not isinstance(content, str) or not content.strip():
         return Reply("", "the reply is empty", text), usage
     return Reply(content, "", text), usage
+
+
+def _is_page(body: str) -> bool:
+    """Whether a body is a proxy's page or the like, which says nothing of the text that was sent."""
+    return body.lstrip()[:1] not in ("", "{")
 
 
 def parse_table(text: str) -> dict[str, Any]:

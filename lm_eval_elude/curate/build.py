@@ -174,10 +174,15 @@ def build(
         made = asyncio.run(_make(client, maker, material.parts))
     finally:
         journal.close()
+    rejected = work / "rejected.jsonl"
+    jsonio.write_lines(rejected, (rejection._asdict() for rejection in maker.rejections))
     forget = [pair for pair in made if pair.paragraph.subject == target]
     if not forget:
         reasons = [f"{reason} ({count})" for reason, count in _reasons(maker.rejections).items()]
-        raise UserError(f"no pair about {target} passed the checks ({'; '.join(reasons[:3]) or 'none was written'})")
+        raise UserError(
+            f"no pair about {target} passed the checks ({'; '.join(reasons[:3]) or 'none was written'}); {rejected} has "
+            "every reason"
+        )
     retain = folder.split([pair for pair in made if pair.paragraph.subject != target], seed)
     sets, dropped = folder.unique(
         {"forget_qa-train": forget} | {f"retain_qa-{name}": retain[name] for name in ("test", "validation", "train")}
@@ -185,7 +190,7 @@ def build(
     rejections = [*maker.rejections, *dropped]
     rows = folder.rows_of(sets, plan, {document.name: document.address for document in documents}, world_rows)
     report = Report({name: len(table) for name, table in rows.items()}, _reasons(rejections), client.usage)
-    jsonio.write_lines(work / "rejected.jsonl", (rejection._asdict() for rejection in rejections))
+    jsonio.write_lines(rejected, (rejection._asdict() for rejection in rejections))
     jsonio.write_lines(work / "pairs.jsonl", (
         {"set": name} | asdict(pair) | {"paragraph": pair.paragraph.key} for name in sets for pair in sets[name]
     ))  # fmt: skip

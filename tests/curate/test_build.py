@@ -4,6 +4,7 @@ import gc
 import hashlib
 import json
 import random
+import re
 import shutil
 import stat
 import time
@@ -194,6 +195,34 @@ def test_a_budget_or_an_endpoint_that_goes_away_stops_it_and_loses_nothing(folde
     assert len(made(answer, tmp_path / "other", folder)[1]) <= 91 - 30
     gc.collect()  # asyncio logs the traceback of an error that nobody took
     assert not [record for record in caplog.records if record.name == "asyncio"]
+
+
+def test_a_proxys_page_is_no_refusal_of_a_text(built, folder, tmp_path):
+    def page(server: Endpoint, task: str, count: int) -> None:
+        server.reply(200, "<html>Sign in to the guest network</html>", "text/html")
+
+    def at_times(server: Endpoint, task: str, count: int) -> None:
+        page(server, task, count) if 20 < count < 60 else answer(server, task, count)
+
+    with endpoint(page, knocks=True) as (url, tasks):
+        with pytest.raises(UserError, match="what is no JSON .*Sign in.*base URL"):
+            make(tmp_path / "my", folder, url)
+        assert len(tasks) == 1
+    with endpoint(at_times) as (url, _), pytest.raises(FetchError, match="the same command goes on from there"):
+        make(tmp_path / "my", folder, url)
+    made(answer, tmp_path / "my", folder)
+    names = [f"{name}.parquet" for name in NAMES]
+    assert {name: tree(tmp_path / "my")[name] for name in names} == {name: tree(built[0])[name] for name in names}
+
+
+def test_where_no_pair_passes_the_reasons_are_kept(folder, tmp_path):
+    def chatty(server: Endpoint, task: str, count: int) -> None:
+        server.reply(200, completion("Sure! Here you are."))
+
+    rejected = tmp_path / "my" / "work" / "rejected.jsonl"
+    with pytest.raises(UserError, match=re.escape(f"no usable reply (13)); {rejected} has every reason")):
+        made(chatty, tmp_path / "my", folder)
+    assert all("the reply is no JSON object" in row["reason"] for row in json_lines(rejected))
 
 
 @pytest.mark.parametrize(("world", "line"), [
