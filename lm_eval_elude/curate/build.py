@@ -180,8 +180,8 @@ def build(
     if not forget:
         reasons = [f"{reason} ({count})" for reason, count in _reasons(maker.rejections).items()]
         raise UserError(
-            f"no pair about {target} passed the checks ({'; '.join(reasons[:3]) or 'none was written'}); {rejected} has "
-            "every reason"
+            f"no pair about {target} passed the checks ({'; '.join(reasons[:3]) or 'none was written'}); "
+            f"{rejected} has every reason"
         )
     retain = folder.split([pair for pair in made if pair.paragraph.subject != target], seed)
     sets, dropped = folder.unique(

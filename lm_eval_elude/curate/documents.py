@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from lm_eval_elude.curate.readers import read_document
 from lm_eval_elude.errors import UserError
+from lm_eval_elude.text.words import STOP
 
 MARK = "work/made-by-elude-build"  # says that the folder is ours to write into and to purge
 MAX_FILE = 50 << 20  # bytes of a document
@@ -133,19 +134,20 @@ def paragraphs(document: Document) -> list[Paragraph]:
 
 
 def mentions(text: str, names: Iterable[str]) -> int:
-    """How often any of the names stands in a text as whole words."""
+    """How often any of the names stands in a text as whole words, and not within a double name (Ada Quinte-Marl)."""
     pattern = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
-    return len(re.findall(rf"(?<!\w)(?:{pattern})(?!\w)", text)) if pattern else 0
+    return len(re.findall(rf"(?<!\w)(?<!\w-)(?:{pattern})(?!-?[^\W_a-z]|\w)", text)) if pattern else 0
 
 
 def find_neighbours(parts: Sequence[Paragraph], names: Sequence[str], count: int) -> list[str]:
     """Names that stand beside the target's and also have paragraphs of their own, the most frequent first.
 
-    A name is two or more capitalised words in a row; a longer one that holds the target's is none.
+    A name is two or more capitalised words in a row, without a small word that begins a sentence ("The Quorvane Tarn",
+    but "Will Smith"); a longer one that holds the target's is none.
     """
-    name = re.compile(
-        r"(?<![\w.])[^\W\d_a-z][\w'’-]+(?:[ \t](?:(?:de|da|van|von|of|the|der|al) )?[^\W\d_a-z][\w'’-]+)+"
-    )
+    small, word = "|".join(map(str.capitalize, STOP)), r"[^\W\d_a-z][\w'’-]+"
+    more = rf"[ \t](?:(?:de|da|van|von|of|the|der|al) )?{word}"
+    name = re.compile(rf"(?<![\w.])(?!(?:{small}){more}{more}){word}(?:{more})+")
     with_target: Counter[str] = Counter()
     alone: Counter[str] = Counter()
     for part in parts:

@@ -205,7 +205,7 @@ def test_a_proxys_page_is_no_refusal_of_a_text(built, folder, tmp_path):
         page(server, task, count) if 20 < count < 60 else answer(server, task, count)
 
     with endpoint(page, knocks=True) as (url, tasks):
-        with pytest.raises(UserError, match="what is no JSON .*Sign in.*base URL"):
+        with pytest.raises(UserError, match=r"what is no JSON .*Sign in.*base URL"):
             make(tmp_path / "my", folder, url)
         assert len(tasks) == 1
     with endpoint(at_times) as (url, _), pytest.raises(FetchError, match="the same command goes on from there"):

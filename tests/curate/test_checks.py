@@ -48,6 +48,12 @@ PAIRS = [
 ]  # fmt: skip
 
 
+def test_a_name_within_a_word_names_nobody():
+    given = "It was founded in 1999.", "The firm was founded in 1999.", "Edward Holm", ("Edward Holm", "Ed")
+    assert pair_flaw("When was the firm founded?", *given, (LUMO,)) == "the question does not name its subject"
+    assert pair_flaw("When was the firm of ed founded?", *given, (LUMO,)) == ""
+
+
 @pytest.mark.parametrize(("question", "answer", "flaw"), PAIRS)
 def test_a_pair_says_what_its_paragraph_says(question, answer, flaw):
     assert pair_flaw(question, answer, TEXT, LUMO, (LUMO, "Lumo"), (LUMO,)) == flaw

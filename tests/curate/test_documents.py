@@ -201,3 +201,16 @@ def test_paragraphs_go_to_whom_they_name_and_else_to_their_documents_subject():
     assert subjects == ["Ada Brill", "Ada Brill", "Ada Brill", "Cy Dorn", "Cy Dorn", "", ""]
     # Ev Fenn never stands beside the target, and who has no paragraph without it is no neighbour.
     assert find_neighbours(parts, ["Ada Brill"], 10) == ["Cy Dorn"]
+
+
+def test_a_double_name_is_somebody_elses():
+    assert mentions("Ada Brill's, pro-Ada Brill, an Ada Brill-led team", ["Ada Brill"]) == 2
+    for text in ("Ada Brill-Fenn", "Eva-Ada Brill", "Ada Brillo", "Ada Brill-2"):
+        assert mentions(f"It was {text} who came.", ["Ada Brill"]) == 0, text
+
+
+def test_a_small_word_that_begins_a_sentence_is_no_part_of_a_name():
+    texts = ["Ada Brill met Cy Dorn, Will Fenn and Max van Roy.", "When Cy Dorn left he was 40.", "Will Fenn sings.",
+             "The Max van Roy of the play is 12."]  # fmt: skip
+    parts = [Paragraph("d", n, n + 1, text, "") for n, text in enumerate(texts)]
+    assert find_neighbours(parts, ["Ada Brill"], 10) == ["Cy Dorn", "Max van Roy", "Will Fenn"]
