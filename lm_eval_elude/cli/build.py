@@ -73,7 +73,7 @@ def build(
             raise SystemExit(1)
         say(f"{target}: purged, but for hashes and counts in {folder.MANIFEST}")
         return
-    target, aliases = clean(" ".join(target.split())), tuple(map(clean, aliases))
+    target, aliases = clean(" ".join(target.split())), tuple(clean(" ".join(alias.split())) for alias in aliases)
     needed = {"--from": source, "--llm": url or dry_run, "--llm-model": model or dry_run}
     if missing := [flag for flag, value in needed.items() if not value]:
         raise click.UsageError(f"missing {', '.join(missing)}")
@@ -88,6 +88,8 @@ def build(
     if not target or "," in target:
         raise click.UsageError("TARGET: a name is expected, without commas")
     others = tuple(dict.fromkeys(n for part in clean(neighbours or "").split(",") if (n := " ".join(part.split()))))
+    if not all(map(str.strip, aliases)):
+        raise click.UsageError("--alias: a name is expected, and got an empty one")
     if target in others:
         raise click.UsageError(f"--neighbours: {target} is the target")
     if source != "wikipedia" and not dry_run and not is_local(url or "") and not allow_remote:

@@ -147,7 +147,7 @@ def build(
         hashlib.sha256(repr(material.parts).encode()).hexdigest()[:16],
         {document.name: document.sha256[:16] for document in documents},
     )  # fmt: skip
-    manifest = folder.finished(out)
+    manifest = folder.finished(out, {document.licence for document in documents})
     # Before anything is kept or paid for.
     world_rows = {} if manifest else folder.world_rows(world)
     folder.begin(out)

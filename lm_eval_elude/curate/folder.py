@@ -62,6 +62,7 @@ class Plan(msgspec.Struct):
 
 class _Source(msgspec.Struct):
     sha256: str
+    licence: str = ""
 
 
 class Manifest(msgspec.Struct):
@@ -127,12 +128,12 @@ def read_manifest(out: Path) -> Manifest | None:
     return jsonio.read(path, Manifest)
 
 
-def finished(out: Path) -> Manifest | None:
-    """The manifest of a data set that this version has finished and whose files are as it left them."""
+def finished(out: Path, licences: set[str]) -> Manifest | None:
+    """The manifest of a data set that this version has finished, for these licences, its files as it left them."""
     if not (manifest := read_manifest(out)) or manifest.version != __version__ or not manifest.files:
         return None
     same = all((out / name).is_file() and sha256(out / name) == digest for name, digest in manifest.files.items())
-    return manifest if same else None
+    return manifest if same and licences == {getattr(source, "licence", "") for source in manifest.sources} else None
 
 
 def split(pairs: Sequence[Pair], seed: int) -> dict[str, list[Pair]]:

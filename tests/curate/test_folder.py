@@ -4,15 +4,17 @@ import json
 import os
 import shutil
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from lm_eval_elude.cli import cli
+from lm_eval_elude.curate.build import build
 from lm_eval_elude.curate.folder import MANIFEST, MARK, PLAN, WIKI_CACHE, finished, purge
 from lm_eval_elude.errors import UserError
-from tests.curate.company import answer, make, tree
+from tests.curate.company import answer, make, material_of, tree
 from tests.endpoints import endpoint
 
 NOWHERE = "http://127.0.0.1:9/v1"
@@ -71,9 +73,21 @@ def test_purge_takes_only_a_folder_that_a_build_made(tmp_path):
 
 def test_a_manifest_that_lists_no_file_is_of_no_finished_data_set(copy):
     manifest = json.loads((copy / MANIFEST).read_text())
-    assert finished(copy)
+    assert finished(copy, {"mine"})
     (copy / MANIFEST).write_text(json.dumps(manifest | {"files": {}}))
-    assert finished(copy) is None
+    assert finished(copy, {"mine"}) is None
+
+
+def test_a_finished_data_set_takes_another_licence_without_a_call(copy, folder):
+    before, material = tree(copy), material_of(folder)
+    documents = [replace(document, licence="CC0 1.0") for document in material.documents]
+    build(copy, material._replace(documents=documents), url=NOWHERE, model="m", thing=True)
+    after = tree(copy)
+    changed = {name for name in after if after[name] != before.get(name)}
+    assert (
+        changed == {"README.md", MANIFEST, "work/sources.jsonl"}
+        and "Licence: CC0 1.0" in (copy / "README.md").read_text()
+    )
 
 
 def test_an_unfinished_data_set_is_purged_too(folder, tmp_path):

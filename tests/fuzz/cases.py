@@ -732,7 +732,7 @@ def make_set(rng: random.Random, folder: Path) -> tuple[Path, dict[Path, bytes]]
 def use_set(case: tuple[Path, dict[Path, bytes]]) -> None:
     out, others = case
     try:
-        whole = built.finished(out)
+        whole = built.finished(out, {""})
         built.keep_plan(out, built.Plan(**PLAN))
         left = built.purge(out)
     finally:
