@@ -94,7 +94,8 @@ def read_folder(folder: Path, licence: str) -> tuple[list[Document], list[Proble
     paths = [
         path
         for path in sorted(folder.rglob("*"))
-        if (path.is_symlink() or not path.is_dir()) and built.isdisjoint(path.parents)
+        if (path.is_symlink() or not path.is_dir() or not os.access(path, os.R_OK | os.X_OK))
+        and built.isdisjoint(path.parents)
     ]
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:  # each waits for the process that reads
         results = [each for of_file in pool.map(read, paths) for each in of_file]
@@ -102,6 +103,8 @@ def read_folder(folder: Path, licence: str) -> tuple[list[Document], list[Proble
 
 
 def _content(path: Path) -> bytes:
+    if not path.is_symlink() and path.is_dir():
+        raise UserError("a folder whose files may not be read")
     if path.is_symlink() or not path.is_file():
         raise UserError("a link or a special file, which is not followed")
     try:
@@ -115,11 +118,19 @@ def _content(path: Path) -> bytes:
 
 
 def paragraphs(document: Document) -> list[Paragraph]:
-    """The paragraphs long enough to ask about, in order; :data:`MAX_WORDS` cuts long ones at the end of a sentence."""
+    """The paragraphs long enough to ask about, in order; :data:`MAX_WORDS` cuts long ones at the end of a sentence.
+
+    A sentence that is longer itself (a table or a log as text) is cut there too.
+    """
+    piece = re.compile(rf"\S+(?:\s+\S+){{0,{MAX_WORDS - 1}}}")
     parts = []
     for block in re.finditer(r"\S(?:.|\n(?![ \t]*\n))*", document.text):
         start = block.start()
-        sentences = list(re.finditer(r"(?s)\S.*?(?:[.!?。][\"'”’)\]]*(?=\s)|[。]|\Z)", block.group()))
+        sentences = [
+            part
+            for sentence in re.finditer(r"(?s)\S.*?(?:[.!?。][\"'”’)\]]*(?=\s)|[。]|\Z)", block.group())
+            for part in piece.finditer(block.group(), *sentence.span())
+        ]
         words, first = 0, 0
         for index, sentence in enumerate(sentences):
             words += len(sentence.group().split())

@@ -102,7 +102,18 @@ def _markdown(content: bytes) -> str:
 def _html(content: bytes) -> str:
     import trafilatura
 
-    text = trafilatura.extract(content, include_comments=False, include_tables=True, favor_recall=True)
+    named = re.search(rb"""(?i)<meta\b[^>]*\bcharset\s*=\s*["']?\s*([\w.:-]+)""", content[:4096])
+    try:
+        page = _plain(content)
+    except UserError as error:  # an encoding that is guessed makes other letters of some
+        if not named:
+            raise UserError(f"{error}, and the page names no other encoding") from None
+        name = named[1].decode()
+        try:
+            page = content.decode("cp1252" if name.lower() == "iso-8859-1" else name)  # as browsers read it
+        except (LookupError, UnicodeDecodeError):
+            raise UserError(f"{error}, nor in {name}, which the page names") from None
+    text = trafilatura.extract(page, include_comments=False, include_tables=True, favor_recall=True)
     if not text:
         raise UserError("no article text found in the page")
     return text.replace("\n", "\n\n")

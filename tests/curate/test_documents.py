@@ -1,5 +1,7 @@
 """Documents to text and paragraphs: what is read is all there, what cannot be read is said."""
 
+import multiprocessing
+import os
 import random
 import unicodedata
 import zlib
@@ -15,8 +17,10 @@ from docx.oxml.ns import nsdecls
 from lm_eval_elude.curate import readers
 from lm_eval_elude.curate.documents import (
     MARK,
+    MAX_WORDS,
     Document,
     Paragraph,
+    Problem,
     assign,
     find_neighbours,
     mentions,
@@ -214,3 +218,48 @@ def test_a_small_word_that_begins_a_sentence_is_no_part_of_a_name():
              "The Max van Roy of the play is 12."]  # fmt: skip
     parts = [Paragraph("d", n, n + 1, text, "") for n, text in enumerate(texts)]
     assert find_neighbours(parts, ["Ada Brill"], 10) == ["Cy Dorn", "Max van Roy", "Will Fenn"]
+
+
+def test_a_sentence_without_an_end_is_cut_too():
+    words = [f"w{number}" for number in range(1000)]
+    text = " ".join(words)
+    parts = paragraphs(document(text))
+    assert [word for part in parts for word in part.text.split()] == words
+    assert max(len(part.text.split()) for part in parts) == MAX_WORDS
+    assert all(text[part.start : part.stop] == part.text for part in parts)
+
+
+LONG = "Ada Brill lived in Köln – near the river – for nine years and then moved to another town."
+
+
+@pytest.mark.parametrize(("encoding", "head", "problem"), [
+    ("cp1252", '<meta charset="windows-1252">', ""), ("cp1252", "<meta content='text/html; charset=ISO-8859-1'>", ""),
+    ("utf-8", "", ""), ("utf-16", "", ""),
+    ("cp1252", "", "the page names no other encoding"), ("cp1252", "<meta charset=klingon>", "nor in klingon"),
+])  # fmt: skip
+def test_a_page_is_read_in_the_encoding_it_names_and_none_is_guessed(encoding, head, problem):
+    page = f"<html><head>{head}</head><body><article><p>{LONG}</p></article></body></html>".encode(encoding)
+    if problem:
+        with pytest.raises(UserError, match=problem):
+            read_document(".html", page)
+    else:
+        assert read_document(".html", page).text == LONG
+
+
+def test_a_folder_that_may_not_be_read_is_named(tmp_path):
+    tmp_path.chmod(0o755)
+    (tmp_path / "closed").mkdir()
+    (tmp_path / "closed" / "a.txt").write_text(LONG)
+    (tmp_path / "closed").chmod(0)
+
+    def as_nobody() -> None:
+        os.chdir(tmp_path)  # the folders above may be closed, too
+        if os.getuid() == 0:  # who may read everything
+            os.setresuid(65534, 65534, 65534)
+        assert read_folder(Path(), "mine") == ([], [Problem("closed", "a folder whose files may not be read")])
+
+    process = multiprocessing.get_context("fork").Process(target=as_nobody)
+    process.start()
+    process.join()
+    (tmp_path / "closed").chmod(0o700)
+    assert process.exitcode == 0
