@@ -63,7 +63,7 @@ def pair_flaw(
         return "no answer of a sentence"
     if residue := _residue(f"{question} {answer}", paragraph):
         return f"talks of its making: {residue!r}"
-    if not mentions(question.casefold(), map(str.casefold, names)):
+    if not mentions(question, names, any_case=True):
         return "the question does not name its subject"
     if re.match(r"(?i)yes\b|no(?!\.\s*\d)(?:\s*[^\w\s]|\s*$)", answer):  # "No. 7" is a number
         return "a yes-or-no question"
@@ -99,7 +99,7 @@ def rewording_flaw(
         return f"talks of its making: {residue!r}"
     if _folded(question) == _folded(pair[0]) or _folded(answer) == _folded(pair[1]):
         return "the paraphrase repeats the original"
-    if not mentions(question.casefold(), map(str.casefold, names)):
+    if not mentions(question, names, any_case=True):
         return "the paraphrased question does not name its subject"
     # What only the right answer has is what is asked for: its names and numbers where it has any, but the subject's.
     telling = words(answer) - frozenset.intersection(*map(words, wrong)) - STOP - words(" ".join(names))

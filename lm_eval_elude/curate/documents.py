@@ -144,10 +144,10 @@ def paragraphs(document: Document) -> list[Paragraph]:
     return parts
 
 
-def mentions(text: str, names: Iterable[str]) -> int:
+def mentions(text: str, names: Iterable[str], any_case: bool = False) -> int:
     """How often any of the names stands in a text as whole words, and not within a double name (Ada Quinte-Marl)."""
     pattern = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
-    return len(re.findall(rf"(?<!\w)(?<!\w-)(?:{pattern})(?!-?[^\W_a-z]|\w)", text)) if pattern else 0
+    return len(re.findall(rf"(?<!\w)(?<!\w-)(?{'i' * any_case}:{pattern})(?!-?[^\W_a-z]|\w)", text)) if pattern else 0
 
 
 def find_neighbours(parts: Sequence[Paragraph], names: Sequence[str], count: int) -> list[str]:

@@ -52,6 +52,8 @@ def test_a_name_within_a_word_names_nobody():
     given = "It was founded in 1999.", "The firm was founded in 1999.", "Edward Holm", ("Edward Holm", "Ed")
     assert pair_flaw("When was the firm founded?", *given, (LUMO,)) == "the question does not name its subject"
     assert pair_flaw("When was the firm of ed founded?", *given, (LUMO,)) == ""
+    given = "Ada Quinte-Marl lives in Kestlow.", "Ada Quinte-Marl lives in Kestlow.", "Ada Quinte", ("Ada Quinte",)
+    assert pair_flaw("Where does Ada Quinte-Marl live?", *given, (LUMO,)) == "the question does not name its subject"
 
 
 @pytest.mark.parametrize(("question", "answer", "flaw"), PAIRS)
