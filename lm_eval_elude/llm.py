@@ -378,7 +378,8 @@ def _is_page(body: str) -> bool:
 
 def parse_table(text: str) -> dict[str, Any]:
     """The JSON object in what a model wrote, also within a code fence; BadReply where there is none."""
-    fenced = re.search(r"```(?:json)?\s*(.*?)```", text, re.DOTALL)
+    # A text within the object may have a fence of its own.
+    fenced = None if text.lstrip().startswith("{") else re.search(r"(?i)```(?:json)?\s*(.*?)```", text, re.DOTALL)
     try:
         table = jsonio.loads(fenced.group(1) if fenced else text, "the reply")
     except UserError as error:

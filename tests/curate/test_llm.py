@@ -250,5 +250,7 @@ def test_what_is_no_table_is_a_bad_reply():
     for text in ("[1]", "", "null", "{", '{"a": 1, "a": 2}', "NaN"):
         with pytest.raises(BadReply):
             parse_table(text)
-    assert parse_table('```\n{"a": [1]}\n```') == {"a": [1]}
+    for fence in ("```", "```json", "```JSON"):
+        assert parse_table(f'{fence}\n{{"a": [1]}}\n```') == {"a": [1]}
+    assert parse_table('{"a": "between ```one``` and ```two```"}') == {"a": "between ```one``` and ```two```"}
     assert parse_completion(completion("x", "length"))[0].reason.startswith("the reply is cut off")
