@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from lm_eval_elude.cli import options
 from lm_eval_elude.errors import printable
 
 
@@ -50,6 +51,7 @@ def audit(
         raise click.UsageError(f"unexpected: {', '.join(map(str, files))} (files are for --merge)")
     out = out or room.place_of_page(dataset)
     rows = room.rows_of(dataset)
+    options.apart({"--out": out}, options.data_files(dataset))
     findings = room.findings(rows, targets_of(dataset)) + room.near_duplicates(rows)
     click.echo(f"{len(rows)} rows, {len(findings)} findings by rule")
     for reason, count in Counter(finding.reason.partition(":")[0] for finding in findings).most_common():

@@ -29,6 +29,7 @@ def known(
 
     targets = data.resolve_targets(dataset, names) if names else data.targets_of(dataset)
     sets = [data.load_records(dataset, "forget", "train", [target.name], scored=True).records for target in targets]
+    options.apart({"--out": out}, options.data_files(dataset))
     judge = room.Judge(bundled.path_of(model), batch_size)
     reports = []
     click.echo(f"{'':22}{'facts':>6}{'known':>8}{'above':>8}{'beyond':>8}{'stated':>8}{'prob.':>8}")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import click
@@ -41,6 +43,22 @@ class Finite(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{value} is no finite number", param, ctx)
         return number
+
+
+def apart(outputs: Mapping[str, Path | None], read: Iterable[Path]) -> None:
+    """Refuse an output, by its flag, that is a file which the command reads or writes by another flag."""
+    taken = {os.path.realpath(path): "is read by this command" for path in read}
+    for flag, path in outputs.items():
+        if path and (reason := taken.get(os.path.realpath(path))):
+            raise click.UsageError(f"{flag} {path}: {reason}; name another file")
+        if path:
+            taken[os.path.realpath(path)] = f"is written by {flag}"
+
+
+def data_files(dataset: str) -> list[Path]:
+    """The files of a data set that is a folder or a file."""
+    root = Path(dataset)
+    return [root, *root.glob("*.jsonl"), *root.glob("*.parquet")]
 
 
 def say(text: str, err: bool = False) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from lm_eval_elude.cli.options import say
+from lm_eval_elude.cli.options import apart, say
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
@@ -35,6 +35,10 @@ def report(
     from lm_eval_elude.report.comparison import named_runs
 
     runs = named_runs(results, reference)
+    apart(
+        {"--out": out, "--csv": csv_file, "--json": json_file},
+        (file for run in runs for file in (run.run.path, *run.run.path.parent.glob("samples_*.jsonl"))),
+    )
     if markdown:
         click.echo(verdict.report_text(runs), nl=False)
     if csv_file:

@@ -49,18 +49,21 @@ def write_bytes(path: Path, content: bytes) -> None:
         with path.open("wb") as file:
             file.write(content)
         return
-    path = Path(os.path.realpath(path))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    path, name = Path(os.path.realpath(path)), ""
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(handle, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(name, stat.S_IMODE(mode))
         os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
+    except BaseException as error:
+        if name:
+            Path(name).unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno:  # it names the new file, or none where the disk is full
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 
 

@@ -24,7 +24,7 @@ from lm_eval_elude.data.records import QARecord
 from lm_eval_elude.data.targets import Target
 from lm_eval_elude.errors import UserError
 from tests.curate.company import FACTS, TARGET
-from tests.support import ROOT, small_data
+from tests.support import ROOT, mini_rows, small_data, write_jsonl
 
 LUMO = Target(TARGET, (), True)
 
@@ -126,6 +126,11 @@ def test_the_bundled_data_pass_the_rules(tmp_path):
     assert findings(rows_of("mini"), []) == []
     done = CliRunner().invoke(cli, ["audit", "mini", "--out", str(tmp_path / "a.html"), "--sample", "5"])
     assert done.exit_code == 0 and (tmp_path / "a.html").stat().st_size > 5000, done.output
+    mine = write_jsonl(tmp_path / "forget_qa-train.jsonl", mini_rows("forget_qa-train", 2))
+    before = mine.read_bytes()
+    for command in (["audit", str(tmp_path)], ["known", "--dataset", str(mine), "--model", "nowhere"]):
+        done = CliRunner().invoke(cli, [*command, "--out", str(mine)])
+        assert done.exit_code == 2 and "is read by this command" in done.output and mine.read_bytes() == before
 
 
 def test_what_was_judged_of_elude_mini_is_of_its_rows_of_today_or_the_page_says_that_it_is_not():

@@ -68,7 +68,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monke
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path / 'a'}'$"):
         write_text(tmp_path / "a", "new")
     assert (tmp_path / "a").read_text() == "old" and os.listdir(tmp_path) == ["a"]
 

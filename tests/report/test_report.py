@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+import os
 import re
 import shutil
 from pathlib import Path
@@ -326,6 +327,22 @@ def test_markdown_csv_and_json_hold_the_same_numbers(folder, tmp_path):
     assert {row["target"] for row in rows} == {"", "Cristiano Ronaldo"}
     again = CliRunner().invoke(report, [*given, "--markdown"])
     assert again.stdout == done.stdout
+
+
+def test_no_output_takes_the_place_of_a_file_that_is_read_or_of_another_output(folder, tmp_path):
+    run = Path(shutil.copytree(folder / "before", tmp_path / "run"))
+    results, log = (next(run.rglob(name)) for name in ("results_*.json", "samples_elude_forget_*.jsonl"))
+    (tmp_path / "link.html").symlink_to(results)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    for flags, reason in (
+        (["--json", str(results)], "read"), (["--csv", str(log)], "read"),
+        (["--out", str(tmp_path / "link.html")], "read"),
+        (["--csv", str(tmp_path / "a"), "--json", str(tmp_path / "a")], "written by --csv"),
+    ):  # fmt: skip
+        done = CliRunner().invoke(report, [str(run), *flags])
+        assert done.exit_code == 2 and reason in done.output and flags[-1] in done.output
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    assert sorted(os.listdir(tmp_path)) == ["link.html", "run"]
 
 
 def test_text_of_a_run_is_no_markup_in_markdown_and_no_formula_in_csv(folder, tmp_path):
