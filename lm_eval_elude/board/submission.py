@@ -93,7 +93,7 @@ def finished(path: Path) -> Run:
 def reference_of(run: Run) -> Run | None:
     """The finished run that a run names as its reference; None where it names none, a model, or what is not there."""
     name = run.settings(run.tasks[0]).get("reference") or ""
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     return finished(path) if name and path.exists() and not (path / "config.json").exists() else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -99,7 +100,7 @@ def build(
     folder.world_rows(world)  # before anything is fetched, kept or paid for
     out = out or Path(f"my-{slugify(target).replace('_', '-')}")
     if source != "wikipedia":
-        if not (documents := Path(source).expanduser()).is_dir():
+        if not (documents := Path(os.path.expanduser(source))).is_dir():
             raise click.UsageError(f"--from {source}: neither a folder nor wikipedia")
         material = room.from_folder(documents, target, aliases, others, licence)
     else:

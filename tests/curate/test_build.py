@@ -309,6 +309,8 @@ def test_the_command_line(folder, tmp_path):
     assert r"left out: \x1b[31m.xls" in done.output and "\x1b" not in done.output
     most = int(done.output.split("about ")[-1].split()[0])
     assert "--alias: a name is expected" in invoke(*base, "--alias", "Lumo", "--alias", "\u200e ", "--dry-run").output
+    nowhere = invoke(TARGET, "--from", "~nobody-of-that-name/x", "--dry-run").output
+    assert "--from ~nobody-of-that-name/x: neither a folder nor wikipedia" in nowhere
     assert "missing --from, --llm, --llm-model" in invoke(TARGET).output
     for arguments, line in ((["Nobody Here", *base[1:]], "no paragraph names 'Nobody Here'"),
                             ([*base[:-1], "Quorvane Nix"], "no paragraph is about 'Quorvane Nix'")):  # fmt: skip

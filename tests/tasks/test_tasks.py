@@ -28,6 +28,7 @@ from lm_eval_elude.tasks.harness import Score
 from lm_eval_elude.tasks.questions import QuestionTask
 from tests.support import (
     GOLDEN,
+    MINI,
     SHAPES,
     TASK_CONFIGS,
     make_tokenizer,
@@ -157,6 +158,12 @@ def test_settings_that_cannot_be(metadata, said):
     with pytest.raises(ValueError, match=said) as error:
         resolve_settings({**RONALDO, **metadata})
     assert "\n" not in str(error.value)
+
+
+def test_a_reference_in_a_home_that_nobody_has_is_a_line():
+    metadata = {**RONALDO, "pretrained": str(MINI.parent / "tiny"), "reference": "~nobody-of-that-name/x"}
+    with pytest.raises(UserError, match="~nobody-of-that-name/x"):
+        run(["elude_forget"], limit=1, metadata=metadata)
 
 
 # ---- what a model is asked
