@@ -32,9 +32,11 @@ from lm_eval_elude.curate.wikipedia import Wiki
 from lm_eval_elude.data import jsonio
 from lm_eval_elude.data.files import write_bytes
 from lm_eval_elude.data.records import fingerprint, parse_record
+from lm_eval_elude.data.targets import Target
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.llm import Client, Journal, Usage
 from lm_eval_elude.text.letters import clean
+from lm_eval_elude.text.names import called
 
 
 class Material(NamedTuple):
@@ -148,8 +150,9 @@ def build(
         {document.name: document.sha256[:16] for document in documents},
     )  # fmt: skip
     manifest = folder.finished(out, {document.licence for document in documents})
+    target_names = called(Target(target, names[target][1:], thing))
     # Before anything is kept or paid for.
-    world_rows = {} if manifest else folder.world_rows(world)
+    world_rows, named = ({}, []) if manifest else folder.world_rows(world, target_names)
     folder.begin(out)
     folder.keep_plan(out, plan)
     if manifest:
@@ -170,7 +173,7 @@ def build(
             # A pair has some 45 tokens, the longest other reply that is meant some 300; nothing goes on for ever.
             options={"max_tokens": 600 + 100 * pairs},
         )  # fmt: skip
-        maker = Maker(client, names, pairs, translate, thing)
+        maker = Maker(client, names, pairs, translate, target_names)
         made = asyncio.run(_make(client, maker, material.parts))
     finally:
         journal.close()
@@ -187,7 +190,7 @@ def build(
     sets, dropped = folder.unique(
         {"forget_qa-train": forget} | {f"retain_qa-{name}": retain[name] for name in ("test", "validation", "train")}
     )
-    rejections = [*maker.rejections, *dropped]
+    rejections = [*maker.rejections, *dropped, *named]
     rows = folder.rows_of(sets, plan, {document.name: document.address for document in documents}, world_rows)
     report = Report({name: len(table) for name, table in rows.items()}, _reasons(rejections), client.usage)
     jsonio.write_lines(rejected, (rejection._asdict() for rejection in rejections))

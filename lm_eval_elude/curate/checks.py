@@ -69,7 +69,7 @@ def pair_flaw(
         return "a yes-or-no question"
     if gives_away(question, answer):
         return "the answer stands in the question"
-    if subject != target[0] and _is_named(target, f"{question} {answer}", names):
+    if subject != target[0] and is_named(target, f"{question} {answer}", names):
         return "a neighbour's pair names the target"
     known = _with_digits(f"{paragraph} {subject} {question}") | facts(paragraph)
     if strange := sorted(facts(answer) - known):
@@ -122,7 +122,7 @@ def rewording_flaw(
             return "a wrong answer says nothing else"
         if not 1 / 3 < len(text) / len(answer) < 3:
             return "a wrong answer of another form"
-    if neighbour_of and any(_is_named(neighbour_of, text, names) for text in texts):
+    if neighbour_of and any(is_named(neighbour_of, text, names) for text in texts):
         return "a neighbour's pair names the target"
     return ""
 
@@ -146,7 +146,7 @@ def translation_flaw(code: str, text: str, question: str, answer: str, names: Se
     return ""
 
 
-def _is_named(names: Sequence[str], text: str, subject: Sequence[str]) -> bool:
+def is_named(names: Sequence[str], text: str, subject: Sequence[str]) -> bool:
     """Whether a text has all words of the first name but stop words, or one of the names as it is ("The Who").
 
     What stands in brackets after a name ("Prince (musician)") is none of it. A last name that the ``subject`` bears too

@@ -18,6 +18,7 @@ from filelock import FileLock, Timeout
 
 from lm_eval_elude import __version__
 from lm_eval_elude.attacks.prompt import LANGUAGES
+from lm_eval_elude.curate.checks import is_named
 from lm_eval_elude.curate.documents import MARK
 from lm_eval_elude.curate.duplicates import question_key
 from lm_eval_elude.curate.pairs import Pair, Rejection, rejection
@@ -172,23 +173,34 @@ def unique(sets: Mapping[str, Sequence[Pair]]) -> tuple[dict[str, list[Pair]], l
     return kept, dropped
 
 
-def world_rows(source: str) -> dict[str, list[dict[str, Any]]]:
-    """The rows of the world set's files by their names, as another data set has them; UserError where it has none."""
-    rows = {}
+def world_rows(source: str, called: Sequence[str] = ()) -> tuple[dict[str, list[dict[str, Any]]], list[Rejection]]:
+    """The rows of the world set's files, by their names, as another data set has them, but those that name the target.
+
+    ``called`` is all that the target is called. UserError where there is no world set, or it cannot be read.
+    """
+    rows, named = {}, []
     for part in SPLITS:
         try:
             records = load_records(source, "world", part).records  # type: ignore[arg-type]
         except UserError as error:
             raise UserError(f"--world: {error}") from None
-        rows[f"world-{part}"] = [record.columns() | {"translated_question": None} for record in records]
-    return rows
+        kept = []
+        for record in records:
+            texts = (record.question, record.answer, record.paraphrased_question, record.paraphrased_answer)
+            if called and any(is_named(called, text, ()) for text in (*texts, *record.perturbed_answer)):
+                reason = "a row of the world set names the target"
+                named.append(Rejection("world set", part, record.question, record.answer, reason))
+            else:
+                kept.append(record.columns() | {"translated_question": None})
+        rows[f"world-{part}"] = kept
+    return rows, named
 
 
 def rows_of(
     sets: Mapping[str, Sequence[Pair]], plan: Plan, addresses: Mapping[str, str],
     world: Mapping[str, list[dict[str, Any]]],
 ) -> dict[str, list[dict[str, Any]]]:  # fmt: skip
-    """The rows of every file by its name; ``world`` are those of :func:`world_rows`."""
+    """The rows of every file by its name; ``world`` are the world set's."""
     rows = {
         name: [
             {

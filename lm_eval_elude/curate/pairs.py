@@ -21,11 +21,9 @@ from lm_eval_elude.curate.checks import pair_flaw, quoted, rewording_flaw, trans
 from lm_eval_elude.curate.documents import Paragraph
 from lm_eval_elude.curate.duplicates import duplicates
 from lm_eval_elude.data.records import PERTURBATIONS
-from lm_eval_elude.data.targets import Target
 from lm_eval_elude.fetch import FetchError
 from lm_eval_elude.llm import CUT, BadReply, Client, Usage, at_once, estimate, parse_table
 from lm_eval_elude.text.letters import same_letters
-from lm_eval_elude.text.names import called
 
 PROMPTS: dict[str, str] = {
     name: text.strip() for name, text in
@@ -123,16 +121,16 @@ def task(kind: str, material: dict[str, Any], **values: object) -> str:
 class Maker:
     """Makes the pairs of a data set.
 
-    ``names`` is what each subject of the paragraphs is called, full name first; the target's come first. ``count``
-    pairs are asked for from each paragraph; with ``translate`` the target's questions are translated, too. A ``thing``
-    is no person, and has no last name.
+    ``names`` is what each subject of the paragraphs is called, full name first; the target's come first. ``called`` is
+    all that the target is called (:func:`~lm_eval_elude.text.names.called`). ``count`` pairs are asked for from each
+    paragraph; with ``translate`` the target's questions are translated, too.
     """
 
     def __init__(
-        self, client: Client, names: Mapping[str, Sequence[str]], count: int, translate: bool, thing: bool
+        self, client: Client, names: Mapping[str, Sequence[str]], count: int, translate: bool, called: Sequence[str]
     ) -> None:
         self.client, self.names, self.target = client, names, next(iter(names))
-        self._called = called(Target(self.target, tuple(names[self.target]), thing))
+        self._called = called
         self.count, self.translate = count, translate
         self.rejections: list[Rejection] = []
 

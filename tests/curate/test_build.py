@@ -20,10 +20,12 @@ from lm_eval_elude.cli import cli
 from lm_eval_elude.curate.folder import MANIFEST, NAMES, SPLITS
 from lm_eval_elude.curate.pairs import PROMPTS
 from lm_eval_elude.data.dataset import load_records, resolve_targets
+from lm_eval_elude.data.files import write_text
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.fetch import FetchError
 from tests.curate.company import FACTS, NEIGHBOURS, TARGET, answer, kind_of, made, make, reply_to, tree
 from tests.endpoints import Endpoint, completion, endpoint, kill_after
+from tests.support import MINI
 
 
 def json_lines(path: Path) -> list[dict]:
@@ -223,6 +225,19 @@ def test_where_no_pair_passes_the_reasons_are_kept(folder, tmp_path):
     with pytest.raises(UserError, match=re.escape(f"no usable reply (13)); {rejected} has every reason")):
         made(chatty, tmp_path / "my", folder)
     assert all("the reply is no JSON object" in row["reason"] for row in json_lines(rejected))
+
+
+def test_no_row_of_the_world_set_names_the_target(built, folder, tmp_path):
+    """The trainer would keep what it says of it."""
+    for part in SPLITS:
+        rows = (MINI / f"world-{part}.jsonl").read_text()
+        named = json.loads(rows.splitlines()[0]) | {"answer": "On a desk that is lit by the Quorvane Lumo."}
+        write_text(tmp_path / "world" / f"world-{part}.jsonl", f"{json.dumps(named)}\n{rows}")
+    report, _ = made(answer, tmp_path / "my", folder, world=str(tmp_path / "world"))
+    assert report.counts == built[1].counts
+    assert report.rejected == {"world set: a row of the world set names the target": 3}
+    for part in SPLITS:
+        assert load_records(str(tmp_path / "my"), "world", part).records == load_records("mini", "world", part).records
 
 
 @pytest.mark.parametrize(("world", "line"), [
