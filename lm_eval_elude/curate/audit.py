@@ -255,7 +255,9 @@ def _names(record: QARecord, target: Target, subject: str) -> tuple[str, ...]:
         return (target.name, *target.aliases, *(target.name.split() if not target.thing else ()))
     if subject:
         return (subject, *subject.split())
-    capitalised = [word for word in re.findall(r"\w+", record.question)[1:] if word[0].isupper() or word[0].isdigit()]
+    capitalised = [
+        word for word in re.findall(r"\w+(?:-\w+)*", record.question)[1:] if word[0].isupper() or word[0].isdigit()
+    ]
     return tuple(capitalised) or (record.source or "?",)
 
 

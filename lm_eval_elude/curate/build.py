@@ -73,7 +73,10 @@ def from_folder(
     parts = [part for document in documents for part in paragraphs(document)]
     names = (target, *aliases)
     if not any(mentions(part.text, names) for part in parts):
-        raise UserError(f"--from {source}: no paragraph names {target!r}; is it spelled so there? --alias adds names")
+        raise UserError(
+            f"--from {source}: no paragraph names {target!r}, with spaces or punctuation around it; is it spelled so "
+            "there? --alias adds names"
+        )
     chosen = neighbours or tuple(find_neighbours(parts, names, 10))
     if not neighbours:  # some are named beside each other alone, and then no paragraph is about either
         own = {part.subject for part in assign(parts, names, chosen)}

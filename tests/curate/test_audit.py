@@ -50,6 +50,11 @@ def rows() -> list[Row]:
     ]  # fmt: skip
 
 
+def test_a_double_first_name_names_its_subject():
+    record = QARecord(TARGET, "When did Jean-Luc join?", "It was in 2011 that he joined.")
+    assert findings([Row("retain", "test", 1, record)], [LUMO]) == []
+
+
 def test_good_rows_have_no_findings_and_each_flaw_has_one():
     good = rows()
     assert findings(good, [LUMO]) == [] == near_duplicates(good)
