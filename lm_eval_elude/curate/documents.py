@@ -154,7 +154,7 @@ def find_neighbours(parts: Sequence[Paragraph], names: Sequence[str], count: int
     """Names that stand beside the target's and also have paragraphs of their own, the most frequent first.
 
     A name is two or more capitalised words in a row, without a small word that begins a sentence ("The Quorvane Tarn",
-    but "Will Smith"); a longer one that holds the target's is none.
+    but "Will Smith"); a longer one that holds the target's (Ada Quinte-Marl) is none.
     """
     small, word = "|".join(map(str.capitalize, STOP)), r"[^\W\d_a-z][\w'’-]+"
     more = rf"[ \t](?:(?:de|da|van|von|of|the|der|al) )?{word}"
@@ -163,7 +163,8 @@ def find_neighbours(parts: Sequence[Paragraph], names: Sequence[str], count: int
     alone: Counter[str] = Counter()
     for part in parts:
         tally = with_target if mentions(part.text, names) else alone
-        tally.update({match.group() for match in name.finditer(part.text) if not mentions(match.group(), names)})
+        found = {match.group() for match in name.finditer(part.text)}
+        tally.update(person for person in found if not mentions(person.replace("-", " "), names))
     candidates = [person for person in with_target if alone[person]]
     return sorted(candidates, key=lambda person: (-with_target[person], person))[:count]
 

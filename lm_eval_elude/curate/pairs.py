@@ -170,7 +170,7 @@ class Maker:
         if unanswered:
             raise FetchError(
                 f"--llm {self.client.shown}: {len(unanswered)} calls got no answer ({unanswered[-1]}); the same "
-                "command goes on from there"
+                "command goes on from there (of a slow server: with a longer --timeout or fewer --workers)"
             )
         self.rejections += [each for several in made for each in several if isinstance(each, Rejection)]
         return [each for several in made for each in several if isinstance(each, Pair)]

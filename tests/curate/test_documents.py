@@ -216,6 +216,7 @@ def test_a_double_name_is_somebody_elses():
 def test_a_small_word_that_begins_a_sentence_is_no_part_of_a_name():
     texts = ["Ada Brill met Cy Dorn, Will Fenn and Max van Roy.", "When Cy Dorn left he was 40.", "Will Fenn sings.",
              "The Max van Roy of the play is 12."]  # fmt: skip
+    texts += ["Ada Brill is not Ada Brill-Fenn.", "Ada Brill-Fenn flies."]
     parts = [Paragraph("d", n, n + 1, text, "") for n, text in enumerate(texts)]
     assert find_neighbours(parts, ["Ada Brill"], 10) == ["Cy Dorn", "Max van Roy", "Will Fenn"]
 
