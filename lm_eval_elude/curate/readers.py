@@ -164,8 +164,8 @@ def _docx(content: bytes) -> str:
     blocks: dict[Any, dict[Any, dict[Any, str]]] = {}  # by row or else paragraph, then cell, then paragraph
     for mark in (mark for root in roots for mark in root.iter(qn("w:t"), *letters)):
         above = [*mark.iterancestors()]
-        # A tabulator's place in a style is no text, and what another program falls back to stands there twice.
-        if above[0].tag != qn("w:r") or any(each.tag.endswith("}Fallback") for each in above):
+        # A tabulator's place in a style is no text; what other programs fall back to, or what was moved, stands twice.
+        if above[0].tag != qn("w:r") or any(each.tag.endswith(("}Fallback", "}moveFrom")) for each in above):
             continue
         paragraph, cell, row = (next((a for a in above if a.tag == qn(tag)), None) for tag in ("w:p", "w:tc", "w:tr"))
         texts = blocks.setdefault(paragraph if row is None else row, {}).setdefault(cell, {})

@@ -123,6 +123,8 @@ def test_all_text_of_a_word_file_is_read_once(tmp_path):
     document, text = docx.Document(), "<w:p><w:r><w:t>Of a control.</w:t></w:r></w:p>"
     document.add_paragraph("Before\ta tabulator.").paragraph_format.tab_stops.add_tab_stop(9)
     document.element.body.insert(1, parse_xml(f"<w:sdt {nsdecls('w')}><w:sdtContent>{text}</w:sdtContent></w:sdt>"))
+    moved = "".join(f"<w:{tag}><w:r><w:t>Moved.</w:t></w:r></w:{tag}>" for tag in ("moveFrom", "moveTo"))
+    document.element.body.insert(2, parse_xml(f"<w:p {nsdecls('w')}>{moved}</w:p>"))
     table = document.add_table(2, 2)
     table.cell(0, 0).text, table.cell(1, 0).merge(table.cell(1, 1)).text = "cell", "merged"
     inner = table.cell(0, 1).add_table(1, 2)
@@ -131,7 +133,7 @@ def test_all_text_of_a_word_file_is_read_once(tmp_path):
     document.save(file := BytesIO())
     read = read_document(".docx", file.getvalue())
     assert read.text.split("\n\n") == [
-        "Before\ta tabulator.", "Of a control.", "cell", "in | ner", "merged", "Of the header.",
+        "Before\ta tabulator.", "Of a control.", "Moved.", "cell", "in | ner", "merged", "Of the header.",
     ] and not read.left_out  # fmt: skip
 
 
