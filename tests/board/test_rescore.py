@@ -213,7 +213,6 @@ def test_a_text_passes_in_the_tokens_that_the_model_chose_though_the_tokenizer_r
     assert max(board.least_greedy(lm, context, wanted, text) for context, text in written) > board.NEAR_TIE
 
 
-@pytest.mark.parametrize(("kind", "found"), [("torch.bfloat16", 0), ("torch.float32", 8)])
 def pickled(folder):
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
 
@@ -241,6 +240,7 @@ def test_weights_that_are_loaded_have_a_hash(hide, submitted, data, tmp_path):
         again(submitted, data, folder)
 
 
+@pytest.mark.parametrize(("kind", "found"), [("torch.bfloat16", 0), ("torch.float32", 8)])
 def test_a_run_is_scored_again_in_its_number_format(kind, found, submitted, data, tmp_path):
     metadata = {"pretrained": BASE, "dataset": str(data), "target": runs.RONALDO}
     lm = EludeLM(pretrained=BASE, dtype="bfloat16", device="cpu")
