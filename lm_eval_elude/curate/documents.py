@@ -145,7 +145,7 @@ def paragraphs(document: Document) -> list[Paragraph]:
 
 
 def mentions(text: str, names: Iterable[str], any_case: bool = False) -> int:
-    """How often any of the names stands in a text as whole words, and not within a double name (Ada Quinte-Marl)."""
+    """How often any of the names stands in a text as whole words, and not within a double name (Jean in Jean-Luc)."""
     pattern = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
     return len(re.findall(rf"(?<!\w)(?<!\w-)(?{'i' * any_case}:{pattern})(?!-?[^\W_a-z]|\w)", text)) if pattern else 0
 
@@ -154,7 +154,7 @@ def find_neighbours(parts: Sequence[Paragraph], names: Sequence[str], count: int
     """Names that stand beside the target's and also have paragraphs of their own, the most frequent first.
 
     A name is two or more capitalised words in a row, without a small word that begins a sentence ("The Quorvane Tarn",
-    but "Will Smith"); a longer one that holds the target's (Ada Quinte-Marl) is none.
+    but "Will Smith"); a longer one that holds the target's is none, a double name either.
     """
     small, word = "|".join(map(str.capitalize, STOP)), r"[^\W\d_a-z][\w'’-]+"
     more = rf"[ \t](?:(?:de|da|van|von|of|the|der|al) )?{word}"
