@@ -49,15 +49,18 @@ def apart(outputs: Mapping[str, Path | None], read: Iterable[Path]) -> None:
     """Refuse an output, by its flag, that is a file which the command reads or writes by another flag."""
     taken = {os.path.realpath(path): "is read by this command" for path in read}
     for flag, path in outputs.items():
-        if path and (reason := taken.get(os.path.realpath(path))):
-            raise click.UsageError(f"{flag} {path}: {reason}; name another file")
+        place = os.path.realpath(path) if path else ""
+        if place in taken:
+            raise click.UsageError(f"{flag} {path}: {taken[place]}; name another file")
         if path:
-            taken[os.path.realpath(path)] = f"is written by {flag}"
+            taken[place] = f"is written by {flag}"
 
 
 def data_files(dataset: str) -> list[Path]:
     """The files of a data set that is a folder or a file."""
-    root = Path(dataset)
+    from lm_eval_elude.data.manifest import full_path
+
+    root = Path(full_path(dataset))
     return [root, *root.glob("*.jsonl"), *root.glob("*.parquet")]
 
 

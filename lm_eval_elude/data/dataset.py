@@ -175,8 +175,8 @@ def _root(source: str) -> Path:
     """The folder or file that a source other than the Hub names."""
     if source == "mini":
         return bundled.DATA
-    with suppress(OSError, ValueError, RuntimeError):  # too long, not readable, or a home that nobody has
-        path = Path(source).expanduser()
+    with suppress(OSError, ValueError):  # too long, or not readable
+        path = Path(os.path.expanduser(source))
         if path.is_dir() or path.is_file():  # a pipe would be waited for
             return path
     shown = source if len(source) < 200 else f"{source[:200]}..."

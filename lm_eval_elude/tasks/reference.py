@@ -8,7 +8,6 @@ is logged and every number can be formed again from the log. A ``task`` here is 
 from __future__ import annotations
 
 import logging
-import os
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -197,7 +196,7 @@ def find_reference(task: Any, metadata: Mapping[str, Any]) -> OtherModel | None:
     name = task.settings.reference
     if not name:
         return None
-    path = Path(os.path.expanduser(name))
+    path = Path(name)
     if path.is_file() and not path.name.startswith("results_"):
         return ReferenceLog(path)
     if path.is_file() or (path.is_dir() and not (path / "config.json").is_file()):

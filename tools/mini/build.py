@@ -21,7 +21,6 @@ same facts give the same bytes.
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from collections import Counter, defaultdict
@@ -29,8 +28,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lm_eval_elude.attacks.prompt import LANGUAGES
-from lm_eval_elude.data import bundled
-from lm_eval_elude.data.files import write_text
+from lm_eval_elude.data import bundled, jsonio
 from lm_eval_elude.data.records import PERTURBATIONS, QARecord, parse_record
 from lm_eval_elude.data.targets import slugify
 from lm_eval_elude.errors import UserError
@@ -154,7 +152,7 @@ def build(facts: Path = HERE / "facts", out: Path = bundled.DATA) -> dict[str, i
         rows[f"world-{split_of(index)}"].append(_row(record, ""))
     out.mkdir(exist_ok=True)
     for name, lines in rows.items():
-        write_text(out / f"{name}.jsonl", "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in lines))
+        jsonio.write_lines(out / f"{name}.jsonl", lines)
     return {name: len(lines) for name, lines in rows.items()}
 
 
