@@ -33,6 +33,7 @@ MAX_KEPT = 4000  # characters of a reply that are shown or written down
 PATIENCE = 10
 KNOCK = "Reply with the JSON object {} and nothing else."
 CUT = "the reply is cut off at the endpoint's token limit"
+_NEW_LIMIT = "max_completion_tokens"  # what endpoints that refuse `max_tokens` name in their refusal
 _REFUSED = frozenset((400, 413, 422))  # what an endpoint says of a text that it does not take
 T = TypeVar("T")
 Item = TypeVar("Item")
@@ -174,6 +175,7 @@ class Client(Fetcher):
         for call in journal.rows.values() if journal else ():
             self._count(call.usage)
         self._options, self._failures, self._takes_schemas = options or {}, 0, True
+        self._limit_named = "max_tokens"  # by which name the endpoint takes it
         self._slots, self._under_way = asyncio.Semaphore(workers), set[asyncio.Task[Reply]]()
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
@@ -329,9 +331,14 @@ class Client(Fetcher):
         return reply, usage or (asked, estimate(body))
 
     async def _post(self, turns: list[dict[str, str]], retries: int, options: dict[str, Any]) -> Answer:
-        content = json.dumps({"model": self.model, "messages": turns, **options}).encode()
+        named = {self._limit_named if name == "max_tokens" else name: value for name, value in options.items()}
+        content = json.dumps({"model": self.model, "messages": turns, **named}).encode()
         headers = {"Content-Type": "application/json"}
-        return await self._fetch("POST", self._url, retries, content=content, headers=headers)
+        answer = await self._fetch("POST", self._url, retries, content=content, headers=headers)
+        if answer.status == 400 and "max_tokens" in named and _NEW_LIMIT.encode() in answer.body:
+            self._limit_named = _NEW_LIMIT
+            return await self._post(turns, retries, options)
+        return answer
 
     def _refusal(self, answer: Answer) -> str:
         text = " ".join(answer.body[: 4 * MAX_KEPT].decode(errors="replace").split())
@@ -377,11 +384,15 @@ def _is_page(body: str) -> bool:
 
 
 def parse_table(text: str) -> dict[str, Any]:
-    """The JSON object in what a model wrote, also within a code fence; BadReply where there is none."""
-    # A text within the object may have a fence of its own.
-    fenced = None if text.lstrip().startswith("{") else re.search(r"(?i)```(?:json)?\s*(.*?)```", text, re.DOTALL)
+    """The JSON object in what a model wrote, within a code fence or a sentence, too; BadReply where there is none."""
+    text = text.strip()
+    if not text.startswith("{"):  # a text within the object may have a fence of its own
+        text = text.rpartition("</think>")[2]  # what a reasoning model thought may hold drafts of the object
+        fenced = re.search(r"(?i)```(?:json)?\s*(.*?)```", text, re.DOTALL)
+        text = fenced.group(1) if fenced else text
+    within = re.search(r"\{.*\}", text, re.DOTALL)
     try:
-        table = jsonio.loads(fenced.group(1) if fenced else text, "the reply")
+        table = jsonio.loads(within.group() if within else text, "the reply")
     except UserError as error:
         raise BadReply(f"the reply is no JSON object ({error})") from None
     if not isinstance(table, dict):

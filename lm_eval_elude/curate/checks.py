@@ -29,13 +29,13 @@ _WORD = re.compile(r"\w+(?:[.,'’-]\w+)*")
 
 
 def facts(text: str) -> frozenset[str]:
-    """The numbers and names in a sentence: words with a digit, spelled numbers, capitalised words but the first."""
+    """The numbers and names in a sentence: words with a digit, numbers spelled out, capitalised words but the first."""
     numbers_and_names = set()
     for place, match in enumerate(_WORD.finditer(text)):
         word = match.group()
         if any(c.isdigit() for c in word):
             numbers_and_names.add(word.replace(",", ""))
-        elif word.casefold() in _NUMBERS:
+        elif word.casefold() in _NUMBERS and word.casefold() != "one":  # mostly a pronoun
             numbers_and_names.add(_NUMBERS[word.casefold()])
         elif place and word[0].isupper():
             numbers_and_names |= words(word) - STOP

@@ -221,6 +221,20 @@ def test_an_endpoint_that_refuses_a_schema_is_asked_without():
     assert forms[0]["json_schema"]["schema"] == {"type": "object"}
 
 
+def test_an_endpoint_that_has_renamed_the_token_limit_is_asked_by_the_new_name():
+    names = []
+
+    def act(server: Endpoint, task: str, count: int) -> None:
+        names.append({name for name in server.asked if name.startswith("max_")})
+        renamed = {"error": {"message": "'max_tokens' is not supported. Use 'max_completion_tokens' instead."}}
+        server.reply(*((400, renamed) if "max_tokens" in server.asked else (200, completion("fine"))))
+
+    with endpoint(act) as (url, _):
+        outcomes, _ = ask(url, "x", "y", client={"options": {"max_tokens": 8}})
+    assert values(outcomes) == ["fine", "fine"]
+    assert names == [{"max_tokens"}, {"max_completion_tokens"}, {"max_completion_tokens"}]
+
+
 def test_as_many_at_a_time_as_workers():
     under_way, counts = set(), []
 
@@ -252,5 +266,7 @@ def test_what_is_no_table_is_a_bad_reply():
             parse_table(text)
     for fence in ("```", "```json", "```JSON"):
         assert parse_table(f'{fence}\n{{"a": [1]}}\n```') == {"a": [1]}
+    for before, after in (("Here it is: ", ""), ("", "\nThat is all."), ('<think>\nIs it {"a": 2}?\n</think>\n', "")):
+        assert parse_table(f'{before}{{"a": [1]}}{after}') == {"a": [1]}
     assert parse_table('{"a": "between ```one``` and ```two```"}') == {"a": "between ```one``` and ```two```"}
     assert parse_completion(completion("x", "length"))[0].reason.startswith("the reply is cut off")
