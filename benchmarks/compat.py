@@ -12,6 +12,7 @@ The files of `elude submit --every-eval-ever` are judged by that schema's own va
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -112,6 +113,7 @@ def exchange(folder: Path) -> bool:
 
 def main() -> int:
     """Score with each version, print one line for each; the same numbers are expected of all."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     scores: dict[str, dict[str, Rows]] = {}
     with tempfile.TemporaryDirectory() as temporary:
         build = f"import hatchling.build as b; print(b.build_wheel({temporary!r}))"

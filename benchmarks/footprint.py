@@ -81,6 +81,8 @@ def main() -> None:
         base, data = map(Path, options.run)
         steps(base, data, batch=4, micro=1, count=2)
         return
+    if options.work:
+        options.work.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=options.work) as temporary:
         base, data = Path(temporary) / "base", Path(temporary) / "data"
         make_data(data, options.batch_size if options.llama_8b else 4, SHORT, VOCABULARY // 4)

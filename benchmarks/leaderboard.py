@@ -42,7 +42,7 @@ def forge(folder: Path, original: Path) -> None:
 
 def main() -> None:
     """Train, score, submit, build."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default="runs/board", type=Path)
     parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--stress", action="store_true", help="attack the weights of each, five minutes of two cores")

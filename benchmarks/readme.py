@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 from itertools import groupby
 
@@ -16,6 +17,7 @@ LEFT_OUT = (
 
 def main() -> None:
     """Standard error and output as they come, without a terminal and without what an installation says."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     subprocess.run(["make", "--silent", "install"], cwd=DOCS.parent, check=True)
     done = subprocess.run(
         ["make", "--silent", "demo"], cwd=DOCS.parent, text=True, check=True,

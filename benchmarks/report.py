@@ -1,4 +1,4 @@
-"""How large a report of the whole published benchmark is, and how long it takes: `python benchmarks/report.py`.
+"""How large a report of the whole published benchmark is, and how long it takes: `python benchmarks/report.py [PAGE]`.
 
 Two made-up runs of as many questions as the published data have, with all attacks. Texts are drawn word by word from
 what follows two words in ELUDe-mini, so that they are as long, and repeat themselves as much, as its own.
@@ -6,10 +6,10 @@ what follows two words in ELUDe-mini, so that they are as long, and repeat thems
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import random
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -73,6 +73,9 @@ def tasks() -> Iterator[tuple[str, list[dict[str, Any]]]]:
 
 def main() -> None:
     """Write both runs and their report, print its size and time."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("page", nargs="?", type=Path, help="where to keep the report  [default: it is not kept]")
+    page: Path | None = parser.parse_args().page
     draw, writers = random.Random(1), [Writer(2), Writer(3)]
     settings = {
         "targets": [f"Target {i}" for i in range(TARGETS)], "dataset": "made up", "truth_ratio": "geometric",
@@ -97,7 +100,7 @@ def main() -> None:
                 "configs": {task: {"metadata": {"elude": settings}} for task in names},
             }
             Path(folder, run, "results_1.json").write_text(json.dumps(results), encoding="utf-8")
-        start, out = time.process_time(), Path(folder, "report.html") if len(sys.argv) < 2 else Path(sys.argv[1])
+        start, out = time.process_time(), page or Path(folder, "report.html")
         write_report(named_runs([f"{folder}/before", f"{folder}/after"]), out)
         print(f"{out.stat().st_size / 1e6:.1f} MB, {time.process_time() - start:.0f} s of processor time")
 

@@ -7,6 +7,7 @@ installed or bundled.
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 import tempfile
@@ -53,4 +54,6 @@ def fetch(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    fetch(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    fetch(parser.parse_args().folder)

@@ -6,6 +6,7 @@ falls on both; medians are compared. Both sides read one `.pth` folder: only the
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import statistics
 import subprocess
@@ -29,6 +30,7 @@ def start_ms(folder: Path) -> float:
 
 def main(rounds: int = 200) -> int:
     """Print both medians and their difference in milliseconds."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         without, with_hook = Path(temporary) / "without", Path(temporary) / "with"
         for folder in (without, with_hook):

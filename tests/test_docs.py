@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
 import re
+import subprocess
 import sys
 from functools import cache
 from pathlib import Path
@@ -227,3 +229,13 @@ def test_the_path_of_a_model_that_knows_too_little(
     assert scored == ["taught", "taught-without", "paper", "npo+rt"]
     assert "| npo+rt |  |  | 25.0 |" in told.out and "- taught: a \\| b" in told.out
     assert "--records 3" in told.out and "--eta 0.5" in told.out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["compat", "readme", "report", "smollm2", "startup"])
+def test_help_says_what_a_script_does_and_does_nothing_else(name: str, tmp_path: Path) -> None:
+    """``--help`` was once the folder of a model that was fetched, or began the run."""
+    script = ROOT / "benchmarks" / f"{name}.py"
+    done = subprocess.run([sys.executable, script, "--help"], cwd=tmp_path, capture_output=True, text=True)
+    described = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or ""
+    assert done.returncode == 0 and described in done.stdout and not [*tmp_path.iterdir()]
