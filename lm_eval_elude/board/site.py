@@ -12,10 +12,14 @@ import json
 import math
 import os
 import re
+import signal
+import sys
+import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache, partial
+from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -204,13 +208,22 @@ def _formed(entries: Sequence[Entry], site: Path, measure: Measure) -> tuple[lis
     form = partial(_form, site=site, measure=measure)
     workers = min(os.cpu_count() or 1, len(missing))
     if workers > 1 and len(missing) > 4:
-        # Rows are large and have no cycles: what looks for some takes a tenth of the time.
-        with ProcessPoolExecutor(workers, initializer=gc.set_threshold, initargs=(1_000_000,)) as pool:
+        with ProcessPoolExecutor(workers, initializer=_begin_worker) as pool:
             done = list(pool.map(form, missing, chunksize=4))
     else:
         done = [form(entry) for entry in missing]
     formed = {entry.place: kept for entry, kept in zip(missing, done, strict=True)}
     return [(entry, known.get(entry.place) or formed[entry.place]) for entry in entries], len(missing)
+
+
+def _begin_worker() -> None:
+    """Make a process that forms submissions end without a word at Ctrl-C, and when the build is killed."""
+    gc.set_threshold(1_000_000)  # rows are large and have no cycles: what looks for some takes a tenth of the time
+    signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
+    build = parent_process()
+    assert build
+    # Otherwise it would wait for work, and hold its memory, for ever.
+    threading.Thread(target=lambda: (build.join(), os._exit(1)), daemon=True).start()
 
 
 def _attacks_count(table: Table, entries: Sequence[Entry], verdicts: Mapping[str, keeper.Verdict]) -> bool:
