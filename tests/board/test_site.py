@@ -91,6 +91,14 @@ def test_what_forms_submissions_ends_without_a_word_with_the_build(name):
     assert "ForkProcess" not in err
 
 
+def test_one_build_at_a_time_writes_to_a_site(again):
+    """The slower one would forget the files of the other, which no later build could then replace."""
+    copy, out = again
+    with site._claimed(out, []), pytest.raises(UserError, match=r"^--out .*: another build is at work there$"):
+        site.build(copy, out)
+    assert site.build(copy, out).formed == 0
+
+
 def test_a_report_has_the_tables_references_beside_it_and_the_rank(again, built):
     """The line of the rank is put anew where another row comes or goes; the rest of the report stays."""
     (copy, out), row = again, rows(built)["gibberish"]
