@@ -37,7 +37,7 @@ from lm_eval_elude.board.score import Score
 from lm_eval_elude.board.submission import Packed, Submission, shown
 from lm_eval_elude.board.verify import LEVELS, Verdict, verify
 from lm_eval_elude.data import jsonio
-from lm_eval_elude.data.files import stamp, write_text
+from lm_eval_elude.data.files import stamp, whole_name, write_text
 from lm_eval_elude.errors import UserError, reason
 from lm_eval_elude.report.comparison import NamedRun
 from lm_eval_elude.report.page.page import write_report
@@ -402,6 +402,10 @@ def _claimed(site: Path, names: Iterable[str]) -> Iterator[set[str]]:
             stack.enter_context(FileLock(f"{file}.lock", blocking=False))
         except Timeout:  # each would not know of the files that the other writes
             raise UserError(f"--out {site}: another build is at work there") from None
+        for path in (*site.glob(".*"), *site.glob("*/.*")):  # or what a kill left would be shown with the site
+            name = path.relative_to(site).as_posix()
+            if (whole := whole_name(name)) != name and (whole == FILES or _NAMES.fullmatch(whole)):
+                path.unlink()
         written = set(jsonio.read(file, list[str], max_bytes=_MAX_FILES)) if os.path.lexists(file) else set()
         if odd := [name for name in written if not _NAMES.fullmatch(name)]:
             raise UserError(f"{file}: {shown(odd[0])} is no file of a leaderboard")

@@ -91,6 +91,15 @@ def test_what_forms_submissions_ends_without_a_word_with_the_build(name):
     assert "ForkProcess" not in err
 
 
+def test_what_a_kill_left_of_a_file_is_no_part_of_the_next_site(again, built):
+    copy, out = again
+    (page := next(out.glob("submissions/*.html"))).with_name(f".{page.name}.abc_1234").write_text("half")
+    for name in (".index.html.x0000000", f".{site.FILES}.x0000000", ".mine.x0000000"):
+        (out / name).touch()
+    site.build(copy, out)
+    assert [path.name for path in out.rglob(".*")] == [".mine.x0000000"]
+
+
 def test_one_build_at_a_time_writes_to_a_site(again):
     """The slower one would forget the files of the other, which no later build could then replace."""
     copy, out = again
