@@ -87,7 +87,7 @@ def begin(out: Path) -> None:
     if not _is_ours(out):
         if (out / MANIFEST).exists():
             raise UserError(f"--out {out} was purged; name another one")
-        if out.exists() and any(out.iterdir()):
+        if any(path.is_symlink() or not path.is_dir() for path in out.rglob("*")):  # folders are what a kill may leave
             raise UserError(f"--out {out} has files in it that are not of a data set being built; name another one")
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
     out.chmod(0o700)
