@@ -12,14 +12,20 @@ import json
 import math
 import os
 import re
+import signal
+import sys
+import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
 from functools import lru_cache, partial
+from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+from filelock import FileLock, Timeout
 
 from lm_eval_elude import __version__
 from lm_eval_elude.board import attacked, keeper
@@ -31,7 +37,7 @@ from lm_eval_elude.board.score import Score
 from lm_eval_elude.board.submission import Packed, Submission, shown
 from lm_eval_elude.board.verify import LEVELS, Verdict, verify
 from lm_eval_elude.data import jsonio
-from lm_eval_elude.data.files import stamp, write_text
+from lm_eval_elude.data.files import stamp, whole_name, write_text
 from lm_eval_elude.errors import UserError, reason
 from lm_eval_elude.report.comparison import NamedRun
 from lm_eval_elude.report.page.page import write_report
@@ -127,8 +133,8 @@ def build(folder: Path, site: Path) -> Built:
     """Make or renew the site of a folder with ``board.toml``, submissions and ``verdicts/``.
 
     Submissions are folders in it or in ``submissions/``. UserError where there is no ``board.toml`` or no submission, a
-    reference that it names is not there or does not verify, or a file at ``site`` that no build wrote stands where one
-    is needed.
+    reference that it names is not there or does not verify, another build is at work at ``site``, or a file there that
+    no build wrote stands where one is needed.
     """
     tables = keeper.read(folder)
     # What a command is still writing has a name that begins with a dot.
@@ -152,33 +158,33 @@ def build(folder: Path, site: Path) -> Built:
         if table.retrained and not any(entry.role == "retrained" for entry in members[table.name]):
             where = f"{folder / keeper.FILE}: {table.name}"
             raise UserError(f"{where}: no submission has the digest of its retrained model")
-    written = _claim(site, names)
-    ranking, formed, rows = [], 0, 0
-    for table in tables:
-        references = [entry for entry in members[table.name] if entry.role == "retrained"]
-        others = [entry for entry in members[table.name] if entry.role != "retrained"]
-        companions = [entry for entry in members[table.name] if entry.role in COMPANIONS]
-        attacks = bool(references) and _attacks_count(table, others, verdicts)
-        measure = Measure(table, keeper.data(folder, table), companions, attacks, {})
-        known, anew = _formed(references, site, measure)
-        for entry, kept in known:
-            if isinstance(kept, str):
-                raise UserError(f"{folder / keeper.FILE}: {table.name}: the reference {entry.place.name}: {kept}")
-            measure = measure._replace(reference=kept.measured)
-        more, anew_too = _formed(others, site, measure)
-        refused |= {entry.place.name: kept for entry, kept in more if isinstance(kept, str)}
-        whole: dict[str, tuple[Entry, Kept]] = {}
-        for entry, kept in known + more:
-            if isinstance(kept, Kept) and whole.setdefault(entry.digest, (entry, kept))[0] is not entry:
-                refused[entry.place.name] = f"the same submission as {shown(whole[entry.digest][0].place.name)}"
-        ranking.append(_table(measure, list(whole.values()), verdicts))
-        formed, rows = formed + anew + anew_too, rows + len(whole)
-    write_tables(site, ranking)
-    write_standings(site, ranking)
-    for name in written - names:
-        (site / name).unlink(missing_ok=True)
-    write_text(site / FILES, json.dumps(sorted(names)))
-    return Built(rows, formed, refused)
+    with _claimed(site, names) as written:
+        ranking, formed, rows = [], 0, 0
+        for table in tables:
+            references = [entry for entry in members[table.name] if entry.role == "retrained"]
+            others = [entry for entry in members[table.name] if entry.role != "retrained"]
+            companions = [entry for entry in members[table.name] if entry.role in COMPANIONS]
+            attacks = bool(references) and _attacks_count(table, others, verdicts)
+            measure = Measure(table, keeper.data(folder, table), companions, attacks, {})
+            known, anew = _formed(references, site, measure)
+            for entry, kept in known:
+                if isinstance(kept, str):
+                    raise UserError(f"{folder / keeper.FILE}: {table.name}: the reference {entry.place.name}: {kept}")
+                measure = measure._replace(reference=kept.measured)
+            more, anew_too = _formed(others, site, measure)
+            refused |= {entry.place.name: kept for entry, kept in more if isinstance(kept, str)}
+            whole: dict[str, tuple[Entry, Kept]] = {}
+            for entry, kept in known + more:
+                if isinstance(kept, Kept) and whole.setdefault(entry.digest, (entry, kept))[0] is not entry:
+                    refused[entry.place.name] = f"the same submission as {shown(whole[entry.digest][0].place.name)}"
+            ranking.append(_table(measure, list(whole.values()), verdicts))
+            formed, rows = formed + anew + anew_too, rows + len(whole)
+        write_tables(site, ranking)
+        write_standings(site, ranking)
+        for name in written - names:
+            (site / name).unlink(missing_ok=True)
+        write_text(site / FILES, json.dumps(sorted(names)))
+        return Built(rows, formed, refused)
 
 
 def start(folder: Path) -> list[Path]:
@@ -204,13 +210,22 @@ def _formed(entries: Sequence[Entry], site: Path, measure: Measure) -> tuple[lis
     form = partial(_form, site=site, measure=measure)
     workers = min(os.cpu_count() or 1, len(missing))
     if workers > 1 and len(missing) > 4:
-        # Rows are large and have no cycles: what looks for some takes a tenth of the time.
-        with ProcessPoolExecutor(workers, initializer=gc.set_threshold, initargs=(1_000_000,)) as pool:
+        with ProcessPoolExecutor(workers, initializer=_begin_worker) as pool:
             done = list(pool.map(form, missing, chunksize=4))
     else:
         done = [form(entry) for entry in missing]
     formed = {entry.place: kept for entry, kept in zip(missing, done, strict=True)}
     return [(entry, known.get(entry.place) or formed[entry.place]) for entry in entries], len(missing)
+
+
+def _begin_worker() -> None:
+    """Make a process that forms submissions end without a word at Ctrl-C, and when the build is killed."""
+    gc.set_threshold(1_000_000)  # rows are large and have no cycles: what looks for some takes a tenth of the time
+    signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
+    build = parent_process()
+    assert build
+    # Otherwise it would wait for work, and hold its memory, for ever.
+    threading.Thread(target=lambda: (build.join(), os._exit(1)), daemon=True).start()
 
 
 def _attacks_count(table: Table, entries: Sequence[Entry], verdicts: Mapping[str, keeper.Verdict]) -> bool:
@@ -373,18 +388,30 @@ def _twins(members: Sequence[tuple[Entry, Kept]]) -> dict[str, list[str]]:
 
 
 # ---- files
-def _claim(site: Path, names: Iterable[str]) -> set[str]:
+@contextmanager
+def _claimed(site: Path, names: Iterable[str]) -> Iterator[set[str]]:
     """Names of the site's files that earlier builds wrote; from now on those of this one are among them.
 
-    UserError where a file that no build wrote has one of the names.
+    UserError where a file that no build wrote has one of the names, or another build is at work.
     """
     (site / "data").mkdir(parents=True, exist_ok=True)
     (site / "submissions").mkdir(exist_ok=True)
     file = site / FILES
-    written = set(jsonio.read(file, list[str], max_bytes=_MAX_FILES)) if os.path.lexists(file) else set()
-    if odd := [name for name in written if not _NAMES.fullmatch(name)]:
-        raise UserError(f"{file}: {shown(odd[0])} is no file of a leaderboard")
-    if foreign := sorted(name for name in names if name not in written and os.path.lexists(site / name)):
-        raise UserError(f"--out {site}: {foreign[0]} was not written by a build; name another folder, or take it away")
-    write_text(file, json.dumps(sorted(written.union(names))))
-    return written
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(FileLock(f"{file}.lock", blocking=False))
+        except Timeout:  # each would not know of the files that the other writes
+            raise UserError(f"--out {site}: another build is at work there") from None
+        for path in (*site.glob(".*"), *site.glob("*/.*")):  # or what a kill left would be shown with the site
+            name = path.relative_to(site).as_posix()
+            if (whole := whole_name(name)) != name and (whole == FILES or _NAMES.fullmatch(whole)):
+                path.unlink()
+        written = set(jsonio.read(file, list[str], max_bytes=_MAX_FILES)) if os.path.lexists(file) else set()
+        if odd := [name for name in written if not _NAMES.fullmatch(name)]:
+            raise UserError(f"{file}: {shown(odd[0])} is no file of a leaderboard")
+        if foreign := sorted(name for name in names if name not in written and os.path.lexists(site / name)):
+            raise UserError(
+                f"--out {site}: {foreign[0]} was not written by a build; name another folder, or take it away"
+            )
+        write_text(file, json.dumps(sorted(written.union(names))))
+        yield written

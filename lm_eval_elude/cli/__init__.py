@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from importlib import import_module
 
@@ -35,8 +36,9 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Run the command; bad input is one line and exit code 2, Ctrl-C is 130."""
+    """Run the command; bad input is one line and exit code 2, Ctrl-C is 130, SIGTERM 143."""
     mute_imports()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what is half made is taken away, as at Ctrl-C
     try:
         status = cli.main(sys.argv[1:] or ["--help"], prog_name="elude", standalone_mode=False)
         sys.exit(status if isinstance(status, int) else 0)

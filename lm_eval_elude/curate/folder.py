@@ -25,7 +25,7 @@ from lm_eval_elude.curate.pairs import Pair, Rejection, rejection
 from lm_eval_elude.curate.readers import READERS
 from lm_eval_elude.data import jsonio
 from lm_eval_elude.data.dataset import load_records
-from lm_eval_elude.data.files import sha256, write_bytes, write_text
+from lm_eval_elude.data.files import sha256, whole_name, write_bytes, write_text
 from lm_eval_elude.data.records import TEXT_FIELDS
 from lm_eval_elude.errors import UserError
 
@@ -87,7 +87,7 @@ def begin(out: Path) -> None:
     if not _is_ours(out):
         if (out / MANIFEST).exists():
             raise UserError(f"--out {out} was purged; name another one")
-        if out.exists() and any(out.iterdir()):
+        if any(path.is_symlink() or not path.is_dir() for path in out.rglob("*")):  # folders are what a kill may leave
             raise UserError(f"--out {out} has files in it that are not of a data set being built; name another one")
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
     out.chmod(0o700)
@@ -284,7 +284,7 @@ def _is_ours(out: Path) -> bool:
 
 def _is_listed(path: Path, name: str, manifest: Manifest | None) -> bool:
     """Whether a regular file is one that a build (or an audit) wrote."""
-    name = re.sub(r"(^|/)\.(.+)\.[a-z0-9_]{8}$", r"\1\2", name)  # what a kill left of a file that was being written
+    name = whole_name(name)
     if name in FILES:
         return manifest is None or manifest.files.get(name) == sha256(path)
     if name == AUDIT_PAGE:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -65,6 +66,11 @@ def write_bytes(path: Path, content: bytes) -> None:
         if isinstance(error, OSError) and error.errno:  # it names the new file, or none where the disk is full
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
+
+
+def whole_name(name: str) -> str:
+    """The name or path of the file that was to be, for one that a kill left half-written; others as they are."""
+    return re.sub(r"(^|/)\.(.+)\.[a-z0-9_]{8}$", r"\1\2", name)
 
 
 @contextmanager

@@ -7,7 +7,6 @@ seed, so a command that was killed goes on where no file lies yet, and ends in t
 from __future__ import annotations
 
 import random
-import re
 import sys
 import time
 import warnings
@@ -22,6 +21,7 @@ from tqdm import tqdm
 from transformers.utils import logging as transformers_logging
 
 from lm_eval_elude.data import jsonio
+from lm_eval_elude.data.files import whole_name
 from lm_eval_elude.data.records import QARecord, fingerprint
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.model.scorer import Scorer, layers_of, load_model, repeatable, score_all
@@ -36,7 +36,6 @@ from lm_eval_elude.text.chat import Renderer, load_tokenizer
 
 Suite = Literal["glance", "quick", "full"]
 SETTINGS, WORK = "settings.json", "work"
-_HALF_WRITTEN = re.compile(r"\..+\.jsonl?\.[a-z0-9_]{8}")  # as write_text names a file that is not whole yet
 SPLITS = {"glance": 1, "quick": 1, "full": 3}  # of the forget set into two halves, each of which is learnt once
 RETAINED = 32  # retain records by which a model's retain quality is judged
 _BATCH = 16
@@ -301,7 +300,8 @@ def open_folder(out: Path, described: Mapping[str, Any]) -> None:
 
 def _half_written(path: Path) -> bool:
     """Whether a process that was killed while it wrote left the file."""
-    return bool(_HALF_WRITTEN.fullmatch(path.name)) and path.is_file()
+    name = whole_name(path.name)
+    return name != path.name and name.endswith((".json", ".jsonl")) and path.is_file()
 
 
 def _flag(role: str) -> str:

@@ -6,8 +6,10 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -67,6 +69,43 @@ def test_rows_are_ranked_by_the_score_and_references_are_not(built):
     # The original handed in under another name.
     assert {"the same weights as 'original'", "the same answers as 'original'"} <= {*table["candidate"]["remarks"]}
     assert not any("same" in line for line in table["forgot"]["remarks"] + table["gibberish"]["remarks"])
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGKILL"])
+def test_what_forms_submissions_ends_without_a_word_with_the_build(name):
+    build = (
+        "import os, time; from concurrent.futures import ProcessPoolExecutor; from lm_eval_elude.board import site\n"
+        "pool = ProcessPoolExecutor(1, initializer=site._begin_worker)\n"
+        "print(pool.submit(os.getpid).result(), flush=True); time.sleep(600)"
+    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "start_new_session": True, "text": True}
+    with subprocess.Popen([sys.executable, "-c", build], **pipes) as process:
+        worker = int(process.stdout.readline())
+        send = os.killpg if name == "SIGINT" else os.kill
+        send(process.pid, getattr(signal, name))
+        try:
+            err = process.communicate(timeout=60)[1]  # both have closed it
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(worker, signal.SIGKILL)
+    assert "ForkProcess" not in err
+
+
+def test_what_a_kill_left_of_a_file_is_no_part_of_the_next_site(again, built):
+    copy, out = again
+    (page := next(out.glob("submissions/*.html"))).with_name(f".{page.name}.abc_1234").write_text("half")
+    for name in (".index.html.x0000000", f".{site.FILES}.x0000000", ".mine.x0000000"):
+        (out / name).touch()
+    site.build(copy, out)
+    assert [path.name for path in out.rglob(".*")] == [".mine.x0000000"]
+
+
+def test_one_build_at_a_time_writes_to_a_site(again):
+    """The slower one would forget the files of the other, which no later build could then replace."""
+    copy, out = again
+    with site._claimed(out, []), pytest.raises(UserError, match=r"^--out .*: another build is at work there$"):
+        site.build(copy, out)
+    assert site.build(copy, out).formed == 0
 
 
 def test_a_report_has_the_tables_references_beside_it_and_the_rank(again, built):

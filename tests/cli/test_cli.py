@@ -1,5 +1,6 @@
 """``elude``: what it prints, and bad input as one line with exit code 2."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -60,3 +61,16 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, problem, monkeypatch, 
     assert elude(monkeypatch, *arguments) == 2
     error = capsys.readouterr().err
     assert error.startswith("Error: ") and problem in error and error.count("\n") == 1
+
+
+def test_what_is_half_made_is_taken_away_at_sigterm(tmp_path):
+    command = (
+        "import os, signal, sys; from pathlib import Path; from lm_eval_elude import cli; "
+        "from lm_eval_elude.data.files import new_folder\n"
+        "place, sys.argv = sys.argv[1], ['elude', 'path', 'tiny']\n"
+        "try: cli.main()\n"
+        "except SystemExit: pass\n"
+        "with new_folder(Path(place)) as folder: (folder / 'file').touch(); os.kill(os.getpid(), signal.SIGTERM)"
+    )
+    done = subprocess.run([sys.executable, "-c", command, tmp_path / "new"])
+    assert done.returncode == 143 and not list(tmp_path.iterdir())

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from lm_eval_elude.cli import cli
 from lm_eval_elude.curate.build import build
-from lm_eval_elude.curate.folder import MANIFEST, MARK, PLAN, WIKI_CACHE, finished, purge
+from lm_eval_elude.curate.folder import MANIFEST, MARK, PLAN, WIKI_CACHE, begin, finished, purge
 from lm_eval_elude.errors import UserError
 from tests.curate.company import answer, make, material_of, tree
 from tests.endpoints import endpoint
@@ -88,6 +88,15 @@ def test_a_finished_data_set_takes_another_licence_without_a_call(copy, folder):
         changed == {"README.md", MANIFEST, "work/sources.jsonl"}
         and "Licence: CC0 1.0" in (copy / "README.md").read_text()
     )
+
+
+def test_what_was_killed_before_its_mark_goes_on(tmp_path):
+    (tmp_path / "data" / "work" / "raw").mkdir(parents=True)
+    begin(tmp_path / "data")
+    (tmp_path / "mine" / "work").mkdir(parents=True)
+    (tmp_path / "mine" / "work" / "notes.txt").touch()
+    with pytest.raises(UserError, match="has files in it"):
+        begin(tmp_path / "mine")
 
 
 def test_an_unfinished_data_set_is_purged_too(folder, tmp_path):
