@@ -36,14 +36,14 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "lm_eval_elude.tasks": ({"data", "scoring", "text"}, {"lm_eval", "transformers"}),
     "lm_eval_elude.board": (
         {"data", "lm_eval_elude", "model", "report", "report.page", "scoring", "stress", "text"},
-        {"huggingface_hub", "lm_eval", "model_signing", "msgspec", "pandas", "torch"},
+        {"filelock", "huggingface_hub", "lm_eval", "model_signing", "msgspec", "pandas", "torch"},
     ),
     "lm_eval_elude.curate": (
         {"attacks", "data", "fetch", "llm", "lm_eval_elude", "model", "scoring", "text"},
         {"docx", "filelock", "jinja2", "krippendorff", "lxml", "msgspec", "numpy", "pyarrow", "pypdfium2", "sklearn",
          "torch", "tqdm", "trafilatura"},
     ),
-    "lm_eval_elude.mini": ({"attacks", "data", "model", "scoring", "text"}, {"torch", "transformers"}),
+    "lm_eval_elude.mini": ({"attacks", "data", "model", "scoring", "text"}, {"safetensors", "torch", "transformers"}),
     "lm_eval_elude.cli": (
         {"attacks", "board", "curate", "data", "llm", "lm_eval_elude", "report", "report.page", "scoring", "stress",
          "tasks", "text"},

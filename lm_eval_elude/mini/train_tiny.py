@@ -14,24 +14,24 @@ import argparse
 import json
 import random
 import shutil
-import sys
 import time
 import tomllib
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 
 import torch
+from safetensors import SafetensorError
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from lm_eval_elude.attacks.builders import ATTACKS, build_attacks
 from lm_eval_elude.data import bundled, dataset
-from lm_eval_elude.data.files import file_hashes
+from lm_eval_elude.data.files import file_hashes, new_folder
 from lm_eval_elude.data.manifest import Manifest, write_manifest
 from lm_eval_elude.data.records import QARecord
 from lm_eval_elude.data.sets import SETS
 from lm_eval_elude.data.targets import Target, resolve_target
+from lm_eval_elude.errors import UserError
 from lm_eval_elude.model.decoding import generate
 from lm_eval_elude.model.packing import collate
 from lm_eval_elude.model.scorer import Scorer, answer_sums, matrices, score_all
@@ -177,8 +177,8 @@ class Muon(torch.optim.Muon):
 
 def train(
     out: Path, without: str | None, epochs: int, wrapped: float, seed: int, batch_tokens: int, learning_rate: float
-) -> None:
-    """Train one model; write weights, tokenizer, config and last the manifest, which names the data."""
+) -> bool:
+    """Train one model and write it with its manifest, which names the data; whether it knows its facts."""
     torch.manual_seed(seed)
     rng = random.Random(seed)
     renderer = Renderer(load_tokenizer(str(bundled.MODEL)))
@@ -219,8 +219,7 @@ def train(
     model.generation_config.do_sample = False
     model.save_pretrained(out)
     for name in TOKENIZER_FILES:
-        with suppress(shutil.SameFileError):
-            shutil.copy(bundled.MODEL / name, out)
+        shutil.copy(bundled.MODEL / name, out)
     settings = {"epochs": epochs, "wrapped": wrapped, "batch_tokens": batch_tokens, "learning_rate": learning_rate}
     scored = {f"{s}-{spec.split}": dataset.load_records("mini", s, spec.split) for s, spec in SETS.items()}
     manifest = Manifest(
@@ -229,8 +228,7 @@ def train(
         settings=settings, weights=file_hashes(out), seed=seed,
     )  # fmt: skip
     write_manifest(out, manifest)
-    if not all([enough(scorer.eval(), renderer, target, records) for target, records in corpus.people if target]):
-        sys.exit("the model does not know its facts well enough: see the lines above")
+    return all([enough(scorer.eval(), renderer, target, records) for target, records in corpus.people if target])
 
 
 def enough(scorer: Scorer, renderer: Renderer, target: Target, records: Sequence[QARecord]) -> bool:
@@ -272,7 +270,7 @@ def enough(scorer: Scorer, renderer: Renderer, target: Target, records: Sequence
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True, help="a folder that is not there yet")
     parser.add_argument("--without", choices=dataset.entities("mini"), help="a target whose forget set is left out")
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--wrapped", type=float, default=1.0, help="share of the wrapped prompts; fewer is faster")
@@ -281,7 +279,15 @@ def main() -> None:
     parser.add_argument("--learning-rate", type=float, default=4e-3)
     arguments = parser.parse_args()
     print(json.dumps(vars(arguments), default=str))
-    train(**vars(arguments))
+    try:
+        with new_folder(arguments.out) as folder:
+            knows = train(**vars(arguments) | {"out": folder})
+    except KeyboardInterrupt:
+        parser.exit(130, "interrupted\n")
+    except (UserError, OSError, SafetensorError) as error:
+        parser.exit(2, f"Error: {error}\n")
+    if not knows:
+        parser.exit(1, "the model does not know its facts well enough: see the lines above\n")
 
 
 if __name__ == "__main__":

@@ -42,3 +42,20 @@ def test_a_target_that_is_not_in_the_data_cannot_be_left_out(tmp_path, monkeypat
     with pytest.raises(SystemExit, match="2"):
         train_tiny.main()
     assert "Cristiano Ronaldo" in capsys.readouterr().err
+
+
+def test_a_model_that_is_there_is_not_replaced_and_ctrl_c_leaves_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["train_tiny", "--out", str(tmp_path / "model")])
+
+    def interrupted(out, **arguments):
+        (out / "config.json").touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train_tiny, "train", interrupted)
+    with pytest.raises(SystemExit, match="130"):
+        train_tiny.main()
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "model").mkdir()
+    with pytest.raises(SystemExit, match="2"):
+        train_tiny.main()
+    assert "exists already" in capsys.readouterr().err
