@@ -390,7 +390,7 @@ def parse_table(text: str) -> dict[str, Any]:
         text = text.rpartition("</think>")[2]  # what a reasoning model thought may hold drafts of the object
         fenced = re.search(r"(?i)```(?:json)?\s*(.*?)```", text, re.DOTALL)
         text = fenced.group(1) if fenced else text
-    within = re.search(r"\{.*\}", text, re.DOTALL)
+    within = None if text.lstrip().startswith("[") else re.search(r"\{.*\}", text, re.DOTALL)  # a list is no object
     try:
         table = jsonio.loads(within.group() if within else text, "the reply")
     except UserError as error:

@@ -18,7 +18,7 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from multiprocessing import parent_process
 from pathlib import Path
@@ -397,11 +397,11 @@ def _claimed(site: Path, names: Iterable[str]) -> Iterator[set[str]]:
     (site / "data").mkdir(parents=True, exist_ok=True)
     (site / "submissions").mkdir(exist_ok=True)
     file = site / FILES
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(FileLock(f"{file}.lock", blocking=False))
-        except Timeout:  # each would not know of the files that the other writes
-            raise UserError(f"--out {site}: another build is at work there") from None
+    try:
+        lock = FileLock(f"{file}.lock", blocking=False).acquire()
+    except Timeout:  # each would not know of the files that the other writes
+        raise UserError(f"--out {site}: another build is at work there") from None
+    with lock:
         for path in (*site.glob(".*"), *site.glob("*/.*")):  # or what a kill left would be shown with the site
             name = path.relative_to(site).as_posix()
             if (whole := whole_name(name)) != name and (whole == FILES or _NAMES.fullmatch(whole)):

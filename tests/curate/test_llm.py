@@ -261,7 +261,7 @@ def test_a_redirect_is_a_refusal_and_the_key_does_not_follow(tmp_path: Path):
 
 
 def test_what_is_no_table_is_a_bad_reply():
-    for text in ("[1]", "", "null", "{", '{"a": 1, "a": 2}', "NaN"):
+    for text in ("[1]", '[{"a": 1}]', "", "null", "{", '{"a": 1, "a": 2}', "NaN"):
         with pytest.raises(BadReply):
             parse_table(text)
     for fence in ("```", "```json", "```JSON"):
