@@ -21,9 +21,9 @@ from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 import msgspec
-from filelock import FileLock, Timeout
 
 from lm_eval_elude.data import jsonio
+from lm_eval_elude.data.files import lock
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.fetch import Answer, Fetcher, FetchError, base_address, require
 
@@ -97,11 +97,7 @@ class Journal:
     """
 
     def __init__(self, path: Path) -> None:
-        self._lock = FileLock(f"{path}.lock", blocking=False)
-        try:
-            self._lock.acquire()
-        except Timeout:
-            raise UserError(f"{path}: another process is at work there") from None
+        self._held = lock(path, f"{path}: another process is at work there")
         self._file = path.open("a+b")
         self._file.seek(0)
         *lines, half = self._file.read().split(b"\n")
@@ -119,7 +115,7 @@ class Journal:
 
     def close(self) -> None:
         self._file.close()
-        self._lock.release()
+        self._held.lock.release()
 
 
 async def at_once(items: Iterable[Item], work: Callable[[Item], Coroutine[Any, Any, T]]) -> list[T]:

@@ -17,10 +17,10 @@ PACKAGES = ("lm_eval_elude", "optout_train")
 ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "lm_eval_elude": (set(), set()),
     "lm_eval_elude._autoload": ({"lm_eval_elude", "tasks"}, {"lm_eval"}),
-    "lm_eval_elude.data": (set(), {"datasets", "huggingface_hub", "msgspec", "pyarrow"}),
+    "lm_eval_elude.data": (set(), {"datasets", "filelock", "huggingface_hub", "msgspec", "pyarrow"}),
     "lm_eval_elude.text": ({"data"}, {"transformers"}),
     "lm_eval_elude.fetch": (set(), {"httpx2"}),
-    "lm_eval_elude.llm": ({"fetch", "data"}, {"filelock", "msgspec"}),
+    "lm_eval_elude.llm": ({"fetch", "data"}, {"msgspec"}),
     "lm_eval_elude.attacks": ({"data", "fetch", "llm", "text"}, {"msgspec", "tqdm"}),
     "lm_eval_elude.scoring": (
         {"attacks", "data", "text"}, {"nltk", "numpy", "rouge_score", "scipy", "sklearn", "threadpoolctl"},
@@ -36,11 +36,11 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "lm_eval_elude.tasks": ({"data", "scoring", "text"}, {"lm_eval", "transformers"}),
     "lm_eval_elude.board": (
         {"data", "lm_eval_elude", "model", "report", "report.page", "scoring", "stress", "text"},
-        {"filelock", "huggingface_hub", "lm_eval", "model_signing", "msgspec", "pandas", "torch"},
+        {"huggingface_hub", "lm_eval", "model_signing", "msgspec", "pandas", "torch"},
     ),
     "lm_eval_elude.curate": (
         {"attacks", "data", "fetch", "llm", "lm_eval_elude", "model", "scoring", "text"},
-        {"docx", "filelock", "jinja2", "krippendorff", "lxml", "msgspec", "numpy", "pyarrow", "pypdfium2", "sklearn",
+        {"docx", "jinja2", "krippendorff", "lxml", "msgspec", "numpy", "pyarrow", "pypdfium2", "sklearn",
          "torch", "tqdm", "trafilatura"},
     ),
     "lm_eval_elude.mini": ({"attacks", "data", "model", "scoring", "text"}, {"safetensors", "torch", "transformers"}),

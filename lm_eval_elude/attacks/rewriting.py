@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -20,6 +21,7 @@ from msgspec.structs import asdict, replace
 from lm_eval_elude.attacks.builders import ATTACKS, build_attacks, flaw
 from lm_eval_elude.attacks.prompt import LANGUAGES, AttackPrompt, language_of, parse_attack
 from lm_eval_elude.data import jsonio
+from lm_eval_elude.data.files import lock
 from lm_eval_elude.data.records import QARecord, fingerprint
 from lm_eval_elude.data.targets import Target
 from lm_eval_elude.errors import UserError, printable
@@ -51,10 +53,10 @@ def generate_attacks(
 ) -> Report:  # fmt: skip
     """Append the prompts that ``out`` lacks; started again with the same arguments, it goes on where it was stopped.
 
-    Each finished prompt is one whole line at once. A rejected reply goes with its reason to :func:`rejects_path`, and
-    the item is asked again, ``attempts`` times in a run. ``records``, ``n`` (of each type) and ``seed`` are as for
-    :func:`build_attacks`; ``url``, ``model``, ``workers``, ``timeout`` and ``retries`` as for
-    :class:`lm_eval_elude.llm.Client`.
+    One run at a time writes there. Each finished prompt is one whole line at once. A rejected reply goes with its
+    reason to :func:`rejects_path`, and the item is asked again, ``attempts`` times in a run. ``records``, ``n`` (of
+    each type) and ``seed`` are as for :func:`build_attacks`; ``url``, ``model``, ``workers``, ``timeout`` and
+    ``retries`` as for :class:`lm_eval_elude.llm.Client`.
 
     FetchError where the endpoint stops answering. UserError where it refuses, a package is missing, or ``out`` holds
     something else than a part of this file.
@@ -107,8 +109,8 @@ def generate_attacks(
 
         async with client:
             await client.knock()
-            out.parent.mkdir(parents=True, exist_ok=True)
             with (
+                _alone(out, done, target, origin),
                 tqdm(total=len(drafts), initial=written, disable=None, desc=printable(out.name), unit="prompt") as bar,
                 out.open("a", encoding="utf-8") as file,
                 rejects_path(out).open("a", encoding="utf-8") as rejects,
@@ -180,6 +182,17 @@ def _resume(out: Path, target: Target, origin: dict[str, Any]) -> dict[_Key, str
         with out.open("ab") as file:
             file.write(b"\n")
     return done
+
+
+@contextmanager
+def _alone(out: Path, done: Mapping[_Key, str], target: Target, origin: dict[str, Any]) -> Iterator[None]:
+    """Keep other runs from ``out``. UserError where one is writing, or wrote since ``done`` was read."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    busy = f"--out {out}: another run is writing there"
+    with lock(out, busy):
+        if _resume(out, target, origin) != done:
+            raise UserError(busy)
+        yield
 
 
 def _is_json(line: bytes) -> bool:

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-from filelock import FileLock, Timeout
 
 from lm_eval_elude import __version__
 from lm_eval_elude.board import attacked, keeper
@@ -37,7 +36,7 @@ from lm_eval_elude.board.score import Score
 from lm_eval_elude.board.submission import Packed, Submission, shown
 from lm_eval_elude.board.verify import LEVELS, Verdict, verify
 from lm_eval_elude.data import jsonio
-from lm_eval_elude.data.files import stamp, whole_name, write_text
+from lm_eval_elude.data.files import lock, stamp, whole_name, write_text
 from lm_eval_elude.errors import UserError, reason
 from lm_eval_elude.report.comparison import NamedRun
 from lm_eval_elude.report.page.page import write_report
@@ -397,11 +396,7 @@ def _claimed(site: Path, names: Iterable[str]) -> Iterator[set[str]]:
     (site / "data").mkdir(parents=True, exist_ok=True)
     (site / "submissions").mkdir(exist_ok=True)
     file = site / FILES
-    try:
-        lock = FileLock(f"{file}.lock", blocking=False).acquire()
-    except Timeout:  # each would not know of the files that the other writes
-        raise UserError(f"--out {site}: another build is at work there") from None
-    with lock:
+    with lock(file, f"--out {site}: another build is at work there"):  # neither would know of the other's files
         for path in (*site.glob(".*"), *site.glob("*/.*")):  # or what a kill left would be shown with the site
             name = path.relative_to(site).as_posix()
             if (whole := whole_name(name)) != name and (whole == FILES or _NAMES.fullmatch(whole)):

@@ -42,6 +42,7 @@ def record(
     import os
     import secrets
     import shutil
+    from contextlib import ExitStack
 
     from lm_eval_elude.board import record as board
     from lm_eval_elude.board.submission import finished
@@ -55,22 +56,22 @@ def record(
         if wanted and os.path.lexists(file):
             raise UserError(f"--out {out}: {file} exists already; name another folder")
     secret = secrets.token_hex(32) if hash_targets else ""
-    with new_folder(out) as staged:
-        reference = finished(known) if known else None
-        statement = board.record(
-            checkpoint, Run(results), reference, records=records, key=secret.encode(),
-            attacked=Outcome(attacked) if attacked else None,
-        )  # fmt: skip
-        board.write(statement, staged)
-    try:
+    with ExitStack() as undo:
+        with new_folder(out) as staged:
+            reference = finished(known) if known else None
+            statement = board.record(
+                checkpoint, Run(results), reference, records=records, key=secret.encode(),
+                attacked=Outcome(attacked) if attacked else None,
+            )  # fmt: skip
+            board.write(statement, staged)
+            if secret:  # before the record stands, since no one could tell without its key whom it is about
+                with open(os.open(key_of_names, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as handle:
+                    undo.callback(key_of_names.unlink)
+                    handle.write(secret)
+        undo.callback(shutil.rmtree, out)
         if key:
             board.sign(out, signature, key)
-        if secret:
-            with open(os.open(key_of_names, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as handle:
-                handle.write(secret)
-    except BaseException:
-        shutil.rmtree(out)
-        raise
+        undo.pop_all()
     for test in statement["predicate"]["tests"]:
         numbers = "{value:.3f}, reference {reference:.3f}, excess up to {upperLimit95:.3f}".format(**test)
         say(f"{test['result'].lower():18} {test['name']}: {numbers}")

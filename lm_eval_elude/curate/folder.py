@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from filelock import FileLock, Timeout
 
 from lm_eval_elude import __version__
 from lm_eval_elude.attacks.prompt import LANGUAGES
@@ -25,7 +24,7 @@ from lm_eval_elude.curate.pairs import Pair, Rejection, rejection
 from lm_eval_elude.curate.readers import READERS
 from lm_eval_elude.data import jsonio
 from lm_eval_elude.data.dataset import load_records
-from lm_eval_elude.data.files import sha256, whole_name, write_bytes, write_text
+from lm_eval_elude.data.files import lock, sha256, whole_name, write_bytes, write_text
 from lm_eval_elude.data.records import TEXT_FIELDS
 from lm_eval_elude.errors import UserError
 
@@ -252,11 +251,8 @@ def purge(out: Path) -> list[str]:
     if out.is_symlink() or not (_is_ours(out) or (out / MANIFEST).is_file()):
         raise UserError(f"{out}: no data set of `elude build` is there")
     if (out / "work").is_dir():
-        try:
-            with FileLock(f"{out / JOURNAL}.lock", blocking=False):
-                pass
-        except Timeout:
-            raise UserError(f"{out}: `elude build` is at work there; stop it first") from None
+        with lock(out / JOURNAL, f"{out}: `elude build` is at work there; stop it first"):
+            pass
     manifest = read_manifest(out)
     left = []
     # The mark goes last: a purge that was killed can be gone on with.

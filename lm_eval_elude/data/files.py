@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from filelock import AcquireReturnProxy, FileLock, Timeout
+
 from lm_eval_elude.errors import UserError
 
 Stamp = tuple[int, int]  # of a file: when it changed, and its size
@@ -97,6 +99,17 @@ def new_folder(out: Path, flag: str = "--out") -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(staged, ignore_errors=True)
         raise
+
+
+def lock(path: Path, busy: str) -> AcquireReturnProxy:
+    """A held lock on what lies at ``path``, for a ``with`` block; it ends with the process, and ``PATH.lock`` stays.
+
+    UserError with the text ``busy``, at once, where another process holds it.
+    """
+    try:
+        return FileLock(f"{path}.lock", blocking=False).acquire()
+    except Timeout:
+        raise UserError(busy) from None
 
 
 def sha256(path: Path) -> str:

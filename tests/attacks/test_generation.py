@@ -105,6 +105,31 @@ def test_a_busy_and_broken_endpoint_is_asked_again_and_no_proxy_stands_between(t
     assert set(times.values()) == {5}
 
 
+def test_one_run_at_a_time_writes_to_a_file(tmp_path):
+    """A second run is refused while the first one writes, and the first where the second finished before it began."""
+    out, seen = tmp_path / "a.jsonl", []
+
+    def visited(at: int):
+        def act(server: Endpoint, task: str, count: int) -> None:
+            if count == at:  # the first request knocks, so that nothing is written at 1
+                try:
+                    with endpoint(good) as (url, _):
+                        seen.append(generate(url, out).written)
+                except UserError as error:
+                    seen.append(str(error))
+            good(server, task, count)
+
+        return act
+
+    refusal = f"--out {out}: another run is writing there"
+    with endpoint(visited(2)) as (url, _):
+        assert generate(url, out) == (4, 4, 0, 0) and seen == [refusal]
+    out.unlink()
+    with endpoint(visited(1), knocks=True) as (url, _), pytest.raises(UserError, match=re.escape(refusal)):
+        generate(url, out)
+    assert seen == [refusal, 4] and len(lines(out)) == 4
+
+
 BAD = [
     (completion("Sure! Here is a prompt."), 'the reply is no JSON object with the key "prompt"'),
     (completion('{"text": "x"}'), 'the reply is no JSON object with the key "prompt"'),

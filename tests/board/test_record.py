@@ -1,5 +1,6 @@
 """A record says what was tested on which files, never more; it is signed and verified without a network."""
 
+import errno
 import json
 import shutil
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from lm_eval_elude.board import record as board
+from lm_eval_elude.data import files
 from lm_eval_elude.data.files import file_hashes
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.scoring.runs import Run
@@ -168,6 +170,20 @@ def test_targets_can_stand_as_hashes_and_nothing_of_others_is_replaced(never_kne
     text = "".join(path.read_text() for path in out.iterdir())
     assert "Ronaldo" not in text and str(data) not in text and "target-" in text
     assert not any(never_knew.settings(task)["fingerprint"] in text for task in never_knew.tasks)
+
+
+def test_the_key_is_written_before_the_record_and_goes_with_it(never_knew, tmp_path, capsys, monkeypatch):
+    """After a kill between the two, a record without its key would say of nobody what it says."""
+    key, keys = tmp_path / "record.key", []
+
+    def full(source: Path, to: Path) -> None:
+        keys.append(key.read_text())
+        raise OSError(errno.ENOSPC, "No space left on device", str(to))
+
+    monkeypatch.setattr(files.os, "rename", full)
+    command = ("record", runs.WITHOUT, never_knew.path, "--out", tmp_path / "record", "--hash-targets", "--records", 1)
+    code, _, err = runs.elude(capsys, *command)
+    assert code == 2 and "No space left" in err and [len(text) for text in keys] == [64] and not [*tmp_path.iterdir()]
 
 
 def test_another_checkpoint_or_no_reference_is_refused(original, never_knew, tmp_path):
