@@ -185,6 +185,16 @@ def _shown(text: str) -> str:
     return f"{line[:200]}..." if len(line) > 200 else line or "(nothing)"
 
 
+def _method(text: str) -> tuple[str, list[str]]:
+    """A method and its flags."""
+    name, *flags = shlex.split(text) or [""]
+    if name not in (PAPER, *METHODS):
+        raise argparse.ArgumentTypeError(f"{text!r} does not begin with {PAPER} or a method of optout-train")
+    if name == PAPER and flags:
+        raise argparse.ArgumentTypeError(f"{PAPER} takes no flags: its settings are the paper's; opt-out takes them")
+    return name, flags
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, help="folder of the model, or smollm2")
@@ -195,8 +205,9 @@ def main() -> int:
     parser.add_argument("--teach-epochs", type=int, default=12)
     parser.add_argument("--teach-rate", type=float, default=1e-3, help="learning rate of the lesson's adapter")
     parser.add_argument(
-        "--methods", nargs="*", default=[PAPER, "opt-out-stranger"], choices=[PAPER, *METHODS],
-        help="of optout-train, each with the flags this script does not know; paper: opt-out with the paper's settings",
+        "--methods", nargs="*", type=_method, default=[(PAPER, []), ("opt-out-stranger", [])], metavar="'NAME FLAGS'",
+        help="of optout-train, each with flags of its own and those this script does not know; "
+        "paper: opt-out with the paper's settings",
     )  # fmt: skip
     parser.add_argument("--tasks", default="elude")
     parser.add_argument("--limit", type=int, default=0, help="of lm_eval (0: none)")
@@ -219,6 +230,8 @@ def main() -> int:
         parser.error("--stress needs a model that never knew the target: --teach makes one")
     if not (options.model / "config.json").is_file():
         parser.error(f"{options.model} is no model folder: it has no config.json")
+    if len({name for name, _ in options.methods}) < len(options.methods):
+        parser.error("--methods: one of them is named twice; give the second run a --work of its own")
     os.environ |= OFFLINE
     asked = {k: str(v) for k, v in vars(options).items() if k not in ("work", "docs", "methods", "stress")}
     work = Work(options.work.absolute(), asked | {"model": str(options.model.resolve())})
@@ -254,8 +267,8 @@ def main() -> int:
         return 1
     seed, adapter = ["--seed", str(options.seed), *options.computing], [] if options.full else ["--lora", "--merge"]
     unlearned: dict[str, tuple[str, Stage]] = {}
-    for name in options.methods:
-        method, method_flags = ("opt-out", []) if name == PAPER else (name, flags)
+    for name, its in options.methods:
+        method, method_flags = ("opt-out", []) if name == PAPER else (name, [*flags, *its])
         settings = ["--method", method, *seed, *([] if "lora" in METHODS[method] else adapter), *method_flags]
         unlearned[name] = work.train(name, model, data, target.name, settings)
     runs = {name: (evaluate(name, folder), took) for name, (folder, took) in (schooled | unlearned).items()}
@@ -272,9 +285,9 @@ def main() -> int:
     shown_flags = [
         f"--{k.replace('_', '-')} {v}" for k, v in asked.items() if k not in ("model", "teach", "full", "computing")
     ]
-    lines.append(
-        f"`{' '.join([options.model.name, *shown_flags, *options.computing, *flags])}`; {time.strftime('%Y-%m-%d')}."
-    )
+    methods = ["--methods", *(shlex.quote(shlex.join([name, *its])) for name, its in options.methods)]
+    shown = " ".join([options.model.name, *shown_flags, *options.computing, *flags, *methods])
+    lines.append(f"`{shown}`; {time.strftime('%Y-%m-%d')}.")
     print("\n".join(lines))
     if options.docs:
         tables.put(tables.DOCS / "results.md", f"real model: {options.model.name}, {target.name}", lines)

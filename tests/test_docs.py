@@ -212,12 +212,13 @@ def test_the_path_of_a_model_that_knows_too_little(
             assert (own <= asked) == (name == "taught") and len(asked) > len(own)
             assert "--forget-weight" in flags
         else:
-            assert asked == own and ("--eta" in flags) == (name == "npo+rt")
+            assert asked == own and flags[-4:].count("--eta") == (name == "npo+rt")
+            assert name != "npo+rt" or flags[-2:] == ["--lambda", "0.2"]
         return str(self.root / name), real_model.Stage(1.0, 2.0, 3.0)
 
     for name, fake in (("known", known), ("evaluate", evaluate), ("train", train)):
         monkeypatch.setattr(real_model.Work, name, fake)
-    flags = ["--records", "3", "--methods", "paper", "npo+rt", "--work", str(tmp_path), "--eta", "0.5"]
+    flags = ["--records", "3", "--methods", "paper", "npo+rt --lambda 0.2", "--work", str(tmp_path), "--eta", "0.5"]
     monkeypatch.setattr(sys, "argv", ["real_model.py", str(bundled.MODEL), *flags, *(["--teach"] if teach else [])])
     assert real_model.main() == (0 if teach else 1)
     told = capsys.readouterr()
@@ -228,7 +229,7 @@ def test_the_path_of_a_model_that_knows_too_little(
     assert trained == [("taught", "tiny"), ("taught-without", "tiny"), ("paper", "taught"), ("npo+rt", "taught")]
     assert scored == ["taught", "taught-without", "paper", "npo+rt"]
     assert "| npo+rt |  |  | 25.0 |" in told.out and "- taught: a \\| b" in told.out
-    assert "--records 3" in told.out and "--eta 0.5" in told.out
+    assert "--records 3" in told.out and "--eta 0.5 --methods paper 'npo+rt --lambda 0.2'`" in told.out
 
 
 @pytest.mark.slow
