@@ -24,6 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pandas as pd
 import smollm2
 import tables
 from commands import OFFLINE
@@ -32,7 +33,11 @@ from scipy.stats import ks_2samp
 from lm_eval_elude.data import dataset
 from lm_eval_elude.data.records import QARecord
 from lm_eval_elude.data.sets import Split, Subset
+from lm_eval_elude.report import frame, weights
+from lm_eval_elude.scoring.estimates import combine
+from lm_eval_elude.scoring.metrics import METRICS
 from lm_eval_elude.scoring.runs import Run
+from lm_eval_elude.stress.outcome import RECOVERED, Outcome
 from optout_train.config import METHODS
 
 PAPER = "paper"
@@ -119,14 +124,14 @@ class Work:
         (found,) = json.loads(out.read_text(encoding="utf-8"))
         return float(found["shares"]["known"])
 
-    def stress(self, suite: str, checkpoint: str, original: str, reference: str, data: Path, target: str) -> list[str]:
-        """The table of ``elude stress``."""
+    def stress(self, suite: str, checkpoint: str, original: str, reference: str, data: Path, target: str) -> Outcome:
+        """What ``elude stress`` brought back."""
         name = f"stress-{suite}-{Path(checkpoint).name}"
         elude = ["-c", "from lm_eval_elude.cli import main; main()", "stress", checkpoint, "--original", original]
         elude += ["--suite", suite]
         elude += ["--reference", reference, "--target", target, "--dataset", str(data), "--out", str(self.root / name)]
         self.stage(name, elude)
-        return (self.root / f"{name}.out").read_text(encoding="utf-8").strip().splitlines()
+        return Outcome(self.root / name)
 
     def evaluate(self, name: str, model: str, data: Path, target: str, tasks: str, limit: int) -> Run:
         folder = self.root / f"scores-{name}"
@@ -168,6 +173,26 @@ def row(name: str, run: Run, reference: Run | None, took: Stage | None) -> list[
     cells.append(f"{ks_2samp(*ratios).pvalue:.3g}" if len(ratios) == 2 and run is not reference else "")
     cells += [f"{took.seconds:.0f}", f"{took.cpu:.0f}", f"{took.peak_mib:.0f}"] if took else ["", "", ""]
     return [name, *cells]
+
+
+def brought_back(outcomes: dict[str, Outcome]) -> list[str]:
+    """The attacks on the weights, a method below the other, and by how much less comes back under the first."""
+    cells = [
+        weights.table({name: outcome}).cells.rename(lambda attack, name=name: f"{name}, {attack}")
+        for name, outcome in outcomes.items()
+    ]
+    table = weights.table(outcomes)._replace(cells=pd.concat(cells))
+    lines, ((first, of_first), *others) = [*frame.markdown(table).splitlines(), ""], outcomes.items()
+    for name, outcome in others:
+        for attack in of_first.worst.keys() & outcome.worst.keys():
+            less = []
+            for metric in RECOVERED:
+                parts = [each.worst[attack].recovery[metric] for each in (of_first, outcome)]
+                low, high = (change := combine(parts[0].value - parts[1].value, parts, [1, -1])).bounds
+                sign = [f"{100 * value:+.1f}" for value in (change.value, low, high)]
+                less.append(f"{METRICS[metric].label} {sign[0]} [{sign[1]}, {sign[2]}]")
+            lines.append(f"- {attack.replace('_', ' ')}, {first} less {name}, of what came back: {', '.join(less)}.")
+    return [*lines, ""] if others else lines
 
 
 def answers(runs: dict[str, Run], count: int = 3) -> list[str]:
@@ -275,13 +300,19 @@ def main() -> int:
     reference = runs["taught-without"][0] if options.teach else None
     if not options.teach:
         runs = {"original": (evaluate("original", model), None), **runs}
-    attacked: list[str] = []
-    for folder, _ in unlearned.values() if options.stress else ():
-        weights = work.stress(options.stress, folder, model, schooled["taught-without"][0], data, target.name)
-        attacked += [*weights, ""]
+    never_knew = schooled["taught-without"][0] if options.stress else ""
+    outcomes = {
+        name: work.stress(options.stress, folder, model, never_knew, data, target.name)
+        for name, (folder, _) in (unlearned if options.stress else {}).items()
+    }
     head = ["", *(name for name, _, _ in COLUMNS), "AUC", "KS p", "s", "CPU s", "MiB"]
     lines += ["", *tables.markdown(head, [row(name, run, reference, took) for name, (run, took) in runs.items()]), ""]
-    lines += [*attacked, "A few answers:", *answers({name: run for name, (run, _) in runs.items()}), ""]
+    lines += [
+        *(brought_back(outcomes) if outcomes else []),
+        "A few answers:",
+        *answers({name: run for name, (run, _) in runs.items()}),
+        "",
+    ]
     shown_flags = [
         f"--{k.replace('_', '-')} {v}" for k, v in asked.items() if k not in ("model", "teach", "full", "computing")
     ]

@@ -21,6 +21,8 @@ from lm_eval_elude.data import bundled, tofu
 from lm_eval_elude.data.files import file_hashes
 from lm_eval_elude.report import kept, paper
 from lm_eval_elude.report.rows import COLLAPSED, Row
+from lm_eval_elude.scoring.estimates import Estimate, Observation, combine, mean_over_targets
+from lm_eval_elude.stress.outcome import CHECKPOINT, ORIGINAL, RECOVERED, REFERENCE, Worst, recoveries
 from optout_train.config import METHODS, flag
 from tests.support import MINI, ROOT
 
@@ -230,6 +232,31 @@ def test_the_path_of_a_model_that_knows_too_little(
     assert scored == ["taught", "taught-without", "paper", "npo+rt"]
     assert "| npo+rt |  |  | 25.0 |" in told.out and "- taught: a \\| b" in told.out
     assert "--records 3" in told.out and "--eta 0.5 --methods paper 'npo+rt --lambda 0.2'`" in told.out
+
+
+def test_what_came_back_is_one_table_and_the_difference_is_paired(real_model: Any) -> None:
+    def shares(*values: float) -> dict[str, Estimate]:
+        return dict.fromkeys(RECOVERED, mean_over_targets(Observation("t", str(i), v) for i, v in enumerate(values)))
+
+    known = {ORIGINAL: shares(1, 1, 1, 1), REFERENCE: shares(0, 0, 0, 0), CHECKPOINT: shares(0, 0, 0, 0)}
+
+    def attacked(*values: float) -> Any:
+        after = known | {CHECKPOINT: shares(*values)}
+        worst = Worst("prune", "all", 0.1, after, recoveries(after, known))
+        return SimpleNamespace(known=known, attacks={"prune": {}}, worst={"prune": worst}, depth=None)
+
+    lines = real_model.brought_back({"mine": attacked(1, 0, 0, 1), "theirs": attacked(1, 1, 1, 1)})
+    assert [line.split("|")[1].strip() for line in lines if line.startswith("|")][2:] == [
+        "mine, before any attack", "mine, prune", "theirs, before any attack", "theirs, prune",
+    ]  # fmt: skip
+    (line,) = [line for line in lines if line.startswith("-")]
+    assert line.startswith("- prune, mine less theirs, of what came back: first -50.0 [-")
+    low, high = re.findall(r"first -50.0 \[(.*?), (.*?)\]", line)[0]
+    both, fewer = shares(1, 0, 0, 1), shares(1, 1, 1, 1)
+    paired = combine(0, [both[RECOVERED[0]], fewer[RECOVERED[0]]], [1, -1]).stderr
+    assert float(high) - float(low) == pytest.approx(100 * 2 * 1.96 * paired, abs=0.11)
+    lines = real_model.brought_back({"mine": attacked(1, 0, 0, 1)})
+    assert not [line for line in lines if line.startswith("-")]
 
 
 @pytest.mark.slow
