@@ -34,7 +34,7 @@ from lm_eval_elude.data import dataset
 from lm_eval_elude.data.records import QARecord
 from lm_eval_elude.data.sets import Split, Subset
 from lm_eval_elude.report import frame, weights
-from lm_eval_elude.scoring.estimates import combine
+from lm_eval_elude.scoring.estimates import difference
 from lm_eval_elude.scoring.metrics import METRICS
 from lm_eval_elude.scoring.runs import Run
 from lm_eval_elude.stress.outcome import RECOVERED, Outcome
@@ -184,13 +184,12 @@ def brought_back(outcomes: dict[str, Outcome]) -> list[str]:
     table = weights.table(outcomes)._replace(cells=pd.concat(cells))
     lines, ((first, of_first), *others) = [*frame.markdown(table).splitlines(), ""], outcomes.items()
     for name, outcome in others:
-        for attack in of_first.worst.keys() & outcome.worst.keys():
+        for attack in (name for name in of_first.worst if name in outcome.worst):
             less = []
             for metric in RECOVERED:
-                parts = [each.worst[attack].recovery[metric] for each in (of_first, outcome)]
-                low, high = (change := combine(parts[0].value - parts[1].value, parts, [1, -1])).bounds
-                sign = [f"{100 * value:+.1f}" for value in (change.value, low, high)]
-                less.append(f"{METRICS[metric].label} {sign[0]} [{sign[1]}, {sign[2]}]")
+                change = difference(*(each.worst[attack].recovery[metric] for each in (of_first, outcome)))
+                written = frame.plain_cell(frame.cell(change.value, *change.bounds, "share", "+"))
+                less.append(f"{METRICS[metric].label} {written}")
             lines.append(f"- {attack.replace('_', ' ')}, {first} less {name}, of what came back: {', '.join(less)}.")
     return [*lines, ""] if others else lines
 

@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import AcquireReturnProxy, FileLock, Timeout
-
 from lm_eval_elude.errors import UserError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from filelock import AcquireReturnProxy
 
 Stamp = tuple[int, int]  # of a file: when it changed, and its size
 
@@ -106,6 +108,8 @@ def lock(path: Path, busy: str) -> AcquireReturnProxy:
 
     UserError with the text ``busy``, at once, where another process holds it.
     """
+    from filelock import FileLock, Timeout  # 20 ms that few commands need
+
     try:
         return FileLock(f"{path}.lock", blocking=False).acquire()
     except Timeout:
