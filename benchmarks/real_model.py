@@ -124,12 +124,15 @@ class Work:
         (found,) = json.loads(out.read_text(encoding="utf-8"))
         return float(found["shares"]["known"])
 
-    def stress(self, suite: str, checkpoint: str, original: str, reference: str, data: Path, target: str) -> Outcome:
-        """What ``elude stress`` brought back."""
+    def stress(
+        self, suite: str, checkpoint: str, original: str, reference: str, data: Path, target: str, *others: Outcome
+    ) -> Outcome:
+        """What ``elude stress`` brought back; the reference is attacked once for all checkpoints."""
         name = f"stress-{suite}-{Path(checkpoint).name}"
         elude = ["-c", "from lm_eval_elude.cli import main; main()", "stress", checkpoint, "--original", original]
         elude += ["--suite", suite]
         elude += ["--reference", reference, "--target", target, "--dataset", str(data), "--out", str(self.root / name)]
+        elude += [argument for outcome in others[:1] for argument in ("--reference-run", str(outcome.folder))]
         self.stage(name, elude)
         return Outcome(self.root / name)
 
@@ -300,10 +303,10 @@ def main() -> int:
     if not options.teach:
         runs = {"original": (evaluate("original", model), None), **runs}
     never_knew = schooled["taught-without"][0] if options.stress else ""
-    outcomes = {
-        name: work.stress(options.stress, folder, model, never_knew, data, target.name)
-        for name, (folder, _) in (unlearned if options.stress else {}).items()
-    }
+    outcomes: dict[str, Outcome] = {}
+    for name, (folder, _) in (unlearned if options.stress else {}).items():
+        others = outcomes.values()
+        outcomes[name] = work.stress(options.stress, folder, model, never_knew, data, target.name, *others)
     head = ["", *(name for name, _, _ in COLUMNS), "AUC", "KS p", "s", "CPU s", "MiB"]
     lines += ["", *tables.markdown(head, [row(name, run, reference, took) for name, (run, took) in runs.items()]), ""]
     lines += [

@@ -17,7 +17,6 @@ import json
 import math
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -32,7 +31,7 @@ from tables import DOCS, markdown, put
 from lm_eval_elude import task_folder
 from lm_eval_elude.attacks.builders import ATTACKS
 from lm_eval_elude.cli.tables import tables
-from lm_eval_elude.data import bundled, jsonio
+from lm_eval_elude.data import bundled
 from lm_eval_elude.data.dataset import resolve_targets
 from lm_eval_elude.data.files import file_hashes
 from lm_eval_elude.data.manifest import FILE_NAME, read_manifest
@@ -155,9 +154,10 @@ def checkpoint(run: Run, work: Path) -> Path | None:
 
 def stress(model: Path, run: Run, work: Path) -> dict[Key, float]:
     """What is known of one half of the facts before and after relearning the other, after rounding, and the depth."""
+    from lm_eval_elude.scoring.runs import SUMMARY
     from lm_eval_elude.scoring.settings import Settings
     from lm_eval_elude.stress.outcome import CHECKPOINT, ORIGINAL, REFERENCE, Outcome, recoveries
-    from lm_eval_elude.stress.suite import WORK, Stress, open_folder
+    from lm_eval_elude.stress.suite import Stress
     from lm_eval_elude.stress.weights import WEIGHT_ATTACKS
 
     models = {CHECKPOINT: str(model), REFERENCE: str(reference(run.target, work)), ORIGINAL: str(BUNDLED_MODEL)}
@@ -165,11 +165,8 @@ def stress(model: Path, run: Run, work: Path) -> dict[Key, float]:
     attacks = [WEIGHT_ATTACKS[name] for name in ("relearn_half", "quantise")]
     out = work / "stress" / base() / run.name
     suite = Stress(models, Settings(dataset="mini", targets=(named.name,)), attacks=attacks)
-    open_folder(out, jsonio.finite(suite.describe()))
-    for done in out.parent.glob(f"*-{run.target}-*/{WORK}/*_{REFERENCE}.json"):  # is the same for every checkpoint
-        if not (copy := out / WORK / done.name).exists():
-            shutil.copyfile(done, copy)
-    suite.run(out, print)
+    others = out.parent.glob(f"*-{run.target}-*/{SUMMARY}")  # finished ones, whose reference is the same
+    suite.run(out, print, next((other.parent for other in others if other.parent != out), None))
     outcome = Outcome(out)
     found = {attack: worst.recovery for attack, worst in outcome.worst.items()}
     found["before"] = recoveries(outcome.known, outcome.known)

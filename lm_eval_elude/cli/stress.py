@@ -18,10 +18,14 @@ from lm_eval_elude.cli.options import say
 @click.option("--target", "names", multiple=True, help="Whose facts (repeatable)  [default: as optout.json says].")
 @click.option("--dataset", default="", help="hub, mini, or a folder  [default: as optout.json says].")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of halves, order and adapters.")
+@click.option(
+    "--reference-run", type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="--out of a run on another checkpoint, from which the reference's numbers are copied.",
+)  # fmt: skip
 @click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="New, or to go on with.")
 def stress(
     checkpoint: str, suite: Any, reference: str, original: str, names: tuple[str, ...], dataset: str, seed: int,
-    out: Path,
+    reference_run: Path | None, out: Path,
 ) -> None:  # fmt: skip
     """Attack the weights of CHECKPOINT: relearning, quantisation, pruning, interpolation, the inner layers.
 
@@ -62,5 +66,5 @@ def stress(
         raise UserError(
             f"--original is missing: {checkpoint} has no {FILE_NAME} that names the model before unlearning"
         )
-    Stress(models, settings, suite, seed).run(out, lambda text: say(text, err=True))
+    Stress(models, settings, suite, seed).run(out, lambda text: say(text, err=True), reference_run)
     click.echo(markdown(table({Path(checkpoint).name: Outcome(out)})))

@@ -172,13 +172,20 @@ class Stress:
             model = load_model(name, dtype=torch.float32, flag=flag)
         return model.to(self.device).eval()
 
-    def run(self, out: Path, say: Callable[[str], None]) -> None:
+    def run(self, out: Path, say: Callable[[str], None], reference_run: Path | None = None) -> None:
         """Do what is not done yet, and write the outcome.
 
-        Errors as of :func:`open_folder` and :func:`outcome.knowledge`, and where a model has no retain quality to lose.
+        ``reference_run`` is the folder of a run on another checkpoint. What it measured of the original and of the
+        reference is copied, since it would come out the same. Errors as of :func:`open_folder`,
+        :func:`check_reference_run` and :func:`outcome.knowledge`, and where a model has no retain quality to lose.
         """
         described = jsonio.finite(self.describe())
+        if reference_run:
+            check_reference_run(reference_run, described)
         open_folder(out, described)
+        for path in sorted((reference_run / WORK).glob("*.json")) if reference_run else ():
+            if path.stem.endswith((f"_{REFERENCE}", f"_{ORIGINAL}")) and not (out / WORK / path.name).exists():
+                jsonio.write(out / WORK / path.name, jsonio.finite(_read(path)))
         for line in self.left_out:
             say(line)
         waiting = [cell for cell in self.cells if not (out / WORK / cell.file).is_file()]
@@ -284,10 +291,7 @@ class Stress:
 def open_folder(out: Path, described: Mapping[str, Any]) -> None:
     """Make the folder of a run; UserError where one is there that is of another run, or of something else."""
     if (out / SETTINGS).is_file():
-        before = jsonio.load(out / SETTINGS)
-        before, absent = before if isinstance(before, dict) else {}, object()
-        names = dict.fromkeys([*described, *before])
-        if other := [name for name in names if before.get(name, absent) != described.get(name, absent)]:
+        if other := _differing(jsonio.load(out / SETTINGS), described):
             raise UserError(f"--out {out}: the run there differs in {', '.join(other)}; name another folder")
     elif out.exists() and (not out.is_dir() or not all(map(_half_written, out.iterdir()))):
         raise UserError(f"--out {out}: exists already and is no folder of elude stress; name another one")
@@ -296,6 +300,25 @@ def open_folder(out: Path, described: Mapping[str, Any]) -> None:
     (out / WORK).mkdir(exist_ok=True)
     for path in filter(_half_written, (*out.iterdir(), *(out / WORK).iterdir())):
         path.unlink()
+
+
+def check_reference_run(folder: Path, described: Mapping[str, Any]) -> None:
+    """UserError where a folder has no run, or one that differs in more than its checkpoint."""
+    before = jsonio.load(folder / SETTINGS) if (folder / SETTINGS).is_file() else None
+    if not isinstance(before, dict) or not isinstance(before.get("models"), dict):
+        raise UserError(f"--reference-run {folder}: is no folder of elude stress")
+    before["models"] |= {CHECKPOINT: described["models"][CHECKPOINT]}
+    if other := _differing(before, described):
+        raise UserError(
+            f"--reference-run {folder}: the run there differs in {', '.join(other)}, not in CHECKPOINT alone"
+        )
+
+
+def _differing(before: Any, described: Mapping[str, Any]) -> list[str]:
+    """The settings in which a run that was begun is another one than that which is described."""
+    before, absent = before if isinstance(before, dict) else {}, object()
+    names = dict.fromkeys([*described, *before])
+    return [name for name in names if before.get(name, absent) != described.get(name, absent)]
 
 
 def _half_written(path: Path) -> bool:

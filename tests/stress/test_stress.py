@@ -195,6 +195,35 @@ def test_a_killed_command_goes_on_and_ends_in_the_same_bytes(finished, models, s
     assert files(out) == whole
 
 
+def test_the_references_numbers_of_a_run_on_another_checkpoint_are_taken_over(finished, models, settings, tmp_path):
+    """The other checkpoint is the original, and its run ends in the same bytes; the reference is not attacked."""
+    other, attacked = {**models, CHECKPOINT: models[ORIGINAL]}, []
+
+    class Watched(Stress):
+        def _attack(self, cell):
+            attacked.append(cell.role)
+            return super()._attack(cell)
+
+    Stress(other, settings, attacks=SMALL).run(tmp_path / "whole", print)
+    Watched(other, settings, attacks=SMALL).run(tmp_path / "out", print, finished)
+    assert set(attacked) == {CHECKPOINT} and files(tmp_path / "out") == files(tmp_path / "whole")
+    for given, line in (
+        (
+            (other, settings, "quick", 1),
+            r"--reference-run .*out: the run there differs in stress_seed, not in CHECKPOINT",
+        ),
+        (
+            ({**other, REFERENCE: models[CHECKPOINT]}, settings),
+            "the run there differs in models, not in CHECKPOINT alone",
+        ),
+    ):
+        with pytest.raises(UserError, match=line):
+            Stress(*given, attacks=SMALL).run(tmp_path / "new", print, finished)
+    with pytest.raises(UserError, match="is no folder of elude stress"):
+        Stress(other, settings, attacks=SMALL).run(tmp_path / "new", print, tmp_path)
+    assert not (tmp_path / "new").exists()
+
+
 def attack(models, settings, out: Path) -> None:
     Stress(models, settings, attacks=SMALL).run(out, str)
 
