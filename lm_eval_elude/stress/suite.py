@@ -6,6 +6,7 @@ seed, so a command that was killed goes on where no file lies yet, and ends in t
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 import time
@@ -206,7 +207,7 @@ class Stress:
         start_docs = {role: self._docs([point]) for role, point in start.items()}
         outcome.knowledge(start_docs, described)
         if not (out / DEPTH).is_file():
-            jsonio.write(out / DEPTH, jsonio.finite(self._depth()))
+            jsonio.write(out / DEPTH, jsonio.finite(self._depth(reference_run)))
         with tqdm(total=len(self.cells), initial=len(self.cells) - len(waiting), unit="run",
                   disable=not sys.stderr.isatty()) as bar:  # fmt: skip
             for cell in waiting:
@@ -254,14 +255,20 @@ class Stress:
                 }
                 yield Point(attack, setting.name, at, docs, kept)
 
-    def _depth(self) -> list[dict[str, Any]]:
+    def _depth(self, reference_run: Path | None) -> list[dict[str, Any]]:
         """The unlearning depth of every fact, as its file has it; of none where the reference is built otherwise."""
         original, never_knew, unlearned = (self.load(role) for role in (ORIGINAL, REFERENCE, CHECKPOINT))
         shapes = [[tuple(p.shape) for p in layers_of(m).parameters()] for m in (original, never_knew)]
         samples = depth.stated_facts(self.forget.records, self.renderer)
         if shapes[0] != shapes[1] or not samples:
             return []
-        drops = [depth.drops(original, other, [*samples.values()]) for other in (never_knew, unlearned)]
+        if reference_run and (reference_run / DEPTH).is_file():
+            rows = jsonio.read(reference_run / DEPTH, list[dict[str, Any]])
+            found = [[math.nan if drop is None else drop for drop in row["never_knew"]] for row in rows]
+            carried = torch.tensor(found, dtype=torch.double).T
+        else:
+            carried = depth.drops(original, never_knew, [*samples.values()])
+        drops = [carried, depth.drops(original, unlearned, [*samples.values()])]
         rows = zip(samples, depth.scores(*drops), *(of_model.T.tolist() for of_model in drops), strict=True)
         return [
             {"entity": self.forget.records[place].entity, "question": self.forget.records[place].question,

@@ -195,7 +195,9 @@ def test_a_killed_command_goes_on_and_ends_in_the_same_bytes(finished, models, s
     assert files(out) == whole
 
 
-def test_the_references_numbers_of_a_run_on_another_checkpoint_are_taken_over(finished, models, settings, tmp_path):
+def test_the_references_numbers_of_a_run_on_another_checkpoint_are_taken_over(
+    finished, models, settings, tmp_path, monkeypatch
+):
     """The other checkpoint is the original, and its run ends in the same bytes; the reference is not attacked."""
     other, attacked = {**models, CHECKPOINT: models[ORIGINAL]}, []
 
@@ -205,8 +207,10 @@ def test_the_references_numbers_of_a_run_on_another_checkpoint_are_taken_over(fi
             return super()._attack(cell)
 
     Stress(other, settings, attacks=SMALL).run(tmp_path / "whole", print)
+    drops, measured = depth.drops, []
+    monkeypatch.setattr(depth, "drops", lambda *given: measured.append(given) or drops(*given))
     Watched(other, settings, attacks=SMALL).run(tmp_path / "out", print, finished)
-    assert set(attacked) == {CHECKPOINT} and files(tmp_path / "out") == files(tmp_path / "whole")
+    assert set(attacked) == {CHECKPOINT} and len(measured) == 1 and files(tmp_path / "out") == files(tmp_path / "whole")
     for given, line in (
         (
             (other, settings, "quick", 1),
