@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lm_eval_elude.errors import UserError
-from lm_eval_elude.model.scorer import AnswerLogProbs, Scorer, load_model, repeatable, score_all
+from lm_eval_elude.model.scorer import AnswerLogProbs, Scorer, emulates_bfloat16, load_model, repeatable, score_all
 from lm_eval_elude.text.chat import Encoded, Renderer, load_tokenizer
 from optout_train.config import AUTO, AUTO_RATE, WHOLE_BATCH, TrainConfig
 from optout_train.data import KEPT, StepIndices, TrainingData, load_training_data, passes
@@ -120,6 +120,9 @@ def prepare(config: TrainConfig, source: Source, accelerator: Any, say: Callable
         raise UserError(f"{WHOLE_BATCH}: train in one process")
     device = accelerator.device
     repeatable(device)
+    if (config.autocast or config.dtype == "bfloat16") and emulates_bfloat16(device):
+        flag = "--autocast" if config.autocast else "--dtype bfloat16"
+        say(f"warning: {flag}: this processor has no bfloat16 arithmetic, and is many times as fast in float32")
     torch.manual_seed(config.seed)
     tokenizer = load_tokenizer(config.model_path, revision=config.revision or None)
     base = base_folder(config)

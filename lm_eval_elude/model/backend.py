@@ -39,7 +39,7 @@ from lm_eval_elude.errors import reason
 from lm_eval_elude.model import limits
 from lm_eval_elude.model.decoding import decode
 from lm_eval_elude.model.packing import Tree, collate, lay_out, plant
-from lm_eval_elude.model.scorer import TokenScores, answer_logits, packing_fault, probe, token_scores
+from lm_eval_elude.model.scorer import TokenScores, answer_logits, emulates_bfloat16, packing_fault, probe, token_scores
 from lm_eval_elude.text.chat import Encoded
 
 log = logging.getLogger("lm_eval.elude")
@@ -75,6 +75,8 @@ class EludeLM(HFLM):
         self._arguments = kwargs
         if self.softmax_dtype is None and (self.mixed_precision_dtype or self.model.dtype).itemsize < 4:
             self.softmax_dtype = torch.float32  # what goes the stock way would be summed in 16 bits
+        if torch.bfloat16 in (self.mixed_precision_dtype, self.model.dtype) and emulates_bfloat16(self.device):
+            log.warning("ELUDe: this processor has no bfloat16 arithmetic, and is many times as fast by dtype=float32")
         accelerator = getattr(self, "accelerator", None)
         if self.world_size == 1 and accelerator is not None and not kwargs.get("parallelize"):
             self._rank, self._world_size = accelerator.process_index, accelerator.num_processes

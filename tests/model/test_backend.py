@@ -460,6 +460,17 @@ def test_sixteen_bits_are_warned_of_where_they_cost_precision(folder: str) -> No
         assert ("softmax_dtype=float32" in line) == warned == bool(line), (model, arguments)
 
 
+@pytest.mark.parametrize("emulated", [True, False])
+def test_a_processor_that_emulates_bfloat16_is_warned_of(
+    folder: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, emulated: bool
+) -> None:
+    monkeypatch.setattr("lm_eval_elude.model.backend.emulates_bfloat16", lambda device: emulated)
+    for arguments, slow in (({"dtype": "bfloat16"}, True), ({"mixed_precision_dtype": "bfloat16"}, True), ({}, False)):
+        caplog.clear()
+        EludeLM(folder, device="cpu", **arguments)
+        assert ("no bfloat16 arithmetic" in caplog.text) == (slow and emulated), arguments
+
+
 RANKS = """
 import json, sys
 import lm_eval

@@ -390,6 +390,16 @@ def test_the_reference_of_an_autocast_run_is_computed_as_its_steps_are(plain, tr
     assert steps(lines, "forget")[0] == pytest.approx([20 * math.log(2)], abs=1e-5)  # log p - log p_ref is 0
 
 
+@pytest.mark.parametrize("emulated", [True, False])
+def test_a_processor_that_emulates_bfloat16_is_warned_of(monkeypatch, trained, emulated):
+    monkeypatch.setattr("optout_train.train.emulates_bfloat16", lambda device: emulated)
+    slow = dict(epochs=1, validate=False)
+    for flag, changes in (("--autocast", {"autocast": True}), ("--dtype bfloat16", {"dtype": "bfloat16"}), ("", {})):
+        _, _, said = trained(f"emulated-{emulated}", **slow, **changes)
+        warned = [line for line in said if line.startswith(f"warning: {flag}: this processor has no bfloat16")]
+        assert len(warned) == bool(flag and emulated), said
+
+
 def test_what_the_retain_losses_distil_in_an_autocast_run_is_computed_as_its_steps_are(settings):
     from accelerate import Accelerator
 
