@@ -36,28 +36,26 @@ SHOWN: dict[str, Key] = {
 }  # fmt: skip
 
 
-def average(runs: list[Path], scale: float, out: Path) -> Path:
-    """A checkpoint, unless it is there: the initial weights plus ``scale`` times the mean change of the runs."""
+Weights = dict[str, torch.Tensor]
+
+
+def average(initial: Weights, after: list[Weights], scale: float, like: Path, out: Path) -> Path:
+    """Write a checkpoint, unless it is there: initial weights plus ``scale`` times the mean change, the rest as ``like``."""
     if not out.is_dir():
-        initial, after = load_file(BUNDLED_MODEL / FILE), [load_file(run / FILE) for run in runs]
         weights = {
             name: was + scale * (torch.stack([each[name] for each in after]).mean(0) - was)
             for name, was in initial.items()
         }
-        half = out.with_suffix(".half")
-        shutil.copytree(runs[0], half, dirs_exist_ok=True)
+        half = out.with_name(f"{out.name}.half")
+        shutil.copytree(like, half, dirs_exist_ok=True)
         save_file(weights, half / FILE, metadata={"format": "pt"})
         half.rename(out)
     return out
 
 
-def likeness(runs: list[Path]) -> float:
+def likeness(initial: Weights, after: list[Weights]) -> float:
     """The mean cosine between the changes of two runs."""
-    initial = load_file(BUNDLED_MODEL / FILE)
-    changes = []
-    for run in runs:
-        after = load_file(run / FILE)
-        changes.append(torch.cat([(after[name] - was).flatten() for name, was in initial.items()]))
+    changes = [torch.cat([(each[name] - was).flatten() for name, was in initial.items()]) for each in after]
     return mean(float(torch.cosine_similarity(a, b, dim=0)) for a, b in combinations(changes, 2))
 
 
@@ -79,21 +77,25 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("runs/averaged"))
     parser.add_argument("--docs", action="store_true", help="also write the table into docs/research-log.md")
     given, flags = parser.parse_known_args()
+    if not 0 < min(given.counts) <= max(given.counts) <= len(given.seeds):
+        parser.error(f"--counts: from 1 to the number of --seeds, which is {len(given.seeds)}")
     os.environ |= OFFLINE
-    arguments = ("--method", "stranger-muon", *flags)
-    runs = [results.checkpoint(Run("run", given.target, seed, arguments), given.work) for seed in given.seeds]
-    if not all(runs):
-        sys.exit(1)
+    arguments, row = ("--method", "stranger-muon", *flags), "_".join(["run", *flags])  # other flags, other folders
+    runs = [results.checkpoint(Run(row, given.target, seed, arguments), given.work) for seed in given.seeds]
     folders = [run for run in runs if run]
+    if len(folders) < len(runs):
+        sys.exit(1)
+    initial, after = load_file(BUNDLED_MODEL / FILE), [load_file(folder / FILE) for folder in folders]
     rows = []
     for count, scale in product(given.counts, given.scales):
-        name = f"{given.target}-mean-of-{count}-times-{scale:g}"
-        model = average(folders[:count], scale, given.work / name)
+        seeds = "_".join(map(str, given.seeds[:count]))
+        out = given.work / f"{row}-{given.target}-{seeds}-times-{scale:g}"
+        model = average(initial, after[:count], scale, folders[0], out)
         rows.append([str(count), f"{scale:g}", *numbers(model, given.target, given.work)])
         print(rows[-1], file=sys.stderr, flush=True)
     lines = ["", *markdown(["seeds", "times", *SHOWN], rows), ""]
-    if len(folders) > 1:
-        lines += [f"The changes of two runs have a cosine of {likeness(folders):.2f}.", ""]
+    if len(after) > 1:
+        lines += [f"The changes of two runs have a cosine of {likeness(initial, after):.2f}.", ""]
     print("\n".join(lines))
     if given.docs:
         put(DOCS / "research-log.md", "averaged weights", lines)
