@@ -40,7 +40,7 @@ Weights = dict[str, torch.Tensor]
 
 
 def average(initial: Weights, after: list[Weights], scale: float, like: Path, out: Path) -> Path:
-    """Write a checkpoint, unless it is there: initial weights plus ``scale`` times the mean change, the rest as ``like``."""
+    """A checkpoint, unless it is there: initial weights plus ``scale`` times the mean change, all else of ``like``."""
     if not out.is_dir():
         weights = {
             name: was + scale * (torch.stack([each[name] for each in after]).mean(0) - was)
