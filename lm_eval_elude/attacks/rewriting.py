@@ -70,7 +70,8 @@ def generate_attacks(
     done = _resume(out, target, origin)
     todo = [key for key in drafts if key not in done]
     if not todo:
-        return Report(len(drafts), len(drafts), len(drafts), 0)
+        with _alone(out, done, target, origin):  # which ends the last line
+            return Report(len(drafts), len(drafts), len(drafts), 0)
     taken = set(done.values())
 
     def check(draft: AttackPrompt, reply: str) -> AttackPrompt:
@@ -148,11 +149,12 @@ def _parse_reply(text: str) -> str:
     return prompt.strip()
 
 
-def _resume(out: Path, target: Target, origin: dict[str, Any]) -> dict[_Key, str]:
+def _resume(out: Path, target: Target, origin: dict[str, Any], *, mend: bool = False) -> dict[_Key, str]:
     """The prompts by (type, item) that a file already holds.
 
-    The half line that a kill left is cut off, and a last line without its end gets one. A file with an error is left as
-    it is: UserError where a row is not of this target, model, seed and data, or the last line is none of ours.
+    To ``mend`` is for whom writes there alone: the half line that a kill left is cut off, and a last line without its
+    end gets one. A file with an error is left as it is: UserError where a row is not of this target, model, seed and
+    data, or the last line is none of ours.
     """
     if not out.exists():
         return {}
@@ -177,8 +179,9 @@ def _resume(out: Path, target: Target, origin: dict[str, Any]) -> dict[_Key, str
         openings = (json.dumps({"type": attack} | first, ensure_ascii=False)[:-2].encode() for attack in ATTACKS)
         if not any(opening[: len(last)] == last[: len(opening)] for opening in openings):
             raise UserError(f"{out.name}, row {len(lines) + 1}: not the beginning of a row; name another --out")
-        os.truncate(out, out.stat().st_size - len(last))
-    elif last:
+        if mend:
+            os.truncate(out, out.stat().st_size - len(last))
+    elif last and mend:
         with out.open("ab") as file:
             file.write(b"\n")
     return done
@@ -190,7 +193,7 @@ def _alone(out: Path, done: Mapping[_Key, str], target: Target, origin: dict[str
     out.parent.mkdir(parents=True, exist_ok=True)
     busy = f"--out {out}: another run is writing there"
     with lock(out, busy):
-        if _resume(out, target, origin) != done:
+        if _resume(out, target, origin, mend=True) != done:
             raise UserError(busy)
         yield
 

@@ -64,10 +64,12 @@ def submit(results: Path, out: Path, dataset: str, hub: str | None, exchange: Pa
         if verdict.findings:
             more = f" (and {len(verdict.findings) - 1} more)" if verdict.findings[1:] else ""
             raise UserError(f"{run.path}: cannot be submitted: {verdict.findings[0]}{more}")
+        # Before OUT is there: a command that is killed in between can be given again.
+        written = publish.every_eval_ever(staged, exchange, verdict) if exchange else None
     words = ["elude", "verify", str(out), *(["--dataset", source] if packed.data_elsewhere(out) else [])]
     say(f"{out}: level {verdict.level}; check it as others will: {shlex.join(words)}")
-    if exchange:
-        say(f"written: {publish.every_eval_ever(out, exchange, verdict)}")
+    if written:
+        say(f"written: {written}")
     if hub:
         folder = run.checkpoint
         card = folder / publish.CARD if folder else None

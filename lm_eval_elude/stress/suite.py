@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypedDict
 
 import torch
 from tqdm import tqdm
@@ -255,16 +255,18 @@ class Stress:
                 }
                 yield Point(attack, setting.name, at, docs, kept)
 
-    def _depth(self, reference_run: Path | None) -> list[dict[str, Any]]:
+    def _depth(self, reference_run: Path | None) -> list[FactDepth]:
         """The unlearning depth of every fact, as its file has it; of none where the reference is built otherwise."""
         original, never_knew, unlearned = (self.load(role) for role in (ORIGINAL, REFERENCE, CHECKPOINT))
         shapes = [[tuple(p.shape) for p in layers_of(m).parameters()] for m in (original, never_knew)]
         samples = depth.stated_facts(self.forget.records, self.renderer)
         if shapes[0] != shapes[1] or not samples:
             return []
-        if reference_run and (reference_run / DEPTH).is_file():
-            rows = jsonio.read(reference_run / DEPTH, list[dict[str, Any]])
-            found = [[math.nan if drop is None else drop for drop in row["never_knew"]] for row in rows]
+        if reference_run and (file := reference_run / DEPTH).is_file():
+            found = [row["never_knew"] for row in jsonio.read(file, list[FactDepth])]
+            if [*map(len, found)] != [len(layers_of(original))] * len(samples):
+                raise UserError(f"--reference-run: {file} is not of these facts and layers; leave the flag out")
+            found = [[math.nan if drop is None else drop for drop in of_fact] for of_fact in found]
             carried = torch.tensor(found, dtype=torch.double).T
         else:
             carried = depth.drops(original, never_knew, [*samples.values()])
@@ -293,6 +295,16 @@ class Stress:
         scorings = sum(len(cell.setting.points) for cell in cells)
         minutes = (len(cells) * loading + steps * step + scorings * scoring) / 60
         return f"{len(cells)} runs: {steps} steps of training, {scorings} scorings, about {minutes:.0f} minutes here"
+
+
+class FactDepth(TypedDict):
+    """What the depth's file has of a fact; null is a number that there was not."""
+
+    entity: str
+    question: str
+    depth: float | None
+    never_knew: list[float | None]  # by layer
+    checkpoint: list[float | None]
 
 
 def open_folder(out: Path, described: Mapping[str, Any]) -> None:

@@ -149,6 +149,24 @@ def test_a_hub_that_refuses_is_one_line_and_the_submission_stays(hub, original, 
     assert code == 0 and hub.request in printed and out.is_dir()
 
 
+def test_a_submission_whose_other_files_were_not_written_is_not_there_either(original, tmp_path, capsys, monkeypatch):
+    """A command that is killed between the two can be given again."""
+    out, exchange = tmp_path / "mine", tmp_path / "exchange"
+    submit = ("submit", original.path, "--out", out, "--submitter", "A. Nobody", "--base-model", "b", "--role",
+              "original", "--every-eval-ever", exchange)  # fmt: skip
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(publish, "every_eval_ever", stop)
+        code, _, _ = runs.elude(capsys, *submit)
+    assert code == 130 and not list(tmp_path.iterdir())
+    code, printed, _ = runs.elude(capsys, *submit)
+    (file,) = exchange.rglob("*[!s].json")
+    assert code == 0 and f"written: {file}" in printed and out.is_dir()
+
+
 # ---- Every Eval Ever
 AGGREGATE = {
     "schema_version", "evaluation_id", "retrieved_timestamp", "source_metadata", "eval_library", "model_info",

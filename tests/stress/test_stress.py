@@ -33,7 +33,17 @@ from lm_eval_elude.scoring.benchmarks import BENCHMARKS
 from lm_eval_elude.scoring.estimates import Observation, mean_over_targets
 from lm_eval_elude.scoring.settings import resolve_settings
 from lm_eval_elude.stress import depth, outcome
-from lm_eval_elude.stress.outcome import CHECKPOINT, ORIGINAL, RECOVERED, REFERENCE, START, SUMMARY, TASK, Outcome
+from lm_eval_elude.stress.outcome import (
+    CHECKPOINT,
+    DEPTH,
+    ORIGINAL,
+    RECOVERED,
+    REFERENCE,
+    START,
+    SUMMARY,
+    TASK,
+    Outcome,
+)
 from lm_eval_elude.stress.suite import SETTINGS, WORK, Stress, open_folder
 from lm_eval_elude.stress.weights import (
     NF4,
@@ -223,6 +233,17 @@ def test_the_references_numbers_of_a_run_on_another_checkpoint_are_taken_over(
     ):
         with pytest.raises(UserError, match=line):
             Stress(*given, attacks=SMALL).run(tmp_path / "new", print, finished)
+    shutil.copytree(finished, tmp_path / "edited")
+    for edit, line in (
+        (lambda rows: rows[0].pop("never_knew"), r"depth.json: .*'never_knew' is missing"),
+        (lambda rows: rows[0]["never_knew"].pop(), "is not of these facts and layers"),
+        (lambda rows: rows.pop(), "is not of these facts and layers"),
+    ):
+        rows = json.loads((finished / DEPTH).read_text())
+        edit(rows)
+        (tmp_path / "edited" / DEPTH).write_text(json.dumps(rows))
+        with pytest.raises(UserError, match=line):
+            Stress(other, settings, attacks=SMALL).run(tmp_path / "half", print, tmp_path / "edited")
     with pytest.raises(UserError, match="is no folder of elude stress"):
         Stress(other, settings, attacks=SMALL).run(tmp_path / "new", print, tmp_path)
     assert not (tmp_path / "new").exists()
