@@ -17,6 +17,7 @@ from lm_eval_elude.errors import UserError, reason
 from lm_eval_elude.model.scorer import layers_of, matrices, slices
 from optout_train.config import TrainConfig
 from optout_train.losses import steered_layer
+from optout_train.muon import Muon
 from optout_train.run_folder import damaged
 
 WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
@@ -48,11 +49,7 @@ def make_optimizer(config: TrainConfig, rate: float, parameters: list[nn.Paramet
         groups = [{"params": [p for p in parameters if p.dim() > 1]}]
         groups += [{"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0}]
     if config.optimizer == "muon":
-        if not hasattr(torch.optim, "Muon"):
-            raise UserError("--optimizer muon needs torch 2.9 or later")
-        return torch.optim.Muon(
-            parameters, lr=rate, weight_decay=config.weight_decay, momentum=0.9, adjust_lr_fn="match_rms_adamw"
-        )
+        return Muon(parameters, rate, config.weight_decay, momentum=0.9)
     if config.loss.direction:  # a fixed direction is no gradient whose size per weight says anything
         return torch.optim.SGD(groups, lr=rate)
     if config.dtype != "bfloat16" or config.lora:
