@@ -1,8 +1,9 @@
-"""What a training step costs: ``python benchmarks/training.py [--part speed memory growth autocast] [--json FILE]``.
+"""What a training step costs: ``python benchmarks/training.py [--part speed memory growth autocast muon] [--json FILE]``.
 
 ``speed``: steps of Opt-Out, of NPO+RT and of the released code's shape take turns in one process on a random Llama of
 58 M parameters (fp32, CPU, one thread). ``memory``: peak anonymous memory of Opt-Out and GA+RT, a process each.
-``growth``: three numbers of records and of parameters. ``autocast``: steps with and without ``--autocast`` take turns.
+``growth``: three numbers of records and of parameters. ``autocast``: steps with and without ``--autocast`` take turns. ``muon``: so do updates by
+torch's Muon and by that of ``optout_train``.
 Times are of the processor, which other jobs do not change.
 Exit code 1 where the two shapes of the step disagree on the objective. Prints Markdown.
 """
@@ -46,6 +47,10 @@ TABLES = {
     },
     "autocast": {
         "bfloat16 arithmetic": "{has}", "float32, s": "{exact:.2f}", "`--autocast`, s": "{rounded:.2f}",
+        "ratio": "{ratio:.2f}",
+    },
+    "muon": {
+        "bfloat16 arithmetic": "{has}", "torch.optim.Muon, s": "{torchs:.2f}", "`--optimizer muon`, s": "{ours:.2f}",
         "ratio": "{ratio:.2f}",
     },
 }  # fmt: skip
@@ -315,6 +320,28 @@ def autocast(work: Path, rounds: int) -> Iterator[dict[str, Any]]:
     yield {"has": has, "exact": exact, "rounded": rounded, "ratio": rounded / exact}
 
 
+def muon(rounds: int) -> Iterator[dict[str, Any]]:
+    """Seconds of an update of the bundled model's matrices, without the gradient."""
+    import torch
+
+    from lm_eval_elude.model.scorer import emulates_bfloat16, load_model, matrices
+    from optout_train.config import BUNDLED_MODEL
+    from optout_train.muon import Muon
+
+    weights = matrices(load_model(str(BUNDLED_MODEL)))
+    settings = {"lr": 1e-3, "weight_decay": 0.0, "momentum": 0.9}
+    optimizers = [torch.optim.Muon(weights, **settings, adjust_lr_fn="match_rms_adamw"), Muon(weights, **settings)]
+    took: list[list[float]] = [[], []]
+    for number in range(rounds + 1):
+        for weight in weights:
+            weight.grad = torch.randn(weight.shape, generator=torch.Generator().manual_seed(number))
+        for optimizer, seconds in zip(optimizers, took, strict=True):
+            seconds.append(timed(optimizer.step)[1])
+    torchs, ours = (sum(seconds[1:]) / rounds for seconds in took)  # the first of each warms up
+    has = "emulated" if emulates_bfloat16(weights[0].device) else "yes"
+    yield {"has": has, "torchs": torchs, "ours": ours, "ratio": torchs / ours}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--memory", nargs=4, help=argparse.SUPPRESS)
@@ -342,6 +369,7 @@ def main() -> int:
             "memory": memory(work, (options.batch_size, 4)),
             "growth": growth(work),
             "autocast": autocast(work, options.rounds),
+            "muon": muon(options.rounds),
         }
         report = {part: list(measured[part]) for part in PARTS if part in options.part}
     for part, rows in report.items():
