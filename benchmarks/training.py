@@ -1,9 +1,9 @@
-"""What a training step costs: ``python benchmarks/training.py [--part speed memory growth autocast muon] [--json FILE]``.
+"""What a training step costs: ``python benchmarks/training.py [--part PART ...] [--json FILE]``.
 
 ``speed``: steps of Opt-Out, of NPO+RT and of the released code's shape take turns in one process on a random Llama of
 58 M parameters (fp32, CPU, one thread). ``memory``: peak anonymous memory of Opt-Out and GA+RT, a process each.
-``growth``: three numbers of records and of parameters. ``autocast``: steps with and without ``--autocast`` take turns. ``muon``: so do updates by
-torch's Muon and by that of ``optout_train``.
+``growth``: three numbers of records and of parameters. ``autocast``: steps with and without ``--autocast`` take turns.
+``muon``: so do updates by torch's Muon and by that of ``optout_train``.
 Times are of the processor, which other jobs do not change.
 Exit code 1 where the two shapes of the step disagree on the objective. Prints Markdown.
 """
