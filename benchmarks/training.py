@@ -329,7 +329,7 @@ def muon(rounds: int) -> Iterator[dict[str, Any]]:
     from optout_train.muon import Muon
 
     weights = matrices(load_model(str(BUNDLED_MODEL)))
-    settings = {"lr": 1e-3, "weight_decay": 0.0, "momentum": 0.9}
+    settings: dict[str, Any] = {"lr": 1e-3, "weight_decay": 0.0, "momentum": 0.9}
     optimizers = [torch.optim.Muon(weights, **settings, adjust_lr_fn="match_rms_adamw"), Muon(weights, **settings)]
     took: list[list[float]] = [[], []]
     for number in range(rounds + 1):
