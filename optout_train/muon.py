@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lm_eval_elude.model.scorer import emulates_bfloat16
 
@@ -21,7 +21,7 @@ RMS = 0.2  # of an update's entries: that of AdamW, whose rates it so can take (
 class Muon(torch.optim.Optimizer):
     """Nesterov momentum, orthogonalized; its parameters are matrices in float32, its decay is AdamW's."""
 
-    def __init__(self, parameters: Iterable[nn.Parameter], lr: float, weight_decay: float, momentum: float) -> None:
+    def __init__(self, parameters: Iterable[Tensor], lr: float, weight_decay: float, momentum: float) -> None:
         super().__init__(parameters, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
 
     @torch.no_grad()
