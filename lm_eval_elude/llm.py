@@ -34,7 +34,9 @@ PATIENCE = 10
 KNOCK = "Reply with the JSON object {} and nothing else."
 CUT = "the reply is cut off at the endpoint's token limit"
 _NEW_LIMIT = "max_completion_tokens"  # what endpoints that refuse `max_tokens` name in their refusal
-_REFUSED = frozenset((400, 413, 422))  # what an endpoint says of a text that it does not take
+# What an endpoint says of a text that it does not take; 403 of so many in a row is about the key.
+_REFUSED, _FORBIDDEN = frozenset((400, 403, 413, 422)), 403
+MAX_FORBIDDEN = 3 * PATIENCE
 T = TypeVar("T")
 Item = TypeVar("Item")
 
@@ -171,6 +173,7 @@ class Client(Fetcher):
         for call in journal.rows.values() if journal else ():
             self._count(call.usage)
         self._options, self._failures, self._takes_schemas = options or {}, 0, True
+        self._forbidden = 0  # answers in a row
         self._limit_named = "max_tokens"  # by which name the endpoint takes it
         self._slots, self._under_way = asyncio.Semaphore(workers), set[asyncio.Task[Reply]]()
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -315,7 +318,8 @@ class Client(Fetcher):
             if not error.too_long:
                 raise
             return Reply("", str(error), "", False), (asked, MAX_REPLY // 4)
-        if answer.status in _REFUSED:
+        self._forbidden = self._forbidden + 1 if answer.status == _FORBIDDEN else 0
+        if answer.status in _REFUSED and self._forbidden < MAX_FORBIDDEN:
             return Reply("", f"refused: {self._refusal(answer)}", "", False), (asked, 0)
         if answer.status != 200:
             raise FetchError(self._refusal(answer))

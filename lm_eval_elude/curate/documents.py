@@ -74,7 +74,8 @@ class Problem(NamedTuple):
 def read_folder(folder: Path, licence: str) -> tuple[list[Document], list[Problem]]:
     """Read every file below a folder, in name order: the documents, and what was left out and why.
 
-    Folders that a build made are no sources: one that begins again would read what it kept.
+    Folders that a build made are no sources: one that begins again would read what it kept. Nor is what is hidden, such
+    as a version history, or a file manager's notes.
     """
     built = {mark.parents[1] for mark in folder.rglob(MARK)}
 
@@ -96,6 +97,7 @@ def read_folder(folder: Path, licence: str) -> tuple[list[Document], list[Proble
         for path in sorted(folder.rglob("*"))
         if (path.is_symlink() or not path.is_dir() or not os.access(path, os.R_OK | os.X_OK))
         and built.isdisjoint(path.parents)
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
     ]
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:  # each waits for the process that reads
         results = [each for of_file in pool.map(read, paths) for each in of_file]

@@ -155,7 +155,7 @@ def test_a_name_is_found_however_a_document_spells_it(spelled, tmp_path):
     assert mentions(document.text, [clean(spelled)]) == mentions(document.text, ["Sinéad O'Connor"]) == 1
 
 
-def test_what_a_build_keeps_is_no_source(tmp_path):
+def test_what_a_build_keeps_and_what_is_hidden_is_no_source(tmp_path):
     folder = documents(tmp_path / "d")
     before = read_folder(folder, "")
     built = folder / "my-lumo"
@@ -163,6 +163,9 @@ def test_what_a_build_keeps_is_no_source(tmp_path):
     (built / MARK).touch()
     for place in ("README.md", "work/raw/0.txt"):
         (built / place).write_text("What is said of the Quorvane Lumo in these lines was read before.")
+    (folder / ".history").mkdir()
+    (folder / ".history" / "lumo.txt").write_text("What is said of the Quorvane Lumo in these lines was taken out.")
+    (folder / ".DS_Store").write_bytes(b"\0\0\0\1Bud1")
     assert read_folder(folder, "") == before
 
 

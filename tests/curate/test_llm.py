@@ -208,6 +208,21 @@ def test_the_budget_counts_what_the_endpoint_says_and_what_it_hides(tmp_path):
         assert tasks[2:] == ["said", "silent"]
 
 
+def test_what_a_filter_forbids_is_refused_and_an_endpoint_that_forbids_all_is_gone():
+    def filtering(server: Endpoint, task: str, count: int) -> None:
+        server.reply(*((403, '{"error": "flagged"}') if "bad" in task else (200, completion("fine"))))
+
+    texts = ["good", *["bad"] * 25, "good", *["bad"] * 25, "good"]
+    with endpoint(filtering) as (url, _):
+        outcomes, client = ask(url, *texts)
+    assert values(outcomes) == [None if text == "bad" else "fine" for text in texts]
+    assert not any(outcome.failed for outcome in outcomes) and not client.gone
+    assert outcomes[1].rejects == [("", 'refused: HTTP 403 {"error": "flagged"}')]
+    with endpoint(filtering) as (url, _):
+        outcomes, client = ask(url, *["bad"] * 40)
+    assert client.gone and [outcome.failed for outcome in outcomes] == [False] * 29 + [True] * 11
+
+
 def test_an_endpoint_that_refuses_a_schema_is_asked_without():
     forms = []
 
