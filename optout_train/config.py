@@ -26,8 +26,6 @@ BUNDLED, BUNDLED_MODEL = bundled.MODEL_NAME, bundled.MODEL
 # What differs from the paper in the released code, beside how it averages and steps (see TrainConfig.released).
 RECIPES: dict[str, dict[str, Any]] = {"paper": {}, "released": {"eta": 0.1, "batch_size": 8}}
 AUTO = "auto"
-# The rate of an adapter times the width of its model: 5e-3 for the bundled one, 2e-4 where the width is 4,096.
-AUTO_RATE = 0.96
 WHOLE_BATCH = "--recipe released takes NPO and DPO of a whole batch's mean"
 CHOICES: dict[str, tuple[str, ...]] = {
     "recipe": tuple(RECIPES), "forget_loss": tuple(FORGET), "distance": DISTANCES, "tofu_evaluator": tuple(CONVENTIONS),
@@ -168,8 +166,8 @@ class TrainConfig:
         yield self.whole_batch and self.micro_batch_size > 0, f"{WHOLE_BATCH}: leave out --micro-batch-size"
         unseen = "--patience needs the validation: give --patience 0 with --no-validate"
         yield self.patience > 0 and not self.validate, unseen
-        auto = "--learning-rate auto is the rate of an adapter: give --lora, or a number"
-        yield self.learning_rate == AUTO and not self.lora, auto
+        auto = "--learning-rate auto is the rate of an adapter or of Muon: give --lora, --optimizer muon, or a number"
+        yield self.learning_rate == AUTO and not self.lora and self.optimizer != "muon", auto
         yield self.merge and not self.lora, "--merge needs --lora"
         sharded = "--merge with --shard is not supported: save the adapter, and merge it in one process"
         yield self.merge and self.shard, sharded
@@ -201,6 +199,16 @@ class TrainConfig:
     def whole_batch(self) -> bool:
         """Whether the forget loss is one value of a whole batch, which no pass may split."""
         return self.released and bool(self.loss.reference)
+
+    def peak_rate(self, width: int) -> float:
+        """The peak learning rate of a model of this width.
+
+        What ``auto`` is for an adapter goes with 1 / width: 5e-3 for the bundled model, 2e-4 at 4,096. For Muon it is
+        drawn through the rates found for two models: 4e-3 at a width of 192 and 6e-4 at 576.
+        """
+        if self.learning_rate != AUTO:
+            return float(self.learning_rate)
+        return 4e-3 * (192 / width) ** 1.73 if self.optimizer == "muon" else 0.96 / width
 
     @property
     def model_path(self) -> str:
@@ -244,7 +252,7 @@ _STRANGER: dict[str, Any] = {
 # Every direction of a matrix moves as far, so what is forgotten does not lie in the few that an adapter has; that also
 # moves what no retain record speaks of, so these are many and new. All was found on the bundled model.
 _MUON: dict[str, Any] = {
-    "lora": False, "merge": False, "optimizer": "muon", "learning_rate": 4e-3, "weight_decay": 0.0, "epochs": 20,
+    "lora": False, "merge": False, "optimizer": "muon", "learning_rate": AUTO, "weight_decay": 0.0, "epochs": 20,
     "retain_ratio": 3, "exchange": 24, "relearn": 1.0,
 }  # fmt: skip
 

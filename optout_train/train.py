@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.model.scorer import AnswerLogProbs, Scorer, emulates_bfloat16, load_model, repeatable, score_all
 from lm_eval_elude.text.chat import Encoded, Renderer, load_tokenizer
-from optout_train.config import AUTO, AUTO_RATE, WHOLE_BATCH, TrainConfig
+from optout_train.config import WHOLE_BATCH, TrainConfig
 from optout_train.data import KEPT, StepIndices, TrainingData, load_training_data, passes
 from optout_train.export import export
 from optout_train.gradients import Setup, along_direction, backward, backward_at_worst, backward_relearned
@@ -182,7 +182,7 @@ def prepare(config: TrainConfig, source: Source, accelerator: Any, say: Callable
         inner.get_decoder().compile(dynamic=True)
     scorer = distribute(config, accelerator, inner, scorer)
     width = inner.config.get_text_config().hidden_size
-    rate = AUTO_RATE / width if config.learning_rate == AUTO else float(config.learning_rate)
+    rate = config.peak_rate(width)
     optimizer = make_optimizer(config, rate, [p for p in model.parameters() if p.requires_grad])
     transport = Transport(model, initial, config.distance, config.directions, config.seed)
     reference = score_reference(config, data, scorer, device)

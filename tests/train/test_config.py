@@ -42,6 +42,15 @@ def test_every_method_is_a_preset_over_weights_and_survives_json(method):
     assert alone == (config.retain_weight == config.world_weight == config.transport_weight == 0)
 
 
+def test_an_automatic_rate_goes_with_the_width_and_is_what_was_found():
+    adapter, muon = (
+        build_config({"target": ("ronaldo",), "method": f"{name}"}) for name in ("opt-out-stranger", "stranger-muon")
+    )
+    assert (adapter.peak_rate(192), muon.peak_rate(192)) == (0.005, 0.004)
+    assert muon.peak_rate(576) == pytest.approx(6e-4, rel=0.01) and muon.peak_rate(4096) < adapter.peak_rate(4096)
+    assert build_config({"target": ("ronaldo",), "learning_rate": 1e-3}).peak_rate(192) == 1e-3
+
+
 def test_what_the_user_says_wins_over_preset_and_recipe():
     config = build_config({"target": ("a",), "method": "ga", "world_weight": 2.0, "epochs": 1})
     assert (config.world_weight, config.epochs, config.retain_weight) == (2.0, 1, 0.0)
@@ -91,7 +100,7 @@ def test_negative_or_non_finite_numbers_are_refused_by_the_flags_name(name, valu
         ({"validate": False}, "--patience needs"),
         ({"merge": True}, "--merge needs --lora"),
         ({"learning_rate": 0.0}, "--learning-rate must be above 0"),
-        ({"learning_rate": "auto"}, "--learning-rate auto is the rate of an adapter: give --lora"),
+        ({"learning_rate": "auto"}, "--learning-rate auto is the rate of an adapter or of Muon: give --lora"),
         ({"lora": True, "merge": True, "shard": True}, "--merge with --shard"),
         ({"learn": "retain"}, "--learn retain is of --method finetune"),
         ({"forget_loss": "nll"}, "--patience: early stopping judges forgetting"),
