@@ -24,6 +24,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import filelock
 import pandas as pd
 from scipy import stats
 from tables import DOCS, markdown, put
@@ -123,11 +124,14 @@ def reference(target: str, work: Path) -> Path:
     if target == RONALDO:
         return bundled.REFERENCE
     folder = work / "references" / base() / target
-    if not (folder / FILE_NAME).is_file():  # written last
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(folder.with_name(f".{target}.lock")):  # a second process waits for the first one's
+        if (folder / FILE_NAME).is_file():  # written last
+            return folder
         (named,) = resolve_targets("mini", [target])
         command = [sys.executable, "-m", "lm_eval_elude.mini.train_tiny", "--without", named.name, "--out", str(folder)]
         subprocess.run(command, check=True)
-    return folder
+        return folder
 
 
 def checkpoint(run: Run, work: Path) -> Path | None:
