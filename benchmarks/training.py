@@ -42,7 +42,7 @@ TABLES = {
     },
     "growth": {
         "records": "{records}", "parameters": "{millions:.1f} M", "epoch, s": "{epoch:.1f}",
-        "a record, ms": "{record_ms:.0f}", "step, s": "{step:.2f}", "transport, s": "{transport:.3f}",
+        "a record, ms": "{record_ms:.0f}", "step, s": "{step:.2f}", "of it transport, s": "{transport:.3f}",
         "step, ns a parameter": "{parameter_ns:.0f}",
     },
     "autocast": {
