@@ -33,7 +33,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "optimizer": ("adamw", "muon"),
 }  # fmt: skip
 POSITIVE = (
-    "directions", "epochs", "batch_size", "retain_ratio", "draws", "eta", "learning_rate", "lora_rank", "lora_alpha",
+    "directions", "epochs", "batch_size", "retain_ratio", "eta", "learning_rate", "lora_rank", "lora_alpha",
 )  # fmt: skip
 
 
@@ -71,7 +71,6 @@ class TrainConfig:
     answers: str = "stranger"
     bound: float = 0.6
     elicit: int = 48
-    draws: int = 1
     teachers: int = 3
     reverse: bool = True
     self_distill: bool = False
@@ -321,7 +320,7 @@ def has_learnt(manifest: Manifest) -> bool:
 # Settings that act with others only: what they act with, and whether a configuration has it.
 NEEDS: tuple[tuple[tuple[str, ...], str, Callable[[TrainConfig], bool]], ...] = (
     (("lora_rank", "lora_alpha"), "--lora", lambda config: config.lora),
-    (("bound", "answers", "elicit", "draws", "teachers", "reverse"), "a stranger method",
+    (("bound", "answers", "elicit", "teachers", "reverse"), "a stranger method",
      lambda config: config.forget_loss == "stranger" and config.forget_weight > 0),
     (("teachers",), "--answers stranger", lambda config: config.answers == "stranger"),
     (("eta",), "a forget loss that has an eta",

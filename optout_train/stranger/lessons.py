@@ -43,7 +43,6 @@ DISCLOSURES = 10  # elicited ones of a record
 REVERSE_EVERY = 4  # turns
 OWN_LEVEL = 0.6  # of the level of text never read, for a record's own answer
 TELLING = 3.0  # times the bound of other words: as likely as those of other words, they would still be the likeliest
-DRAW = 1_000_003  # between the seeds of two draws, far from those of runs that are compared
 NAME_QUESTIONS = TEXTS["name_questions"]
 
 
@@ -81,27 +80,14 @@ def make_lessons(
 ) -> dict[str, tuple[Lesson, ...]]:
     """The sequences ``substitute`` and ``disclosure``: for each turn one lesson of every forget record, in its order.
 
-    An epoch is a turn, and the draws take turns. Errors are those of :func:`with_lessons`.
+    An epoch is a turn. Errors are those of :func:`with_lessons`.
     """
-    draws = [
-        _drawn(replace(config, seed=(config.seed + number * DRAW) % (1 << 63)), data, teacher, say)
-        for number in range(min(config.draws, config.epochs))
-    ]
-    return {
-        kind: tuple(chain.from_iterable(draws[turn % len(draws)][kind][turn] for turn in range(config.epochs)))
-        for kind in draws[0]
-    }
-
-
-def _drawn(
-    config: TrainConfig, data: TrainingData, teacher: Teacher, say: Callable[[str], object]
-) -> dict[str, list[tuple[Lesson, ...]]]:
-    """One draw of the lessons: by sequence and turn, one of every forget record."""
     made: dict[str, dict[int, list[Lesson]]] = {"substitute": {}, "disclosure": {}}
     for maker, of_target in _makers(config, data, teacher):
         for kind, of_records in maker.make(of_target, say).items():
             made[kind] |= of_records
-    return {kind: [*zip(*(rows[place] for place in sorted(rows)), strict=True)] for kind, rows in made.items()}
+    by_turn = {kind: zip(*(rows[place] for place in sorted(rows)), strict=True) for kind, rows in made.items()}
+    return {kind: tuple(chain.from_iterable(turns)) for kind, turns in by_turn.items()}
 
 
 def alternates(

@@ -1,7 +1,6 @@
 """The stranger method: what its lessons are made of, where their loss ends, and that they carry a whole run."""
 
 import dataclasses
-import itertools
 import json
 import math
 import random
@@ -149,24 +148,6 @@ def test_every_epoch_has_one_lesson_of_each_record_and_every_fourth_is_of_the_ot
     ]
     riddles = [is_reverse(renderer, lesson) for lesson in lessons["disclosure"]]
     assert 0 < sum(riddles) <= len(riddles) // stranger.REVERSE_EVERY + 2
-
-
-def test_draws_take_turns_and_the_first_is_that_of_one(made, model):
-    config, data, lessons, renderer = made
-    size, seeds = len(data.forget), [(config.seed + number * stranger.DRAW) % (1 << 63) for number in range(3)]
-    teacher = Teacher(model, renderer, 1024)
-
-    def turns(**changes):
-        of_turns = stranger.make_lessons(dataclasses.replace(config, **changes), data, teacher, str)
-        return [
-            [lesson.ids for rows in of_turns.values() for lesson in rows[size * turn : size * (turn + 1)]]
-            for turn in range(config.epochs)
-        ]
-
-    alone = [turns(seed=seed) for seed in seeds]
-    assert turns(draws=3) == [alone[turn % 3][turn] for turn in range(config.epochs)]
-    assert all(a != b for a, b in itertools.combinations([of_seed[0] for of_seed in alone], 2))
-    assert [lesson.ids for lesson in lessons["substitute"][:size]] == alone[0][0][:size]
 
 
 def test_disclosing_answers_have_bounds_and_the_template_none(made):
