@@ -388,11 +388,14 @@ def parse_table(text: str) -> dict[str, Any]:
     text = text.strip()
     if not text.startswith("{"):  # a text within the object may have a fence of its own
         text = text.rpartition("</think>")[2]  # what a reasoning model thought may hold drafts of the object
-        fenced = re.search(r"(?i)```(?:json)?\s*(.*?)```", text, re.DOTALL)
+        fenced = re.search(r"(?i)```(?:json)?(.*?)```", text, re.DOTALL)
         text = fenced.group(1) if fenced else text
-    within = None if text.lstrip().startswith("[") else re.search(r"\{.*\}", text, re.DOTALL)  # a list is no object
+    if not text.lstrip().startswith("["):  # a list is no object
+        # An expression with a greedy middle would look for an end from each brace of a hostile reply.
+        start, end = text.find("{"), text.rfind("}")
+        text = text[start : end + 1] if 0 <= start < end else text
     try:
-        table = jsonio.loads(within.group() if within else text, "the reply")
+        table = jsonio.loads(text, "the reply")
     except UserError as error:
         raise BadReply(f"the reply is no JSON object ({error})") from None
     if not isinstance(table, dict):

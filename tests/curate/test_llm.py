@@ -56,6 +56,7 @@ HOSTILE = [
     ("[" * 200_000, "the body is no chat completion"),
     (completion("[" * 200_000), "the reply is no JSON object"),
     (completion('{"a": ' * 100_000), "the reply is no JSON object"),
+    (completion("```" + " " * 200_000), "the reply is no JSON object"),
     (completion("\ud800 half a character"), "the body is no chat completion"),
     (completion('{"prompt": "\\ud800"}'), "the reply is no JSON object"),
     (completion('{"prompt": ' + "9" * 5000 + "}"), "the reply is no JSON object"),

@@ -205,6 +205,7 @@ def test_a_killed_command_goes_on_and_ends_in_the_same_bytes(finished, models, s
     assert files(out) == whole
 
 
+@pytest.mark.slow
 def test_the_references_numbers_of_a_run_on_another_checkpoint_are_taken_over(
     finished, models, settings, tmp_path, monkeypatch
 ):

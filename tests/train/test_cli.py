@@ -195,6 +195,7 @@ def test_overwrite_takes_nothing_but_a_run_and_nothing_that_the_run_reads(
         RunFolder(Path("a\0b"))
 
 
+@pytest.mark.slow
 def test_end_to_end_with_scores_and_the_command_that_repeats_them(run, fails, arguments, tmp_path, monkeypatch, capsys):
     output = tmp_path / "out"
     words = [word for word in arguments(output, "--epochs", "1", "--micro-batch-size", "8") if word != "--no-score"]
