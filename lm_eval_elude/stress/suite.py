@@ -257,7 +257,7 @@ class Stress:
 
     def _depth(self, reference_run: Path | None) -> list[FactDepth]:
         """The unlearning depth of every fact, as its file has it; of none where the reference is built otherwise."""
-        original, never_knew, unlearned = (self.load(role) for role in (ORIGINAL, REFERENCE, CHECKPOINT))
+        original, never_knew = self.load(ORIGINAL), self.load(REFERENCE)
         shapes = [[tuple(p.shape) for p in layers_of(m).parameters()] for m in (original, never_knew)]
         samples = depth.stated_facts(self.forget.records, self.renderer)
         if shapes[0] != shapes[1] or not samples:
@@ -270,7 +270,8 @@ class Stress:
             carried = torch.tensor(found, dtype=torch.double).T
         else:
             carried = depth.drops(original, never_knew, [*samples.values()])
-        drops = [carried, depth.drops(original, unlearned, [*samples.values()])]
+        del never_knew  # so that two models are in memory at once, not three
+        drops = [carried, depth.drops(original, self.load(CHECKPOINT), [*samples.values()])]
         rows = zip(samples, depth.scores(*drops), *(of_model.T.tolist() for of_model in drops), strict=True)
         return [
             {"entity": self.forget.records[place].entity, "question": self.forget.records[place].question,
