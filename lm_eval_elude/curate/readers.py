@@ -80,7 +80,7 @@ _MARK = re.compile(r"(?m)^\s{0,3}(?:#{1,6}\s+(.*)|(?:[-*+]|(?P<number>\d+)\.)\s+
 
 
 def _markdown(content: bytes) -> str:
-    text = _without_code(re.sub(r"(?ms)\A---\n.*?^---$", "", _plain(content)))
+    text = re.sub(r"(?ms)^(```|~~~).*?^\1\s*$|\A---\n.*?^---$", "", _plain(content))
     lines = []
     column = math.inf  # from where in a line a number other than 1 is more of the text before (CommonMark 5.2, 5.3)
     for line in text.split("\n"):
@@ -95,21 +95,8 @@ def _markdown(content: bytes) -> str:
             column = 0
         lines.append(line)
     text = _MARK.sub(r"\n\1\3\4\n", "\n".join(lines)).replace("\0", "")
-    # Without bounds each of a million brackets would be followed to the end of its line.
-    text = re.sub(r"!?\[([^\]\n]{0,500})\]\([^)\n]{0,2000}\)", r"\1", text)
+    text = re.sub(r"!?\[([^\]\n]*)\]\([^)\n]*\)", r"\1", text)
     return re.sub(r"(\*\*|__|`)(\S(?:[^\n]*?\S)?)\1", r"\2", text)
-
-
-def _without_code(text: str) -> str:
-    """A Markdown text without its blocks between fences; one that is not closed stays."""
-    kept, end, fence, start = [], 0, "", 0
-    for line in re.finditer(r"(?m)^(```|~~~)(.*)$", text):
-        if not fence:
-            fence, start = line[1], line.start()
-        elif line[1] == fence and not line[2].strip():
-            kept.append(text[end:start])
-            end, fence = line.end(), ""
-    return "".join([*kept, text[end:]])
 
 
 def _html(content: bytes) -> str:

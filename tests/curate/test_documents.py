@@ -169,16 +169,6 @@ def test_what_a_build_keeps_and_what_is_hidden_is_no_source(tmp_path):
     assert read_folder(folder, "") == before
 
 
-def test_code_goes_where_its_fence_is_closed_by_another_of_its_kind():
-    read = read_document(".md", b"a\n\n```\ncode\n~~~\n``` \n\nb\n\n~~~py\nopen\n~~~py\n")
-    assert read.text.split() == ["a", "b", "~~~py", "open", "~~~py"]
-
-
-@pytest.mark.parametrize("mark", ["```x\n", "[", "[x]("])
-def test_marks_that_nothing_closes_are_each_looked_at_once(mark):
-    assert len(read_document(".md", (mark * 100_000).encode()).text) > 99_999
-
-
 def test_thirty_malformed_documents_are_each_read_or_named(tmp_path):
     rng = random.Random(5)
     good = {path.suffix: path.read_bytes() for path in documents(tmp_path / "good").iterdir()}
