@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, count, islice
+from itertools import chain, count, islice, pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -219,16 +219,15 @@ def share(lengths: Sequence[int], rank: int, processes: int, micro_batch_size: i
     """Split one step's samples over processes and forward passes: (position, weight) pairs of each pass of this rank.
 
     Samples of like length go together, which saves padding and changes no sum. Every process makes the same number of
-    passes of the same size (collectives would hang otherwise): the filling samples have weight 0, and over all
-    processes the weights sum to 1. A ``micro_batch_size`` of 0 puts all samples into one pass.
+    passes (collectives would hang otherwise), whose sizes differ by one at most: where there are too few samples, one
+    of weight 0 fills a pass. Over all processes the weights sum to 1. A ``micro_batch_size`` of 0 makes one pass each.
     """
     order = sorted(range(len(lengths)), key=lambda i: (lengths[i], i))
-    real = len(order)
-    size = min(micro_batch_size or real, -(-real // processes))
-    order += order[:1] * (-real % (size * processes))
-    weights = [1 / real] * real + [0.0] * (len(order) - real)
-    mine = list(zip(order, weights, strict=True))[rank::processes]
-    return [mine[i : i + size] for i in range(0, len(mine), size)]
+    size = micro_batch_size or len(order)
+    count = processes * -(-len(order) // (size * processes))
+    bounds = [len(order) * i // count for i in range(count + 1)]
+    parts = [order[start:end] for start, end in pairwise(bounds)]
+    return [[(i, 1 / len(order)) for i in part] or [(order[0], 0.0)] for part in parts[rank::processes]]
 
 
 def passes(

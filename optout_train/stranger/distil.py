@@ -117,7 +117,8 @@ def distil(
     for name in KEPT:
         kept[name] = {}
         rows_of = getattr(data, name)
-        records = _read(plan, name)
+        # By length, for the initial model reads several at a time.
+        records = sorted(_read(plan, name), key=lambda record: len(rows_of.encode(record).ids))
         encoded = [rows_of.encode(record) for record in records]
         alike = itertools.takewhile(lambda tokens: len({*tokens}) == 1, zip(*(s.ids for s in encoded), strict=False))
         first = max(1, sum(1 for _ in alike))
