@@ -104,11 +104,13 @@ def _judgement(run: NamedRun, before: NamedRun | None, reference: NamedRun | Non
     left = [(share, half) for whole, share, half in judged if not whole < least]  # NaN is not
     if any(share > LEFT and (half <= LEFT or share - half > LEFT) for share, half in left):
         return "still knows the facts"
-    if any(not half <= LEFT or (share - half < GONE and share + half > LEFT) for share, half in left):
+    if any(not half <= LEFT for _, half in left):
         return "has too few records to judge"
     strongest = run.outcome.strongest() if run.outcome else None
-    if strongest and height(strongest) > LEFT:
+    if strongest and height(strongest) > LEFT:  # then it does not matter how little is left when asked
         return "hides the facts"
+    if any(share - half < GONE and share + half > LEFT for share, half in left):
+        return "has too few records to judge"
     return "forgot" if max(share for share, _ in left) < GONE else "forgot a part"
 
 
