@@ -264,6 +264,15 @@ def test_a_metric_in_which_there_was_little_to_forget_judges_only_alone(first, k
     assert _judgement(*alone) == "has too few records to judge"
 
 
+def test_what_an_attack_brings_back_is_hidden_however_unsure_it_is_how_little_is_left_when_asked():
+    before, run, never = Shares(known=46), Shares(known=35), Shares(known=30)
+    assert _judgement(run, before, never) == "has too few records to judge"
+    for back, judged in ((0.9, "hides the facts"), (0.2, "has too few records to judge")):
+        worst = SimpleNamespace(recovery={"truth_first": SimpleNamespace(value=back)})
+        run.outcome = SimpleNamespace(strongest=lambda worst=worst: worst)
+        assert _judgement(run, before, never) == judged
+
+
 def test_three_records_that_all_agree_are_too_few_to_judge(tmp_path):
     """Of shares that are 0 in every record, the error is 0 and the interval is not."""
     made = {n: made_run(tmp_path / n, known=known) for n, known in (("before", 0.9), ("after", 0.2), ("never", 0.2))}
