@@ -224,8 +224,8 @@ def share(lengths: Sequence[int], rank: int, processes: int, micro_batch_size: i
     """
     order = sorted(range(len(lengths)), key=lambda i: (lengths[i], i))
     size = micro_batch_size or len(order)
-    count = processes * -(-len(order) // (size * processes))
-    bounds = [len(order) * i // count for i in range(count + 1)]
+    number = processes * -(-len(order) // (size * processes))  # of passes, in all processes
+    bounds = [len(order) * i // number for i in range(number + 1)]
     parts = [order[start:end] for start, end in pairwise(bounds)]
     return [[(i, 1 / len(order)) for i in part] or [(order[0], 0.0)] for part in parts[rank::processes]]
 
