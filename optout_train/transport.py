@@ -51,7 +51,8 @@ def unit_directions(count: int, dimension: int, generator: torch.Generator) -> T
 def project(rows: Tensor, directions: Tensor) -> Tensor:
     """Rows (n, d) of any type and device on directions (L, d): (L, n) in float32 on the directions' device."""
     step = max(1, CHUNK // rows.shape[1])
-    parts = [directions @ part.to(directions).T for part in rows.detach().split(step)]
+    # Rows of 16 bits cross to a GPU as they are: `to` with a device and a type would widen them first.
+    parts = [directions @ part.to(directions.device).to(directions.dtype).T for part in rows.detach().split(step)]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
