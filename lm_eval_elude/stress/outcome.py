@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from lm_eval_elude.data import jsonio
 from lm_eval_elude.errors import UserError
@@ -52,6 +52,16 @@ class Worst(NamedTuple):
     at: float
     values: Mapping[str, Mapping[str, Estimate]]  # of each role
     recovery: Mapping[str, Estimate]
+
+
+class FactDepth(TypedDict):
+    """What :data:`DEPTH` has of a fact; null is a number that there was not."""
+
+    entity: str
+    question: str
+    depth: float | None
+    never_knew: list[float | None]  # by layer
+    checkpoint: list[float | None]
 
 
 def samples(docs: Docs, settings: Mapping[str, Any]) -> list[Sample]:
@@ -220,9 +230,8 @@ class Outcome:
         """The mean unlearning depth of the facts (:mod:`lm_eval_elude.stress.depth`), None where there is none."""
         if not (file := self.folder / DEPTH).is_file():
             return None
-        rows = jsonio.read(file, list[dict[str, Any]])
-        known = [row for row in rows if isinstance(row.get("depth"), int | float)]
-        observations = [Observation(str(r.get("entity")), str(r.get("question")), float(r["depth"])) for r in known]
+        rows = jsonio.read(file, list[FactDepth])
+        observations = [Observation(r["entity"], r["question"], r["depth"]) for r in rows if r["depth"] is not None]
         return mean_over_targets(observations) if observations else None
 
     def run(self, name: str, role: str) -> Run:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple
 
 import torch
 from tqdm import tqdm
@@ -31,7 +31,7 @@ from lm_eval_elude.scoring.likelihood import harmonic_mean
 from lm_eval_elude.scoring.samples import mean
 from lm_eval_elude.scoring.settings import Settings, provenance
 from lm_eval_elude.stress import depth, outcome
-from lm_eval_elude.stress.outcome import CHECKPOINT, DEPTH, ORIGINAL, REFERENCE, START, TASK, Docs, Point
+from lm_eval_elude.stress.outcome import CHECKPOINT, DEPTH, ORIGINAL, REFERENCE, START, TASK, Docs, FactDepth, Point
 from lm_eval_elude.stress.weights import WEIGHT_ATTACKS, Material, WeightAttack, lacking
 from lm_eval_elude.text.chat import Renderer, load_tokenizer
 
@@ -296,16 +296,6 @@ class Stress:
         scorings = sum(len(cell.setting.points) for cell in cells)
         minutes = (len(cells) * loading + steps * step + scorings * scoring) / 60
         return f"{len(cells)} runs: {steps} steps of training, {scorings} scorings, about {minutes:.0f} minutes here"
-
-
-class FactDepth(TypedDict):
-    """What the depth's file has of a fact; null is a number that there was not."""
-
-    entity: str
-    question: str
-    depth: float | None
-    never_knew: list[float | None]  # by layer
-    checkpoint: list[float | None]
 
 
 def open_folder(out: Path, described: Mapping[str, Any]) -> None:

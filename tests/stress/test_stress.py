@@ -593,6 +593,12 @@ def test_depth_is_0_of_the_original_1_of_the_model_that_never_knew_and_between_f
     )
 
 
+def test_a_file_of_depths_that_is_none_is_named(finished, tmp_path):
+    (shutil.copytree(finished, tmp_path / "edited") / DEPTH).write_text('[{"depth": "deep"}]')
+    with pytest.raises(UserError, match=r"edited/depth.json"):
+        _ = Outcome(tmp_path / "edited").depth
+
+
 def test_out_of_memory_is_a_line_that_says_what_is_kept(monkeypatch, capsys, tmp_path):
     def full(*given):
         raise torch.OutOfMemoryError("CUDA out of memory.")
