@@ -64,7 +64,7 @@ def test_the_readme_shows_what_the_demo_prints(demo):
         bundled = name in ("original", "retrained without")
         for column, (read, value) in enumerate(zip(shown[name], values, strict=True)):
             # known and first count yes and no of 46 records, whose 95 % interval is 14 points to either side; degen.,
-            # too, but near 0 it moves by four records (8.7 points) at most.
+            # too, but four of them (8.7 points) are enough near 0.
             tolerance = 0.11 if bundled else 14.0 if column in (0, 2) else 9.0 if column == 5 else 5.0
             assert read == pytest.approx(value, abs=tolerance), (name, column)
     assert "no --model given: unlearning in the bundled tiny model" in demo[1].stderr
