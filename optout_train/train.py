@@ -181,8 +181,8 @@ def prepare(config: TrainConfig, source: Source, accelerator: Any, say: Callable
     if config.compile:
         inner.get_decoder().compile(dynamic=True)
     scorer = distribute(config, accelerator, inner, scorer)
-    width = inner.config.get_text_config().hidden_size
-    rate = config.peak_rate(width)
+    sizes = inner.config.get_text_config()
+    rate = config.peak_rate(sizes.hidden_size, sizes.num_hidden_layers, sum(map(len, plan)))
     optimizer = make_optimizer(config, rate, [p for p in model.parameters() if p.requires_grad])
     transport = Transport(model, initial, config.distance, config.directions, config.seed)
     reference = score_reference(config, data, scorer, device)
@@ -190,7 +190,7 @@ def prepare(config: TrainConfig, source: Source, accelerator: Any, say: Callable
     if config.relearn and config.forget_weight:
         if len(data.forget) < 2:
             raise UserError(f"--relearn halves the forget set, and it has {len(data.forget)} record")
-        relearned = Relearned(model, width, len(data.forget), config.seed)
+        relearned = Relearned(model, sizes.hidden_size, len(data.forget), config.seed)
     return Setup(
         config, accelerator, device, data, plan, validation, model, scorer, transport, rate, optimizer, reference,
         dict(config.set_weights), direction, relearned,
