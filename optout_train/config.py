@@ -205,7 +205,7 @@ class TrainConfig:
         What ``auto`` is for an adapter goes with 1 / width: 5e-3 for the bundled model, 2e-4 at 4,096. For Muon all
         three count: every step moves each layer as far, and what was found for 64 to 120 steps of the bundled model (5
         layers, 192 wide) and 32 of SmolLM2 135M (30 layers, 576 wide) is as far in all. For 80 steps these are 4.2e-3
-        and 2.3e-4. Fewer than 32 would be so long that they break a model, and count as 32.
+        and 2.3e-4. Fewer than 32 count as 32.
         """
         if self.learning_rate != AUTO:
             return float(self.learning_rate)
