@@ -203,13 +203,15 @@ class TrainConfig:
         """The peak learning rate of a run of so many steps on a model of this width and this many layers.
 
         What ``auto`` is for an adapter goes with 1 / width: 5e-3 for the bundled model, 2e-4 at 4,096. For Muon all
-        three count: every step moves each layer as far, and what was found for 64 to 120 steps of the bundled model (5
-        layers, 192 wide) and 32 of SmolLM2 135M (30 layers, 576 wide) is as far in all. For 80 steps these are 4.2e-3
-        and 2.3e-4. Fewer than 32 count as 32.
+        three count: what was found for 64 to 120 steps of the bundled model (5 layers, 192 wide) and for 32 of SmolLM2
+        135M (30 layers, 576 wide) has about one product of rate, steps, layers and width. For 80 steps the rates are
+        4.2e-3 and 2.3e-4. Fewer steps than 32 count as 32.
         """
         if self.learning_rate != AUTO:
             return float(self.learning_rate)
-        return 322.56 / (width * layers * max(steps, 32)) if self.optimizer == "muon" else 0.96 / width
+        if self.optimizer == "muon":
+            return 4.2e-3 * (80 * 5 * 192) / (max(steps, 32) * layers * width)
+        return 0.96 / width
 
     @property
     def model_path(self) -> str:

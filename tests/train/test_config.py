@@ -46,8 +46,9 @@ def test_an_automatic_rate_goes_with_the_model_and_is_what_was_found():
     adapter, muon = (
         build_config({"target": ("ronaldo",), "method": name}) for name in ("opt-out-stranger", "stranger-muon")
     )
-    assert (adapter.peak_rate(192, 5, 180), muon.peak_rate(192, 5, 80)) == (0.005, pytest.approx(4.2e-3))
-    assert muon.peak_rate(192, 5, 120) == pytest.approx(2.8e-3) and muon.peak_rate(576, 30, 32) < 6.3e-4
+    assert (adapter.peak_rate(192, 5, 180), muon.peak_rate(192, 5, 80)) == (0.005, 0.0042)
+    assert muon.peak_rate(192, 5, 120) == pytest.approx(2.8e-3)
+    assert muon.peak_rate(576, 30, 32) == pytest.approx(5.83e-4, rel=0.01)
     assert muon.peak_rate(192, 5, 1) == muon.peak_rate(192, 5, 32)
     assert muon.peak_rate(4096, 32, 80) < adapter.peak_rate(4096, 32, 80)
     assert build_config({"target": ("ronaldo",), "learning_rate": 1e-3}).peak_rate(192, 5, 80) == 1e-3
