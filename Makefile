@@ -28,16 +28,18 @@ $(DEV): $(STAMP)
 	touch $@
 
 STRANGER := $(BIN)/optout-train --target ronaldo --method opt-out-stranger --output-dir runs/demo/stranger
-# Two commands at once, one a core. What the first prints comes when both are done: two progress bars share no terminal.
+# Two commands at once, one a core. What the first prints goes to a file, for two progress bars share no terminal; it is
+# shown where one of them failed.
 beside = $(2) > runs/demo/$(1).txt 2>&1 & trap "kill $$! 2> /dev/null" EXIT INT; $(3) && wait $$!; \
-	status=$$?; cat runs/demo/$(1).txt; exit $$status
+	status=$$?; test $$status = 0 || cat runs/demo/$(1).txt; exit $$status
 
 demo: $(STAMP)
 	mkdir -p runs/demo && rm -rf runs/demo/stress
-	$(call beside,opt-out,$(BIN)/optout-train --target ronaldo --output-dir runs/demo/opt-out --overwrite --no-score,\
+	$(call beside,opt-out,$(BIN)/optout-train --target ronaldo --output-dir runs/demo/opt-out --overwrite,\
 	    $(STRANGER) --overwrite --no-score)
 	$(call beside,relearned,$(BIN)/elude stress runs/demo/stranger --suite glance --out runs/demo/stress,\
 	    $(STRANGER) --resume --beside runs/demo/opt-out)
+	@cat runs/demo/relearned.txt
 	$(BIN)/elude report runs/demo/stranger/scores runs/demo/stress --reference retrained --out runs/demo/report.html
 
 # Six checkpoints of different methods, scored, submitted, verified and ranked: runs/board/site/index.html.

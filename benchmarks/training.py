@@ -4,6 +4,7 @@
 58 M parameters (fp32, CPU, one thread). ``memory``: peak anonymous memory of Opt-Out and GA+RT, a process each.
 ``growth``: three numbers of records and of parameters. ``autocast``: steps with and without ``--autocast`` take turns.
 ``muon``: so do updates by torch's Muon and by that of ``optout_train``.
+``methods``: whole runs of the bundled model by several methods, one target after another (an hour of one core).
 Times are of the processor, which other jobs do not change.
 Exit code 1 where the two shapes of the step disagree on the objective. Prints Markdown.
 """
@@ -21,9 +22,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 import tables
+from commands import call
 
 WIDTH, INNER, LAYERS, VOCABULARY = 512, 1376, 8, 32000
 SETS = ("forget", "retain", "world")
@@ -53,6 +56,7 @@ TABLES = {
         "bfloat16 arithmetic": "{has}", "torch.optim.Muon, s": "{torchs:.2f}", "`--optimizer muon`, s": "{ours:.2f}",
         "ratio": "{ratio:.2f}",
     },
+    "methods": {"method": "`{method}`", "seconds": "{seconds:.0f}", "of NPO+RT": "{ratio:.2f} [{low:.2f}, {high:.2f}]"},
 }  # fmt: skip
 PARTS = tuple(TABLES)
 PADDED, SLICE = 512, 8  # the released code's length, and its batch as it runs
@@ -342,6 +346,30 @@ def muon(rounds: int) -> Iterator[dict[str, Any]]:
     yield {"has": has, "torchs": torchs, "ours": ours, "ratio": torchs / ours}
 
 
+def methods(work: Path) -> Iterator[dict[str, Any]]:
+    """Mean processor seconds of a run on each target (``optout.json``, seed 0), and their ratio to those of NPO+RT.
+
+    The interval is Student's over the targets' ratios, at 95 %.
+    """
+    from scipy.stats import t
+
+    from lm_eval_elude.data import dataset
+    from lm_eval_elude.data.manifest import read_manifest
+
+    took: dict[str, list[float]] = {name: [] for name in ("npo+rt", "opt-out", "opt-out-stranger", "stranger-muon")}
+    for target in dataset.entities("mini"):
+        for method, seconds in took.items():
+            folder = work / f"{target}-{method}"
+            call("optout-train", "--target", target, "--method", method, "--output-dir", folder, "--no-score")
+            manifest = read_manifest(folder)
+            assert manifest and manifest.processor_seconds
+            seconds.append(manifest.processor_seconds)
+    for method, seconds in took.items():
+        ratios = [own / baseline for own, baseline in zip(seconds, took["npo+rt"], strict=True)]
+        ratio, half = fmean(ratios), t.ppf(0.975, len(ratios) - 1) * stdev(ratios) / len(ratios) ** 0.5
+        yield {"method": method, "seconds": fmean(seconds), "ratio": ratio, "low": ratio - half, "high": ratio + half}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--memory", nargs=4, help=argparse.SUPPRESS)
@@ -370,6 +398,7 @@ def main() -> int:
             "growth": growth(work),
             "autocast": autocast(work, options.rounds),
             "muon": muon(options.rounds),
+            "methods": methods(work),
         }
         report = {part: list(measured[part]) for part in PARTS if part in options.part}
     for part, rows in report.items():

@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import shlex
+import shutil
 import sys
 from collections.abc import Mapping
 from contextlib import nullcontext, redirect_stderr
@@ -73,12 +74,14 @@ def jobs(config: TrainConfig, folder: Path, beside: Path | None) -> list[Job]:
 
 def is_scored(config: TrainConfig, folder: Path, beside: Path | None) -> bool:
     """Whether nothing is left to score: a kill leaves whole results of some models, and no card."""
-    return (folder / CARD).exists() and all(_kept_results(folder, job) for job in jobs(config, folder, beside))
+    return (folder / CARD).exists() and all(
+        kept_results(folder / "scores" / job.file, job) for job in jobs(config, folder, beside)
+    )
 
 
-def _kept_results(folder: Path, job: Job) -> dict[str, Any] | None:
-    """What lm-eval said of the same model, with the same weights, before."""
-    for path in (folder / "scores" / job.file).glob("results_*.json"):
+def kept_results(scores: Path, job: Job) -> dict[str, Any] | None:
+    """What lm-eval said of the same model, with the same weights, in results that a folder keeps."""
+    for path in scores.glob("results_*.json"):
         results = jsonio.load(path, nan=True)
         if isinstance(results, dict) and results.get("config", {}).get("model_args") == job.arguments:
             scored = [config.get("metadata", {}).get("elude", {}) for config in results.get("configs", {}).values()]
@@ -86,6 +89,24 @@ def _kept_results(folder: Path, job: Job) -> dict[str, Any] | None:
             of_today = all(versions.get(task) == BENCHMARKS[task].version for task in versions if task in BENCHMARKS)
             if of_today and all(settings.get("checkpoint") == now for settings in scored):
                 return results
+    return None
+
+
+def take_over(
+    job: Job, config: TrainConfig, manifest: Manifest, batch_size: int, place: RunFolder, other: Path
+) -> dict[str, Any] | None:
+    """What another run keeps of the same model, scored as :func:`evaluate` would, copied into this run; or None."""
+    benchmark = benchmark_of(config)
+    wanted = json.loads(json.dumps(job.arguments | benchmark.metadata(manifest)))  # as a results file has it
+    for scores in sorted((other / "scores").glob("*")):
+        if not (results := kept_results(scores, job)):
+            continue
+        scored = [configured.get("metadata", {}) for configured in results["configs"].values()]
+        alike = all(all(metadata.get(key) == value for key, value in wanted.items()) for metadata in scored)
+        if alike and benchmark.task in results["results"] and results["config"]["batch_size"] == batch_size:
+            with place.adding(f"scores/{job.file}") as new:
+                shutil.copytree(scores, new, dirs_exist_ok=True)
+            return results
     return None
 
 
@@ -129,6 +150,8 @@ def evaluate(job: Job, config: TrainConfig, manifest: Manifest, batch_size: int,
 def score_run(config: TrainConfig, folder: Path, beside: Path | None = None) -> str:
     """Score all :func:`jobs` that are not scored yet, write the card, and return the table and the command for it.
 
+    What the run of ``beside`` has scored alike is taken over from there.
+
     UserError where lm-eval could not score one of them, or another process writes to the run.
     """
     manifest = read_manifest(folder)
@@ -140,7 +163,10 @@ def score_run(config: TrainConfig, folder: Path, beside: Path | None = None) -> 
         place.lock()
         for job in jobs(config, folder, beside):
             try:
-                results = _kept_results(folder, job) or evaluate(job, config, manifest, size, place)
+                results = kept_results(folder / "scores" / job.file, job)
+                if not results and beside:
+                    results = take_over(job, config, manifest, size, place, beside)
+                results = results or evaluate(job, config, manifest, size, place)
             except (ValueError, AssertionError) as error:  # what lm-eval and its tasks say of settings they cannot take
                 why = f"{folder} is complete, but scoring {job.name} failed ({error})"
                 raise UserError(f"{why}; again: {again}") from error

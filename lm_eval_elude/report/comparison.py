@@ -160,7 +160,7 @@ def named_runs(paths: Sequence[str], reference: str = "", *, utility: bool = Fal
         paths: results files, released logs of TOFU, or folders, or ``NAME=PATH``; a folder stands for every results
             file below it, in the order in which they were made. A run without a name is called by its checkpoint's
             method, where a manifest tells it, otherwise by the folder that it lies in. A folder of ``elude stress``
-            belongs to the run of its checkpoint.
+            belongs to the run of its checkpoint. The reference comes last.
         reference: the name or the folder's name of one of them, or a path, of one of them or of another; "" for none.
         utility: whether a run of the utility benchmarks alone is one, too.
 
@@ -192,7 +192,7 @@ def named_runs(paths: Sequence[str], reference: str = "", *, utility: bool = Fal
             raise UserError(f"{path}: no run here is of the checkpoint whose weights it attacked")
         for run in of:
             run.outcome = outcome
-    return runs
+    return sorted(runs, key=lambda run: run.reference)
 
 
 def _name(runs: Sequence[NamedRun], given: Sequence[tuple[str, Path, bool]]) -> list[str]:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,7 @@ from lm_eval_elude.scoring.runs import Run
 from optout_train import cli
 from optout_train.config import METHODS, TrainConfig, flag
 from optout_train.run_folder import RunFolder
-from optout_train.score import is_scored
+from optout_train.score import is_scored, jobs, take_over
 from tests.support import run as evaluate
 
 
@@ -249,6 +249,41 @@ def test_end_to_end_with_scores_and_the_command_that_repeats_them(run, fails, ar
     assert capsys.readouterr() == ("", f"{output} is finished: nothing to do\n")
     cli.command.main([*words, "--overwrite", "--no-score"], standalone_mode=False)  # all of it is ours
     assert "is a finished run; give --overwrite to replace it" in fails(*words)
+
+
+@pytest.mark.slow
+def test_what_the_run_beside_has_scored_is_taken_over_where_it_would_come_out_the_same(
+    run, arguments, tmp_path, monkeypatch
+):
+    first, second = tmp_path / "first", tmp_path / "second"
+    own = ("--epochs", "1", "--micro-batch-size", "8")
+    words = [[w for w in arguments(folder, *own) if w != "--no-score"] for folder in (first, second)]
+    for row, more in zip(words, ((), ("--seed", "1", "--beside", str(first))), strict=True):
+        code, out, err = run(*row, *more)
+        assert code == 0, err
+    assert [line.split()[0] for line in out.split("\n\n")[0].splitlines()[2:]] == ["original", "opt-out", "this"]
+
+    def files(folder):
+        return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    assert files(second / "scores" / "before") == files(first / "scores" / "before")
+    assert files(second / "scores" / "opt-out") == files(first / "scores" / "after")
+    assert not files(second / "scores" / "after").keys() & files(first / "scores" / "after").keys()
+
+    manifest, place = read_manifest(second), RunFolder(second)
+    config = TrainConfig.from_json(manifest.settings)
+    before = jobs(config, second, first)[0]
+    (results,) = (first / "scores" / "before").glob("results_*.json")
+    place.lock()
+    try:
+        assert take_over(before, config, manifest, 8, place, first)
+        assert take_over(before, config, manifest, 4, place, first) is None  # sums come out otherwise
+        of_others = replace(manifest, targets=("Bo Example",))
+        assert take_over(before, config, of_others, 8, place, first) is None
+        results.write_text(results.read_text().replace(manifest.base_model["weights"]["model.safetensors"], "0" * 64))
+        assert take_over(before, config, manifest, 8, place, first) is None  # of other weights
+    finally:
+        place.discard()
 
 
 def test_ctrl_c_exits_130_and_leaves_no_half_written_checkpoint(start, run, arguments, tmp_path):
