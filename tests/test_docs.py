@@ -57,6 +57,13 @@ def test_every_table_of_numbers_is_written_by_a_script() -> None:
         assert own != text and not [line for line in own.splitlines() if line.startswith("|")]
 
 
+def test_what_a_run_of_stranger_muon_takes_is_quoted_as_the_benchmark_has_it() -> None:
+    row = re.search(r"^\| `stranger-muon` \| \d+ \| (.+) \|$", (ROOT / "docs/benchmarks.md").read_text(), re.MULTILINE)
+    assert row
+    for name in ("results.md", "stranger.md"):
+        assert f"{row[1]} times" in (ROOT / "docs" / name).read_text()
+
+
 @pytest.fixture
 def results() -> Any:
     return importlib.import_module("results")
