@@ -285,6 +285,7 @@ def test_nothing_unchanged_is_formed_again(again, built, tmp_path):
         site.build(tmp_path / "nothing", tmp_path / "s")
 
 
+@pytest.mark.slow
 def test_a_report_is_written_again_where_a_reference_beside_it_comes_or_goes(again, built):
     (copy, out), row = again, rows(built)["gibberish"]
     for name in ("forgot", "candidate"):

@@ -248,6 +248,7 @@ class Rank(HFLM):
         self.meeting.barrier.wait()
 
 
+@pytest.mark.slow
 def test_several_ranks_give_the_same_numbers(folders, metadata, quality, monkeypatch):
     """Samples reach rank 0 interleaved, and nine of them do not divide by two."""
     size = 2

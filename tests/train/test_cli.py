@@ -288,7 +288,7 @@ def test_what_the_run_beside_has_scored_is_taken_over_where_it_would_come_out_th
 
 def test_ctrl_c_exits_130_and_leaves_no_half_written_checkpoint(start, run, arguments, tmp_path):
     output = tmp_path / "out"
-    words = arguments(output, "--epochs", "400")
+    words = arguments(output, "--epochs", "100")
     process = start(*words)
     partial = tmp_path / ".out.partial"
     while not list(partial.glob("step-*[0-9]")):
