@@ -216,6 +216,7 @@ def test_the_citation_names_the_paper() -> None:
     assert [a["family-names"] for a in cited["authors"]] == ["Choi", "Rim", "Lee", "Choo"]
 
 
+@pytest.mark.slow
 def test_the_examples_of_the_python_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     done = doctest.testfile(str(ROOT / "docs" / "python.md"), module_relative=False)
