@@ -26,8 +26,7 @@ from typing import Any, NamedTuple
 
 import filelock
 import pandas as pd
-from scipy import stats
-from tables import DOCS, markdown, put
+from tables import DOCS, markdown, put, student
 
 from lm_eval_elude import task_folder
 from lm_eval_elude.attacks.builders import ATTACKS
@@ -288,7 +287,7 @@ def difference(numbers: pd.DataFrame, key: Key, more: str, less: str) -> str:
     else:  # a seed that one of them lacks is left out
         by_target = (sides[0] - sides[1]).mean(axis=1)
     gaps = by_target.reindex(TARGETS).to_numpy() * scale(unit(key[1]))
-    middle, half = gaps.mean(), stats.t.ppf(0.975, len(gaps) - 1) * stats.sem(gaps)
+    middle, half = student(gaps)
     interval = f"{middle:+.1f} [{middle - half:+.1f}, {middle + half:+.1f}]"
     return "–" if math.isnan(half) else f"**{interval}**" if abs(middle) > half else interval
 

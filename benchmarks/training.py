@@ -23,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 import tables
@@ -352,8 +352,6 @@ def methods(work: Path, targets: Sequence[str]) -> Iterator[dict[str, Any]]:
 
     The interval is Student's over the targets' ratios, at 95 %.
     """
-    from scipy.stats import t
-
     from lm_eval_elude.data import dataset
     from lm_eval_elude.data.manifest import read_manifest
 
@@ -368,7 +366,7 @@ def methods(work: Path, targets: Sequence[str]) -> Iterator[dict[str, Any]]:
             seconds.append(manifest.processor_seconds)
     for method, seconds in took.items():
         ratios = [own / baseline for own, baseline in zip(seconds, took["npo+rt"], strict=True)]
-        ratio, half = fmean(ratios), t.ppf(0.975, len(ratios) - 1) * stdev(ratios) / len(ratios) ** 0.5
+        ratio, half = tables.student(ratios)
         yield {"method": method, "seconds": fmean(seconds), "ratio": ratio, "low": ratio - half, "high": ratio + half}
 
 

@@ -102,7 +102,7 @@ def take_over(
         if not (results := kept_results(scores, job)):
             continue
         scored = [configured.get("metadata", {}) for configured in results["configs"].values()]
-        alike = all(all(metadata.get(key) == value for key, value in wanted.items()) for metadata in scored)
+        alike = all(wanted.items() <= metadata.items() for metadata in scored)
         if alike and benchmark.task in results["results"] and results["config"]["batch_size"] == batch_size:
             with place.adding(f"scores/{job.file}") as new:
                 shutil.copytree(scores, new, dirs_exist_ok=True)
@@ -163,10 +163,11 @@ def score_run(config: TrainConfig, folder: Path, beside: Path | None = None) -> 
         place.lock()
         for job in jobs(config, folder, beside):
             try:
-                results = kept_results(folder / "scores" / job.file, job)
-                if not results and beside:
-                    results = take_over(job, config, manifest, size, place, beside)
-                results = results or evaluate(job, config, manifest, size, place)
+                results = (
+                    kept_results(folder / "scores" / job.file, job)
+                    or (take_over(job, config, manifest, size, place, beside) if beside else None)
+                    or evaluate(job, config, manifest, size, place)
+                )
             except (ValueError, AssertionError) as error:  # what lm-eval and its tasks say of settings they cannot take
                 why = f"{folder} is complete, but scoring {job.name} failed ({error})"
                 raise UserError(f"{why}; again: {again}") from error

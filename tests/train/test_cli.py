@@ -252,9 +252,7 @@ def test_end_to_end_with_scores_and_the_command_that_repeats_them(run, fails, ar
 
 
 @pytest.mark.slow
-def test_what_the_run_beside_has_scored_is_taken_over_where_it_would_come_out_the_same(
-    run, arguments, tmp_path, monkeypatch
-):
+def test_what_the_run_beside_has_scored_is_taken_over_where_it_would_come_out_the_same(run, arguments, tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     own = ("--epochs", "1", "--micro-batch-size", "8")
     words = [[w for w in arguments(folder, *own) if w != "--no-score"] for folder in (first, second)]
