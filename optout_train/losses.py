@@ -112,11 +112,11 @@ def steered_layer(layers: int) -> int:
 
 def states(model: Any, batch: Batch) -> Tensor:
     """The states that RMU steers, (n, width): after :func:`steered_layer`, where each token is predicted."""
-    from lm_eval_elude.model.scorer import answer_logits, recorded
+    from lm_eval_elude.model.scorer import answer_logits, layer_state, recorded
 
-    with recorded(model) as layers:
+    with recorded(model) as outputs:
         answer_logits(model, batch)
-    return layers[steered_layer(len(layers))].flatten(0, 1)[batch.places][batch.rows]
+    return layer_state(outputs[steered_layer(len(outputs))]).flatten(0, 1)[batch.places][batch.rows]
 
 
 def batch_mean(answers: AnswerLogProbs) -> AnswerLogProbs:

@@ -152,24 +152,34 @@ def layers_of(model: Any) -> Any:
 
 
 @contextmanager
-def recorded(model: Any) -> Iterator[list[Tensor]]:
-    """What the model's layers put out in the next forward pass, in their order, each (rows, length, width)."""
-    states: list[Tensor] = []
-    handles = [
-        layer.register_forward_hook(lambda _, __, output: states.append(layer_state(output)))
-        for layer in layers_of(model)
-    ]
+def recorded(model: Any) -> Iterator[list[Any]]:
+    """What the model's layers put out in the next forward pass, in their order; :func:`layer_state` reads it."""
+    outputs: list[Any] = []
+    handles = [layer.register_forward_hook(lambda _, __, output: outputs.append(output)) for layer in layers_of(model)]
     try:
-        yield states
+        yield outputs
     finally:
         for handle in handles:
             handle.remove()
 
 
 def layer_state(output: Any) -> Tensor:
-    """The hidden states in what a layer puts out."""
+    """The hidden states in what a layer puts out, (rows, length, width)."""
     state: Tensor = output[0] if isinstance(output, tuple) else output
     return state
+
+
+@contextmanager
+def begun(model: Any, layers: int, output: Any) -> Iterator[None]:
+    """Let the model's first layers put out what is given in place of what they would; they compute nothing."""
+    first = layers_of(model)[:layers]
+    for layer in first:
+        layer.forward = lambda *_, **__: output
+    try:
+        yield
+    finally:
+        for layer in first:
+            del layer.forward
 
 
 class Scorer(nn.Module):

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lm_eval_elude.data.records import QARecord
 from lm_eval_elude.model.packing import collate
-from lm_eval_elude.model.scorer import Scorer, answer_sums, layers_of, recorded
+from lm_eval_elude.model.scorer import Scorer, answer_sums, begun, recorded
 from lm_eval_elude.text.chat import Encoded, Renderer
 from lm_eval_elude.text.words import fact_in
 
@@ -48,18 +48,13 @@ def drops(original: Any, other: Any, samples: Sequence[Encoded]) -> Tensor:
     columns = []
     for start in range(0, len(samples), _BATCH):
         batch = collate(samples[start : start + _BATCH], device)
-        with recorded(other) as states:
+        with recorded(other) as outputs:
             theirs(batch)
         plain = answer_sums(scorer(batch)[:, 0], batch.owners).means
         rows = []
-        for layer, state in zip(layers_of(original), states, strict=True):
-            handle = layer.register_forward_hook(
-                lambda _, __, output, state=state: (state, *output[1:]) if isinstance(output, tuple) else state
-            )
-            try:
+        for number, output in enumerate(outputs, 1):
+            with begun(original, number, output):
                 rows.append(plain - answer_sums(scorer(batch)[:, 0], batch.owners).means)
-            finally:
-                handle.remove()
         columns.append(torch.stack(rows))
     return torch.cat(columns, 1).double().cpu()
 

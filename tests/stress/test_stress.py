@@ -11,6 +11,7 @@ import signal
 import tempfile
 import weakref
 from contextlib import suppress
+from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from lm_eval_elude.data import bundled
 from lm_eval_elude.data.dataset import load_records
 from lm_eval_elude.data.manifest import Manifest, write_manifest
 from lm_eval_elude.errors import UserError
-from lm_eval_elude.model.scorer import layer_list, layers_of, load_model, packing_fault, recorded
+from lm_eval_elude.model.scorer import layer_list, layer_state, layers_of, load_model, packing_fault, recorded
 from lm_eval_elude.report.comparison import named_runs
 from lm_eval_elude.report.frame import markdown
 from lm_eval_elude.report.page.page import write_report
@@ -57,7 +58,7 @@ from lm_eval_elude.stress.weights import (
     rounded,
     rounded_to_nf4,
 )
-from lm_eval_elude.text.chat import Renderer, load_tokenizer
+from lm_eval_elude.text.chat import Encoded, Renderer, load_tokenizer
 from lm_eval_elude.text.words import fact_in
 from tests.board.runs import changed
 from tests.model.shapes import make
@@ -429,10 +430,10 @@ def test_the_layers_of_other_architectures_are_found(kind):
     sizes = {"gpt2": {"n_embd": 32, "n_layer": 3, "n_head": 4}, "bloom": {"n_layer": 3, "n_head": 4}}
     model = make(90, kind, **sizes.get(kind, {}))
     tokens = torch.arange(12)[None]
-    with torch.no_grad(), recorded(model) as states:
+    with torch.no_grad(), recorded(model) as outputs:
         output = model(tokens, output_hidden_states=True)
-    assert len(layers_of(model)) == len(states) == 3
-    torch.testing.assert_close(states[0], output.hidden_states[1])
+    assert len(layers_of(model)) == len(outputs) == 3
+    torch.testing.assert_close(layer_state(outputs[0]), output.hidden_states[1])
     decoder, name = layer_list(model)
     lens = WEIGHT_ATTACKS["logit_lens"].run(model, Setting("all", (0.3, 1.0)), None)
     assert [len(getattr(decoder, name)) for _ in lens] == [1, 3]
@@ -591,6 +592,34 @@ def test_depth_is_0_of_the_original_1_of_the_model_that_never_knew_and_between_f
     assert f"Unlearning depth (100: no layer carries the facts any more): a {100 * found.value:.1f}" in markdown(
         table({"a": Outcome(finished)})
     )
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "gpt_neox", "gemma3_text", "bloom", "qwen3_moe"])
+def test_drops_are_those_of_a_forward_pass_in_which_one_layer_puts_out_the_others_states(kind):
+    sizes = {"gpt2": {"n_embd": 32, "n_layer": 3, "n_head": 4}, "bloom": {"n_layer": 3, "n_head": 4}}
+    sizes["qwen3_moe"] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    original, other = (make(90, kind, **sizes.get(kind, {})) for _ in range(2))
+    samples = [Encoded([*range(start, start + length)], length - 3) for start, length in ((3, 9), (20, 14), (50, 9))]
+
+    def fact(ids, start):
+        return (
+            original(torch.tensor([ids])).logits.log_softmax(-1)[0, range(start - 1, len(ids) - 1), ids[start:]].mean()
+        )
+
+    expected = torch.zeros(3, len(samples))
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight.add_(0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)))
+        before = [fact(*sample) for sample in samples]
+        for (number, layer), (column, sample) in product(enumerate(layers_of(original)), enumerate(samples)):
+            with recorded(other) as outputs:
+                other(torch.tensor([sample.ids]))
+            hook = layer.register_forward_hook(lambda _, __, ___, output=outputs[number]: output)
+            expected[number, column] = before[column] - fact(*sample)
+            hook.remove()
+        assert expected.abs().min() > 1e-4
+        torch.testing.assert_close(depth.drops(original, other, samples).float(), expected, atol=1e-4, rtol=1e-4)
+        assert before == [fact(*sample) for sample in samples]  # the layers compute again
 
 
 def test_a_file_of_depths_that_is_none_is_named(finished, tmp_path):
