@@ -8,10 +8,19 @@ from collections.abc import Mapping
 import pandas as pd
 
 from lm_eval_elude.report.frame import Table
-from lm_eval_elude.scoring.estimates import Estimate
 from lm_eval_elude.scoring.metrics import METRICS
 from lm_eval_elude.scoring.units import NONE, number
-from lm_eval_elude.stress.outcome import CHECKPOINT, KEPT, RECOVERED, REFERENCE, Outcome, Worst, recoveries
+from lm_eval_elude.stress.outcome import (
+    CHECKPOINT,
+    KEPT,
+    RECOVERED,
+    REFERENCE,
+    Known,
+    Outcome,
+    Worst,
+    recoveries,
+    recovery_interval,
+)
 
 BEFORE = "before any attack"
 CAPTION = (
@@ -37,12 +46,12 @@ def table(outcomes: Mapping[str, Outcome]) -> Table:
             for metric in RECOVERED:
                 of_metric = METRICS[metric].label
                 cells[of_metric] = _pair(worst, metric) if worst else NONE
-                cells[f"{of_metric} back"] = _back(worst.recovery[metric]) if worst else NONE
+                cells[f"{of_metric} back"] = _back(worst, known, metric) if worst else NONE
             for column, text in cells.items():
                 columns.setdefault(lead + column, {})[label] = text
     index = list(dict.fromkeys(label for column in columns.values() for label in column))
     frame = pd.DataFrame(columns, index=index).fillna(NONE)
-    depths = [f"{name} {_back(o.depth)}".replace("\n", " ") for name, o in outcomes.items() if o.depth]
+    depths = [f"{name} {_bracketed(o.depth.value, o.depth.bounds, ' ')}" for name, o in outcomes.items() if o.depth]
     deep = f" Unlearning depth (100: no layer carries the facts any more): {', '.join(depths)}." if depths else ""
     return Table("After attacks on the weights", CAPTION + deep, frame)
 
@@ -52,6 +61,10 @@ def _pair(worst: Worst, metric: str) -> str:
     return f"{checkpoint} ({reference})"
 
 
-def _back(estimate: Estimate) -> str:
-    low, high = estimate.bounds
-    return f"{number(estimate.value, 'share')}\n[{number(low, 'share')}, {number(high, 'share')}]"
+def _back(worst: Worst, known: Known, metric: str) -> str:
+    return _bracketed(worst.recovery[metric].value, recovery_interval(worst.values, known, metric))
+
+
+def _bracketed(value: float, bounds: tuple[float, float], between: str = "\n") -> str:
+    low, high = (number(bound, "share") for bound in bounds)
+    return f"{number(value, 'share')}{between}[{low}, {high}]"

@@ -18,7 +18,7 @@ from lm_eval_elude.data import jsonio
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.scoring.benchmark import as_row
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS, task_report
-from lm_eval_elude.scoring.estimates import Estimate, Observation, combine, mean_over_targets
+from lm_eval_elude.scoring.estimates import Estimate, Observation, combine, interval, mean_over_targets
 from lm_eval_elude.scoring.runs import CURVES, SUMMARY, Run
 from lm_eval_elude.scoring.samples import Sample, mean
 
@@ -93,6 +93,20 @@ def recoveries(values: Known, known: Known) -> dict[str, Estimate]:
     return result
 
 
+def recovery_interval(values: Known, known: Known, metric: str) -> tuple[float, float]:
+    """The 95 % interval of a recovery, from what :func:`recoveries` takes.
+
+    Where no record says another thing than the others that would be a single point: there it is that of what the two
+    attacked models know.
+    """
+    back = recoveries(values, known)[metric]
+    if back.stderr != 0:
+        return back.bounds
+    low, high = interval(values[CHECKPOINT][metric], values[REFERENCE][metric])
+    whole = known[ORIGINAL][metric].value - known[REFERENCE][metric].value
+    return low / whole, high / whole
+
+
 def knowledge(start: Mapping[str, Docs], settings: Mapping[str, Any]) -> dict[str, dict[str, Estimate]]:
     """What the three models know before any attack; UserError where the original knows no more than the reference."""
     known = {role: recovered(samples(docs, settings)) for role, docs in start.items()}
@@ -126,7 +140,8 @@ def finish(
         row = {**_place(point), "counts": counts}
         for metric, back in worst.recovery.items():
             of_role = {role: numbers[metric].value for role, numbers in values.items()}
-            row[metric] = {**of_role, "recovery": back.value, "interval": back.bounds}
+            bounds = recovery_interval(values, known, metric)
+            row[metric] = {**of_role, "recovery": back.value, "interval": bounds}
         curves.append(row)
         if counts and (point.attack not in chosen or height(worst) > height(chosen[point.attack][1])):
             chosen[point.attack] = point, worst

@@ -528,6 +528,19 @@ def test_recovery_is_the_share_of_what_unlearning_took():
             assert back or recovery.stderr == 0  # the same records: paired
 
 
+def test_where_all_records_say_the_same_the_interval_of_a_recovery_is_no_point():
+    def shares(*values: float):
+        return dict.fromkeys(RECOVERED, mean_over_targets(Observation("t", str(i), v) for i, v in enumerate(values)))
+
+    every, none = shares(1, 1, 1, 1), shares(0, 0, 0, 0)
+    known = {ORIGINAL: every, REFERENCE: none}
+    high = 1.96**2 / (4 + 1.96**2)  # up to which Wilson's interval of none of four goes
+    for attacked, back, expected in ((every, 1, (1 - math.sqrt(2) * high, 1)), (none, 0, (-high, high))):
+        values = known | {CHECKPOINT: attacked}
+        assert outcome.recoveries(values, known)["truth_first"].bounds == (back, back)
+        assert outcome.recovery_interval(values, known, "truth_first") == pytest.approx(expected, abs=1e-4)
+
+
 @pytest.mark.parametrize(
     "arguments, line",
     [
