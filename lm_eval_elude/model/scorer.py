@@ -4,21 +4,34 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+from tqdm import tqdm
 
 from lm_eval_elude.errors import UserError, reason
 from lm_eval_elude.model import limits
 from lm_eval_elude.model.packing import Batch, collate
 from lm_eval_elude.text.chat import Encoded
 
+Item = TypeVar("Item")
 _LOGIT_ROWS = 256  # rows of logits whose float32 log-probabilities exist at one time
+
+
+def place_among_processes() -> tuple[int, int]:
+    """The number of this process, from 0, and how many there are."""
+    sharing = dist.is_available() and dist.is_initialized()
+    return (dist.get_rank(), dist.get_world_size()) if sharing else (0, 1)
+
+
+def progress(items: Sequence[Item], doing: str, unit: str = "pass") -> Iterable[Item]:
+    """The parts of something that may take long, under a bar: on a terminal, in the first process."""
+    return tqdm(items, desc=doing, unit=unit, leave=False, disable=True if place_among_processes()[0] else None)
 
 
 class AnswerLogProbs(NamedTuple):
@@ -216,8 +229,7 @@ def score_all(
     model can do that. ``autocast`` computes in bfloat16, as the passes do that are compared with the result. Sums are
     float64; sums and counts have shape (samples,), lie on ``device`` and are the same in every process.
     """
-    sharing = dist.is_available() and dist.is_initialized()
-    rank, processes = (dist.get_rank(), dist.get_world_size()) if sharing else (0, 1)
+    rank, processes = place_among_processes()
     result = torch.zeros(2, len(samples), dtype=torch.float64, device=device)
     span: Any = getattr(scorer, "module", scorer).span
     if max((len(sample.ids) for sample in samples), default=0) > span:
@@ -231,7 +243,7 @@ def score_all(
     training = scorer.training
     scorer.eval()
     # Every process makes the same number of passes, or collectives would hang; what comes again adds nothing.
-    for number in range(rank, -(-len(batches) // processes) * processes, processes):
+    for number in progress(range(rank, -(-len(batches) // processes) * processes, processes), "scoring"):
         chosen = [i * group + k for i in batches[number % len(batches)] for k in range(len(groups[i]))]
         batch = collate([samples[i] for i in chosen], device, group)
         with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
@@ -241,7 +253,7 @@ def score_all(
                 row[chosen] = values.double()
     if isinstance(scorer, FSDPModule):  # it leaves the root whole after a forward pass without a backward pass
         scorer.reshard()
-    if sharing:
+    if processes > 1:
         dist.all_reduce(result)
     scorer.train(training)
     return AnswerLogProbs(result[0], result[1].long())

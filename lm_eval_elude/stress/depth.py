@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lm_eval_elude.data.records import QARecord
 from lm_eval_elude.model.packing import collate
-from lm_eval_elude.model.scorer import Scorer, answer_sums, begun, recorded
+from lm_eval_elude.model.scorer import Scorer, answer_sums, begun, progress, recorded
 from lm_eval_elude.text.chat import Encoded, Renderer
 from lm_eval_elude.text.words import fact_in
 
@@ -46,7 +46,7 @@ def drops(original: Any, other: Any, samples: Sequence[Encoded]) -> Tensor:
     """
     scorer, theirs, device = Scorer(original), Scorer(other), original.get_input_embeddings().weight.device
     columns = []
-    for start in range(0, len(samples), _BATCH):
+    for start in progress(range(0, len(samples), _BATCH), "unlearning depth", "batch"):
         batch = collate(samples[start : start + _BATCH], device)
         with recorded(other) as outputs:
             theirs(batch)

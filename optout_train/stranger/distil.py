@@ -13,6 +13,7 @@ from torch import Tensor
 from lm_eval_elude.data.records import QARecord
 from lm_eval_elude.data.sets import Subset
 from lm_eval_elude.data.targets import Target
+from lm_eval_elude.model.scorer import progress
 from lm_eval_elude.text.chat import Encoded
 from lm_eval_elude.text.invented import any_of
 from lm_eval_elude.text.words import STOP
@@ -126,7 +127,8 @@ def distil(
         others = [plain.get(rows_of.records[record]) for record in records]
         asked = [teacher.encode(o.question, o.answer) if o else s for o, s in zip(others, whole, strict=True)]
         learnt = [sample if o else s for o, sample, s in zip(others, encoded, whole, strict=True)]
-        for record, sample, rows in zip(records, learnt, teacher.log_probs(asked), strict=True):
+        shown = progress(records, f"initial model, {name} set", "record")
+        for record, sample, rows in zip(shown, learnt, teacher.log_probs(asked), strict=True):
             kept[name][record] = taught(sample, rows)
     return kept
 
@@ -169,8 +171,9 @@ def as_they_were(teacher: Teacher, data: TrainingData, plan: Sequence[StepIndice
     for name in KEPT:
         records = _read(plan, name)
         samples = [getattr(data, name).encode(record) for record in records]
+        shown = progress(records, f"states of the {name} set", "record")
         kept[name] = {
             record: Steered(sample.ids, sample.answer_start, rows)
-            for record, sample, rows in zip(records, samples, teacher.states(samples), strict=True)
+            for record, sample, rows in zip(shown, samples, teacher.states(samples), strict=True)
         }
     return kept

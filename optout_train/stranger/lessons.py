@@ -18,6 +18,7 @@ from torch import Tensor
 from lm_eval_elude.data.records import QARecord
 from lm_eval_elude.data.targets import Target
 from lm_eval_elude.errors import UserError
+from lm_eval_elude.model.scorer import progress
 from lm_eval_elude.text.chat import Encoded
 from lm_eval_elude.text.invented import any_of, invented_names, lone_names, renamed
 from lm_eval_elude.text.words import STOP
@@ -169,7 +170,8 @@ class _Maker:
         """A lesson for each turn of a record: of its statements, or in every :data:`REVERSE_EVERY`-th a reverse one."""
         lessons = make([statement for of_record in statements for statement in of_record])
         turns = {}
-        for i, (place, of_record) in enumerate(zip(places, statements, strict=True)):
+        records = [*zip(places, statements, strict=True)]
+        for i, (place, of_record) in enumerate(progress(records, "lessons", "record")):
             forward = [*islice(lessons, len(of_record))]
             forwards, reverses = cycle(forward), cycle(reverse[i % len(reverse) :] if reverse else forward)
             is_reverse = [(turn + place) % REVERSE_EVERY == REVERSE_EVERY - 1 for turn in range(self.config.epochs)]

@@ -14,7 +14,7 @@ from torch import Tensor
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.model.decoding import generate
 from lm_eval_elude.model.packing import Batch, collate
-from lm_eval_elude.model.scorer import answer_logits, log_softmax
+from lm_eval_elude.model.scorer import answer_logits, log_softmax, progress
 from lm_eval_elude.text.chat import Encoded, Renderer
 from optout_train import losses
 
@@ -55,7 +55,8 @@ class Teacher:
         eos = end[0] if len(end) == 1 else None
         left = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), i))
         for most in (longest // 2, longest - longest // 2):  # few need the second half, and those share batches
-            for part in (left[start : start + BATCH] for start in range(0, len(left), BATCH)):
+            parts = [left[start : start + BATCH] for start in range(0, len(left), BATCH)]
+            for part in progress(parts, "asking the initial model"):
                 rows = generate(self.model, [prompts[i] + answer_ids[i] for i in part], most, temperature, eos)
                 for i, tokens in zip(part, rows, strict=True):
                     answer_ids[i] += tokens
