@@ -33,7 +33,7 @@ class Validation:
     """
 
     def __init__(self, config: TrainConfig, data: TrainingData, source: Source, say: Callable[[str], object]) -> None:
-        self.size = config.micro_batch_size or 2 * config.batch_size
+        self.size, self.autocast = config.micro_batch_size or 2 * config.batch_size, config.autocast
         sets: dict[Subset, tuple[QARecord, ...]] = {"forget": source.load("forget", "train").records}
         for subset in source.subsets[1:]:
             try:
@@ -71,7 +71,7 @@ class Validation:
                 for text in (record.answer, record.paraphrased_answer, *record.perturbed_answer)
             ]
             each = len(samples) // len(data.records)
-            sums, counts = score_all(scorer, samples, self.size, device, group=each)
+            sums, counts = score_all(scorer, samples, self.size, device, each, self.autocast)
             scores = [AnswerScore(*pair) for pair in zip(sums.tolist(), counts.tolist(), strict=True)]
             of_records = [scores[first : first + each] for first in range(0, len(scores), each)]
             by_target: dict[str, list[RecordMeasures]] = {}  # averaged over targets, as the tasks do

@@ -390,6 +390,17 @@ def test_the_reference_of_an_autocast_run_is_computed_as_its_steps_are(plain, tr
     assert steps(lines, "forget")[0] == pytest.approx([20 * math.log(2)], abs=1e-5)  # log p - log p_ref is 0
 
 
+def test_the_validation_of_an_autocast_run_is_computed_as_its_steps_are(settings):
+    from accelerate import Accelerator
+
+    measured = []
+    for autocast in (False, True):
+        run = prepare(settings(autocast=autocast), source_of(settings()), Accelerator(cpu=True), str)
+        measured.append(run.validation.measure(run.scorer, run.device))
+    exact, rounded = measured
+    assert exact != rounded and exact == pytest.approx(rounded, abs=0.01)
+
+
 @pytest.mark.parametrize("emulated", [True, False])
 def test_a_processor_that_emulates_bfloat16_is_warned_of(monkeypatch, trained, emulated):
     monkeypatch.setattr("optout_train.train.emulates_bfloat16", lambda device: emulated)
