@@ -96,8 +96,8 @@ def recoveries(values: Known, known: Known) -> dict[str, Estimate]:
 def recovery_interval(values: Known, known: Known, metric: str) -> tuple[float, float]:
     """The 95 % interval of a recovery, from what :func:`recoveries` takes.
 
-    Where no record says another thing than the others that would be a single point: there it is that of what the two
-    attacked models know.
+    Where all records say the same that would be a single point. There it is the interval of the numerator alone, the
+    difference between the two attacked models.
     """
     back = recoveries(values, known)[metric]
     if back.stderr != 0:
