@@ -10,17 +10,7 @@ import pandas as pd
 from lm_eval_elude.report.frame import Table
 from lm_eval_elude.scoring.metrics import METRICS
 from lm_eval_elude.scoring.units import NONE, number
-from lm_eval_elude.stress.outcome import (
-    CHECKPOINT,
-    KEPT,
-    RECOVERED,
-    REFERENCE,
-    Known,
-    Outcome,
-    Worst,
-    recoveries,
-    recovery_interval,
-)
+from lm_eval_elude.stress.outcome import CHECKPOINT, KEPT, RECOVERED, REFERENCE, Known, Outcome, Worst, recoveries
 
 BEFORE = "before any attack"
 CAPTION = (
@@ -46,7 +36,7 @@ def table(outcomes: Mapping[str, Outcome]) -> Table:
             for metric in RECOVERED:
                 of_metric = METRICS[metric].label
                 cells[of_metric] = _pair(worst, metric) if worst else NONE
-                cells[f"{of_metric} back"] = _back(worst, known, metric) if worst else NONE
+                cells[f"{of_metric} back"] = _back(worst, metric, known) if worst else NONE
             for column, text in cells.items():
                 columns.setdefault(lead + column, {})[label] = text
     index = list(dict.fromkeys(label for column in columns.values() for label in column))
@@ -61,8 +51,8 @@ def _pair(worst: Worst, metric: str) -> str:
     return f"{checkpoint} ({reference})"
 
 
-def _back(worst: Worst, known: Known, metric: str) -> str:
-    return _bracketed(worst.recovery[metric].value, recovery_interval(worst.values, known, metric))
+def _back(worst: Worst, metric: str, known: Known) -> str:
+    return _bracketed(worst.recovery[metric].value, worst.interval(metric, known))
 
 
 def _bracketed(value: float, bounds: tuple[float, float], between: str = "\n") -> str:

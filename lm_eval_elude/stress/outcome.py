@@ -50,8 +50,20 @@ class Worst(NamedTuple):
     attack: str
     setting: str
     at: float
-    values: Mapping[str, Mapping[str, Estimate]]  # of each role
+    values: Known  # with the attack
     recovery: Mapping[str, Estimate]
+
+    def interval(self, metric: str, known: Known) -> tuple[float, float]:
+        """The 95 % interval of the recovery; ``known`` is what the models know before any attack.
+
+        Where all records say the same that would be a single point. There it is the interval of the numerator alone,
+        the difference between the two attacked models.
+        """
+        if self.recovery[metric].stderr != 0:
+            return self.recovery[metric].bounds
+        low, high = interval(self.values[CHECKPOINT][metric], self.values[REFERENCE][metric])
+        whole = known[ORIGINAL][metric].value - known[REFERENCE][metric].value
+        return low / whole, high / whole
 
 
 class FactDepth(TypedDict):
@@ -93,20 +105,6 @@ def recoveries(values: Known, known: Known) -> dict[str, Estimate]:
     return result
 
 
-def recovery_interval(values: Known, known: Known, metric: str) -> tuple[float, float]:
-    """The 95 % interval of a recovery, from what :func:`recoveries` takes.
-
-    Where all records say the same that would be a single point. There it is the interval of the numerator alone, the
-    difference between the two attacked models.
-    """
-    back = recoveries(values, known)[metric]
-    if back.stderr != 0:
-        return back.bounds
-    low, high = interval(values[CHECKPOINT][metric], values[REFERENCE][metric])
-    whole = known[ORIGINAL][metric].value - known[REFERENCE][metric].value
-    return low / whole, high / whole
-
-
 def knowledge(start: Mapping[str, Docs], settings: Mapping[str, Any]) -> dict[str, dict[str, Estimate]]:
     """What the three models know before any attack; UserError where the original knows no more than the reference."""
     known = {role: recovered(samples(docs, settings)) for role, docs in start.items()}
@@ -140,8 +138,7 @@ def finish(
         row = {**_place(point), "counts": counts}
         for metric, back in worst.recovery.items():
             of_role = {role: numbers[metric].value for role, numbers in values.items()}
-            bounds = recovery_interval(values, known, metric)
-            row[metric] = {**of_role, "recovery": back.value, "interval": bounds}
+            row[metric] = {**of_role, "recovery": back.value, "interval": worst.interval(metric, known)}
         curves.append(row)
         if counts and (point.attack not in chosen or height(worst) > height(chosen[point.attack][1])):
             chosen[point.attack] = point, worst

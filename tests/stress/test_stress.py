@@ -44,6 +44,7 @@ from lm_eval_elude.stress.outcome import (
     SUMMARY,
     TASK,
     Outcome,
+    Worst,
 )
 from lm_eval_elude.stress.suite import SETTINGS, WORK, Stress, open_folder
 from lm_eval_elude.stress.weights import (
@@ -425,10 +426,16 @@ def test_every_expert_is_a_matrix_that_is_rounded(kind):
     assert sum("expert" in name for name in before) > 2
 
 
+SIZES = {  # of architectures that do not take those of tests.model.shapes
+    "gpt2": {"n_embd": 32, "n_layer": 3, "n_head": 4},
+    "bloom": {"n_layer": 3, "n_head": 4},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+}
+
+
 @pytest.mark.parametrize("kind", ["gpt2", "gpt_neox", "gemma3_text", "bloom"])
 def test_the_layers_of_other_architectures_are_found(kind):
-    sizes = {"gpt2": {"n_embd": 32, "n_layer": 3, "n_head": 4}, "bloom": {"n_layer": 3, "n_head": 4}}
-    model = make(90, kind, **sizes.get(kind, {}))
+    model = make(90, kind, **SIZES.get(kind, {}))
     tokens = torch.arange(12)[None]
     with torch.no_grad(), recorded(model) as outputs:
         output = model(tokens, output_hidden_states=True)
@@ -449,9 +456,8 @@ def test_a_model_whose_layers_are_not_found_is_one_line():
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "gpt_neox", "gemma3_text"])
 def test_a_soft_prompt_begins_as_the_tokens_that_were_drawn(kind):
     """GPT-2 and GPT-NeoX pass their ids without a name, and Gemma's embedding is more than its weights."""
-    sizes = {"gpt2": {"n_embd": 32, "n_layer": 3, "n_head": 4}}
     tokenizer = make_tokenizer("chatml")
-    model = make(len(tokenizer), kind, **sizes.get(kind, {}))
+    model = make(len(tokenizer), kind, **SIZES.get(kind, {}))
     ids = torch.randint(10, 90, (2, 12))
     material = Material([("Who is it?", "It is Ana.")], Renderer(tokenizer), lambda: model, "0")
     rng = random.Random(material.seed)
@@ -517,10 +523,11 @@ def test_interpolation_ends_at_the_initial_weights():
             assert torch.allclose(weight, a if share == 0.5 else b, atol=1e-6)
 
 
-def test_recovery_is_the_share_of_what_unlearning_took():
-    def shares(*values: float):
-        return dict.fromkeys(RECOVERED, mean_over_targets(Observation("t", str(i), v) for i, v in enumerate(values)))
+def shares(*values: float):
+    return dict.fromkeys(RECOVERED, mean_over_targets(Observation("t", str(i), v) for i, v in enumerate(values)))
 
+
+def test_recovery_is_the_share_of_what_unlearning_took():
     known = {ORIGINAL: shares(1, 1, 1, 1), REFERENCE: shares(0, 0, 1, 0)}
     for attacked, back in ((shares(1, 1, 1, 1), 1), (shares(0, 0, 1, 0), 0), (shares(1, 1, 1, 0), 2 / 3)):
         for recovery in outcome.recoveries(known | {CHECKPOINT: attacked}, known).values():
@@ -529,16 +536,14 @@ def test_recovery_is_the_share_of_what_unlearning_took():
 
 
 def test_where_all_records_say_the_same_the_interval_of_a_recovery_is_no_point():
-    def shares(*values: float):
-        return dict.fromkeys(RECOVERED, mean_over_targets(Observation("t", str(i), v) for i, v in enumerate(values)))
-
     every, none = shares(1, 1, 1, 1), shares(0, 0, 0, 0)
     known = {ORIGINAL: every, REFERENCE: none}
     high = 1.96**2 / (4 + 1.96**2)  # up to which Wilson's interval of none of four goes
     for attacked, back, expected in ((every, 1, (1 - math.sqrt(2) * high, 1)), (none, 0, (-high, high))):
         values = known | {CHECKPOINT: attacked}
-        assert outcome.recoveries(values, known)["truth_first"].bounds == (back, back)
-        assert outcome.recovery_interval(values, known, "truth_first") == pytest.approx(expected, abs=1e-4)
+        worst = Worst("prune", "all", 0.1, values, outcome.recoveries(values, known))
+        assert worst.recovery["truth_first"].bounds == (back, back)
+        assert worst.interval("truth_first", known) == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -609,15 +614,12 @@ def test_depth_is_0_of_the_original_1_of_the_model_that_never_knew_and_between_f
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "gpt_neox", "gemma3_text", "bloom", "qwen3_moe"])
 def test_drops_are_those_of_a_forward_pass_in_which_one_layer_puts_out_the_others_states(kind):
-    sizes = {"gpt2": {"n_embd": 32, "n_layer": 3, "n_head": 4}, "bloom": {"n_layer": 3, "n_head": 4}}
-    sizes["qwen3_moe"] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-    original, other = (make(90, kind, **sizes.get(kind, {})) for _ in range(2))
+    original, other = (make(90, kind, **SIZES.get(kind, {})) for _ in range(2))
     samples = [Encoded([*range(start, start + length)], length - 3) for start, length in ((3, 9), (20, 14), (50, 9))]
 
     def fact(ids, start):
-        return (
-            original(torch.tensor([ids])).logits.log_softmax(-1)[0, range(start - 1, len(ids) - 1), ids[start:]].mean()
-        )
+        table = original(torch.tensor([ids])).logits.log_softmax(-1)[0]
+        return table[range(start - 1, len(ids) - 1), ids[start:]].mean()
 
     expected = torch.zeros(3, len(samples))
     with torch.no_grad():
