@@ -17,6 +17,7 @@ settings act on greedy decoding.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -69,7 +70,8 @@ class EludeLM(HFLM):
         # ranks of a CPU only if told that it is one, before anything else asks for its state (then this does nothing).
         on_cpu = not torch.accelerator.is_available() or str(kwargs.get("device")).startswith("cpu")
         if on_cpu and isinstance(pretrained, str) and int(os.environ.get("WORLD_SIZE", 1)) > 1:
-            PartialState(cpu=True, timeout=timedelta(weeks=52))
+            # Gloo's threads hold tensors: a rank that ends before they do may abort (SIGABRT) after its last result.
+            atexit.register(PartialState(cpu=True, timeout=timedelta(weeks=52)).destroy_process_group)
         kwargs.setdefault("device", limits.device())
         super().__init__(pretrained, **kwargs)
         self._arguments = kwargs

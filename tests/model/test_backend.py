@@ -472,7 +472,9 @@ def test_a_processor_that_emulates_bfloat16_is_warned_of(
 
 
 RANKS = """
-import json, sys
+import atexit, json, sys
+import torch.distributed
+atexit.register(lambda: print("#", torch.distributed.is_initialized(), flush=True))  # the first in is the last to run
 import lm_eval
 from lm_eval.tasks import TaskManager
 from lm_eval_elude.model.backend import EludeLM
@@ -498,9 +500,10 @@ def test_each_rank_scores_its_share_on_cpu(folder: str, tmp_path: Path) -> None:
     script.write_text(RANKS)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command = [*launch, str(script), folder, str(TASK_CONFIGS)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("# False") == 2  # both ranks have left their group before the interpreter ends
     reports = [json.loads(line[1:]) for line in done.stdout.splitlines() if line.startswith("@")]
     assert [count for count, _ in reports] == [6 * 8, 6 * 8]  # of 12 records: 7 answers and the prompt's white space
     (together,) = (result for _, result in reports if result)
