@@ -137,7 +137,9 @@ def _patch_run(module: "ModuleType") -> None:
         except ValueError as error:
             if type(error).__module__.partition(".")[0] != "lm_eval_elude":
                 raise
-            print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
+            from lm_eval_elude.errors import printable
+
+            print(f"Error: {printable(str(error))}", file=sys.stderr)
             sys.exit(2)
 
     module.Run._execute = staticmethod(_execute)

@@ -88,6 +88,8 @@ def command(
         say("no --model given: unlearning in the bundled tiny model")
     output = output_dir or _default_output(config)
     checkpoint, other = output.absolute(), beside and beside.absolute()
+    if other and other.resolve() == checkpoint.resolve():
+        raise UserError(f"--beside {beside} is the --output-dir itself; name another checkpoint")
     mute_imports()
     from optout_train.train import train
 

@@ -150,7 +150,7 @@ class TrainConfig:
         lost = "--sam takes steps that 16 bits lose: give --dtype float32, or --lora"
         yield self.sam > 0 and self.dtype == "bfloat16" and not self.lora, lost
         lost = f"--forget-loss {self.forget_loss} takes steps that 16 bits lose: give --dtype float32"
-        yield self.loss.direction and self.dtype == "bfloat16" and not self.lora, lost
+        yield self.loss.direction and self.dtype == "bfloat16", lost
         yield self.teachers > STAND_INS, f"--teachers must be at most {STAND_INS}, got {self.teachers}"
         where = "--relearn and --sam both say where the forget gradient is taken: leave out one"
         yield self.relearn > 0 and self.sam > 0, where
@@ -216,7 +216,7 @@ class TrainConfig:
     @property
     def model_path(self) -> str:
         """What ``from_pretrained`` takes."""
-        return str(BUNDLED_MODEL) if self.bundled else self.model
+        return bundled.path_of(self.model)
 
     def to_json(self) -> dict[str, Any]:
         """All fields, JSON-ready; :meth:`from_json` is the inverse."""
@@ -305,7 +305,7 @@ def earlier_request(model: str) -> Manifest | None:
     Of a model that was finetuned since, its manifest with the data of the last request before that and the targets that
     were forgotten in these data. UserError where the manifest cannot be read.
     """
-    manifest = read_manifest(model)
+    manifest = read_manifest(bundled.path_of(model))
     if manifest is None or not manifest.targets or manifest.method not in METHODS:
         return None
     if not has_learnt(manifest):
@@ -319,7 +319,8 @@ def earlier_request(model: str) -> Manifest | None:
 
 def has_learnt(manifest: Manifest) -> bool:
     """Whether a run finetuned its model, and forgot nothing."""
-    return FORGET[manifest.settings.get("forget_loss", "npo")].learns
+    loss = FORGET.get(str(manifest.settings.get("forget_loss")))  # of a later version there may be others
+    return loss is not None and loss.learns
 
 
 # Settings that act with others only: what they act with, and whether a configuration has it.

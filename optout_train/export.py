@@ -13,7 +13,7 @@ from typing import Any
 
 from lm_eval_elude import __version__
 from lm_eval_elude.data.files import file_hashes
-from lm_eval_elude.data.manifest import FILE_NAME, Manifest, write_manifest
+from lm_eval_elude.data.manifest import FILE_NAME, Manifest, Request, write_manifest
 from optout_train.config import TrainConfig, earlier_request, has_learnt
 from optout_train.data import TrainingData
 from optout_train.run_folder import LOG, RunFolder
@@ -74,7 +74,7 @@ def export(
     folder.finish(write)
 
 
-def earlier_requests(model: str) -> list[dict[str, Any]]:
+def earlier_requests(model: str) -> list[Request]:
     """The requests that a model has fulfilled already, oldest first; each names the weights that it started from."""
     if (earlier := earlier_request(model)) is None:
         return []

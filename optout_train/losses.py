@@ -240,7 +240,7 @@ FORGET: dict[str, ForgetLoss] = {
         _of(nll, "answer"),
         ("answer",),
         read=margins,
-        preset={"forget_weight": 0.01, "retain_budget": 0.3, "dual_step": 0.05},
+        preset={"forget_weight": 0.01, "retain_budget": 0.3},
     ),
     # Li et al. 2024. Eta is the length of the random direction; the authors of open-unlearning's defaults take 2.
     "rmu": ForgetLoss(_of(nll, "steered"), ("steered",), made=True, steers=True, preset={"eta": 2.0}),

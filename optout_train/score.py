@@ -17,7 +17,9 @@ from lm_eval_elude import task_folder
 from lm_eval_elude.data import bundled, jsonio
 from lm_eval_elude.data.hub_metadata import CARD
 from lm_eval_elude.data.manifest import Manifest, read_manifest
+from lm_eval_elude.data.records import fingerprint
 from lm_eval_elude.errors import UserError, printable
+from lm_eval_elude.scoring.benchmark import NothingToAskError
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS
 from lm_eval_elude.scoring.metrics import METRICS, forget_quality
 from lm_eval_elude.scoring.runs import Run
@@ -64,7 +66,9 @@ def jobs(config: TrainConfig, folder: Path, beside: Path | None) -> list[Job]:
     before = "before this request" if manifest and manifest.requests else "original"
     models = [Job("before", before, model_args(config, None))]
     if beside:
-        other = TrainConfig.from_json(earlier(beside).settings)
+        its = earlier(beside)
+        # The model as the manifest names it: the settings have it as it was typed, perhaps in another folder.
+        other = TrainConfig.from_json(its.settings | {"model": its.base_model["name"]})
         models.append(Job(other.method, other.method, model_args(other, beside)))
     models.append(Job("after", CHECKPOINT, model_args(config, folder)))
     if reference := bundled.reference_of(manifest):
@@ -80,16 +84,29 @@ def is_scored(config: TrainConfig, folder: Path, beside: Path | None) -> bool:
 
 
 def kept_results(scores: Path, job: Job) -> dict[str, Any] | None:
-    """What lm-eval said of the same model, with the same weights, in results that a folder keeps."""
+    """What lm-eval said of the same model, with the same weights and data, in results that a folder keeps."""
     for path in scores.glob("results_*.json"):
         results = jsonio.load(path, nan=True)
         if isinstance(results, dict) and results.get("config", {}).get("model_args") == job.arguments:
             scored = [config.get("metadata", {}).get("elude", {}) for config in results.get("configs", {}).values()]
             now, versions = provenance(job.arguments)["checkpoint"], results.get("versions", {})
             of_today = all(versions.get(task) == BENCHMARKS[task].version for task in versions if task in BENCHMARKS)
-            if of_today and all(settings.get("checkpoint") == now for settings in scored):
+            if of_today and all(settings.get("checkpoint") == now for settings in scored) and _of_these_data(results):
                 return results
     return None
+
+
+def _of_these_data(results: Mapping[str, Any]) -> bool:
+    """Whether the data set has the records still that each task asked."""
+    for task, config in results["configs"].items():
+        asked = {key: value for key, value in config["metadata"].items() if key != "elude"}
+        try:
+            rows = BENCHMARKS[task].records(BENCHMARKS[task].resolve(asked))
+        except (UserError, NothingToAskError):
+            return False
+        if fingerprint(record for record, _ in rows) != config["metadata"]["elude"]["fingerprint"]:
+            return False
+    return True
 
 
 def take_over(
@@ -236,7 +253,7 @@ def command(config: TrainConfig, folder: Path, manifest: Manifest) -> str:
     """The ``lm_eval`` command that repeats the score of a checkpoint (its manifest says what was forgotten)."""
     shown = {key: _shown(value) for key, value in model_args(config, folder).items()}
     arguments = ",".join(f"{key}={value}" for key, value in shown.items())
-    what = f"--tasks {benchmark_of(config).task} --batch_size {config.batch_size}"
+    what = f"--tasks {benchmark_of(config).task} --batch_size {config.micro_batch_size or config.batch_size}"
     original = "" if bundled.original_of(manifest) else benchmark_of(config).metadata(manifest).get("original")
     if original:  # the tasks know the bundled one
         what += f" --metadata {shlex.quote(json.dumps({'original': _shown(original)}))}"

@@ -91,7 +91,7 @@ class Tofu:
     def __init__(self, config: TrainConfig) -> None:
         """Raises UserError where a finetuning would teach again what its model forgot; all splits share authors."""
         self.dataset, self.slug = config.dataset, config.forget_split
-        before = read_manifest(config.model) if config.loss.learns and config.learn == "all" else None
+        before = read_manifest(config.model_path) if config.loss.learns and config.learn == "all" else None
         split = before.settings.get("forget_split") if before and before.method in METHODS else ""
         if before and split and not has_learnt(before):
             raise UserError(

@@ -81,7 +81,7 @@ def train(
     if tracker:
         if find_spec(tracker) is None:  # Accelerate would go on without it
             raise UserError(f"--tracker {tracker} is not installed: pip install {tracker}")
-        tracking = {"log_with": tracker, "project_dir": str(output.with_name(f"{output.name}-tracker"))}
+        tracking = {"log_with": tracker, "project_dir": str(folder.output.with_name(f"{folder.output.name}-tracker"))}
     # Told so, Accelerate joins CPU processes into a group; left to find out, it does not.
     accelerator = Accelerator(cpu=not torch.accelerator.is_available(), **tracking)
     is_first = accelerator.is_main_process
@@ -371,7 +371,7 @@ def finish(run: Setup, folder: RunFolder, state: State, source: Source, say: Cal
         state.epochs.append({"stopped": state.stopped})
         log(run, folder, {"stopped": state.stopped})
         say(f"stopped early: {state.stopped}")
-    if not state.best and (state.stopped or (run.validation and run.config.patience)):
+    if not state.best and run.validation and run.config.patience:
         say("no epoch kept the model whole: its last weights are written as they are")
     if state.best:
         restore(run.model, None, folder.partial / state.best)

@@ -7,6 +7,7 @@ digest of their submissions, so that nobody else hands in a reference.
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from pathlib import Path
 from typing import Literal
@@ -19,6 +20,7 @@ from lm_eval_elude.board.verify import LEVELS, Level
 from lm_eval_elude.data import jsonio
 from lm_eval_elude.data.dataset import load_records
 from lm_eval_elude.data.files import write_text
+from lm_eval_elude.data.manifest import full_path
 from lm_eval_elude.errors import UserError
 
 FILE, VERDICTS = "board.toml", "verdicts"
@@ -108,14 +110,16 @@ def add(folder: Path, name: str, dataset: str, fingerprint: str, retrained: Path
     """
     if not name.strip():
         raise UserError("--name is empty: name the table")
+    if not (folder / dataset).exists() and full_path(dataset) != dataset:
+        there = os.path.relpath(dataset, folder)
+        raise UserError(f"--dataset {dataset}: is no path from the board's folder; give {there}")
     about, scored = (known := packed.read(retrained)), known.scored
-    table = Table(
-        name=name, dataset=dataset or str(scored["dataset"]),
-        base_models=(about.base_model,), tokenizers=(fingerprint,),
-        targets=tuple(scored["targets"]), seed=scored["seed"], truth_ratio=scored["truth_ratio"],
-        fingerprints=about.fingerprints, retrained=packed.digest(retrained),
-        original=packed.digest(original) if original else "",
-    )  # fmt: skip
+    fields = {name: scored[name] for name in ("dataset", "targets", "seed", "truth_ratio") if name in scored} | {
+        "name": name, "base_models": [about.base_model], "tokenizers": [fingerprint],
+        "fingerprints": about.fingerprints, "retrained": packed.digest(retrained),
+        "original": packed.digest(original) if original else "",
+    }  # fmt: skip
+    table = jsonio.check(fields | ({"dataset": dataset} if dataset else {}), Table, str(retrained / packed.FILE_NAME))
     for path in filter(None, (retrained, original)):
         place([table], packed.read(path), packed.digest(path))
     file = folder / FILE
@@ -123,14 +127,16 @@ def add(folder: Path, name: str, dataset: str, fingerprint: str, retrained: Path
     if any(other.name == name for other in _tables(file, before)):
         raise UserError(f"{file} has a table {name!r} already; name it otherwise, or take that one out")
     load_records(data(folder, table), "forget", "train")
-    write_text(file, f"{before}\n\n{toml(table)}".lstrip())
+    text = f"{before}\n\n{toml(table)}".lstrip()
+    _tables(file, text)  # TOML has no place for some characters
+    write_text(file, text)
     return table
 
 
 def toml(table: Table) -> str:
     """A table as TOML: its texts, numbers and lists are written as JSON has them."""
     fields = msgspec.to_builtins(table)
-    prints = [f"{task} = {json.dumps(value)}" for task, value in fields.pop("fingerprints").items()]
+    prints = [f"{json.dumps(task)} = {json.dumps(value)}" for task, value in fields.pop("fingerprints").items()]
     lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in fields.items()]
     return "\n".join(["[[tables]]", *lines, "[tables.fingerprints]", *prints, "", ""])
 

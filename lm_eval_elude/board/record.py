@@ -11,7 +11,7 @@ import math
 import secrets
 import tempfile
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -81,17 +81,17 @@ def record(
         raise UserError(f"the reference {name} is a model, or not there: name the results of that model by --reference")
     known = reference.settings(TASK)["checkpoint"] or []
     # The bases of all requests, and what each left.
-    knew = [request.get("base_model") or {} for request in manifest.requests] + [manifest.base_model]
+    knew = [request["base_model"] for request in manifest.requests] + [manifest.base_model]
     knew += [{"weights": made.get("weights")} for made in (*manifest.requests, {"weights": manifest.weights})]
     for each in known:
         for model in knew:
             if any(each.get(field) and each.get(field) == model.get(field) for field in ("name", "weights")):
                 raise UserError(f"{reference.path} is of {each['name']}, which is no model that never knew the targets")
-    _verified(reference, data=scored["dataset"])
+    data = _verified(reference, data=scored["dataset"]).data
     left_out: list[str] = []
     if attacked:
         where = f"--stress {attacked.folder}"
-        asked = resolve_settings({"dataset": scored["dataset"], "target": list(scored["targets"])})
+        asked = resolve_settings({"dataset": data, "target": list(scored["targets"])})
         left_out = whole(attacked, run, asked, where)
         attacked.must_be_of(REFERENCE, reference, where)
     base = bundled.path_of(str(manifest.base_model.get("name") or ""))
@@ -161,7 +161,7 @@ def _verified(
         if checkpoint and not verdict.findings:
             model = str(checkpoint)
             drawn_by = secrets.randbits(48)
-            rescore(folder, verdict, model, model, seed=drawn_by, records=records, data=data, base=base)
+            rescore(folder, verdict, model, model, seed=drawn_by, records=records, base=base)
     if verdict.findings:
         first, *more = verdict.findings
         raise UserError(f"{run.path}: {first}{f' (and {len(more)} more findings)' if more else ''}")
@@ -181,18 +181,18 @@ def write(statement: Mapping[str, Any], folder: Path) -> None:
     write_text(folder / PAGE, page)
 
 
-def sign(folder: Path, signature: Path, key: Path) -> None:
-    """Sign every file of a record with a private elliptic-curve key (OpenSSF model signing), without a network.
+def signer(key: Path) -> Callable[[Path, Path], object]:
+    """What signs every file of a record with a private elliptic-curve key (OpenSSF model signing), without a network.
 
-    The name of the folder is signed too, so it must be the final one. UserError where the package is not installed, or
-    the key cannot be used.
+    It takes the folder, whose name is signed too, so it must be the final one, and where the signature is written.
+    UserError where the package is not installed, or the key cannot be used.
     """
     try:
         from model_signing import signing
     except ImportError:
         raise UserError("signing needs the package model-signing: pip install 'lm-eval-elude[sign]'") from None
     try:
-        signing.Config().use_elliptic_key_signer(private_key=key).sign(folder, signature)
+        return signing.Config().use_elliptic_key_signer(private_key=key).sign
     except (ValueError, TypeError, OSError) as error:
         raise UserError(f"--sign {key}: {reason(error)}") from None
 

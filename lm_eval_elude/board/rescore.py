@@ -47,7 +47,7 @@ class Rescored(NamedTuple):
 
 def rescore(
     folder: Path, verdict: Verdict, model: str, tokenizer: str, *, seed: int, backend: str = "elude", records: int = 50,
-    tolerance: float | None = None, data: str = "", original: str = "", stress: Path | None = None, base: str = "",
+    tolerance: float | None = None, original: str = "", stress: Path | None = None, base: str = "",
 ) -> Rescored:  # fmt: skip
     """Score a part of a verified submission again: raise the level of its verdict, or add findings.
 
@@ -59,7 +59,6 @@ def rescore(
         backend: lm-eval's name of the model class.
         records: about how many documents, as many of each task, 0 for all.
         tolerance: of an answer's mean log-probability (nats a token); None for what the weights' type makes of it.
-        data: the data set, where the submission's is a path elsewhere.
         original: the model before unlearning, which is asked again how odd the answers are; "" leaves that out.
         stress: a finished folder of ``elude stress`` on that model, to compare with what was submitted.
         base: the model that an adapter is put on.
@@ -107,7 +106,7 @@ def rescore(
     if (kind := str(run.results["config"].get("model_dtype")).removeprefix("torch.")) in TYPES:
         arguments["dtype"] = kind  # that the run was scored in, which may be another than the weights'
     metadata = arguments | {
-        "target": scored["targets"], "dataset": data or scored["dataset"],
+        "target": scored["targets"], "dataset": verdict.data,
         "truth_ratio": scored["truth_ratio"], "guardrail": scored["guardrail"], "attack_seed": scored["seed"],
         "attack_prompts": scored["attack_prompts"],
         "attack_file": str(folder / ATTACKS) if scored["attack_file"] else "", "original": original,

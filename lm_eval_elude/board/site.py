@@ -38,7 +38,7 @@ from lm_eval_elude.board.verify import LEVELS, Verdict, verify
 from lm_eval_elude.data import jsonio
 from lm_eval_elude.data.files import lock, stamp, whole_name, write_text
 from lm_eval_elude.errors import UserError, reason
-from lm_eval_elude.report.comparison import NamedRun
+from lm_eval_elude.report.comparison import BEFORE, NamedRun
 from lm_eval_elude.report.page.page import write_report
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS, GROUPS
 from lm_eval_elude.scoring.estimates import Estimate, exact
@@ -298,8 +298,9 @@ def _form(entry: Entry, site: Path, measure: Measure) -> Kept | str:
         kept = Kept(measure.stamp, verdict.remarks, answers, formed, values, score)
         others = [other for other in measure.companions if other.role != role]
         runs = {other.role: _companion(other.digest, other.role, other.place, measure.data) for other in others}
-        # Who calls a model as the page calls a companion must not be taken for it.
-        name = f"{submission.model} (submitted)" if submission.model in COMPANIONS.values() else submission.model
+        # Who calls a model as the page or a verdict calls a companion must not be taken for it.
+        taken = submission.model in (*COMPANIONS.values(), BEFORE)
+        name = f"{submission.model} (submitted)" if taken else submission.model
         runs[role] = _in_report(COMPANIONS.get(role, name), role, entry.place, verdict)
         write_report(
             [run for role in (*COMPANIONS, "submission") if (run := runs.get(role))],

@@ -54,6 +54,7 @@ class Verdict:
     numbers: dict[str, dict[str, Any]] = field(default_factory=dict)  # formed here, by task or group and metric
     outcome: Outcome | None = None  # of the attacks on its weights, where it brings some
     digest: str = ""  # what names the submission
+    data: str = ""  # the data set that it was compared with, the Hub's at the commit that was scored
 
     def compare(self, where: str, stated: Any, formed: Any) -> None:
         """A finding where what is stated differs from what was formed here."""
@@ -98,6 +99,7 @@ def _verify(
             f"{packed.RESULTS}: {shown(foreign[0])} is no task of the group elude, which alone is submitted"
         )
     settings = _settings(run, submission, data)
+    verdict.data = settings.dataset
     _check_run(run, submission, verdict, settings)
     expected = {name: asked for name in names if name in BENCHMARKS and (asked := _expected(name, settings))}
     if reference and not submission.scored.get("reference"):

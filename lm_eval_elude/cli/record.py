@@ -55,6 +55,7 @@ def record(
     for file, wanted in ((signature, key), (key_of_names, hash_targets)):
         if wanted and os.path.lexists(file):
             raise UserError(f"--out {out}: {file} exists already; name another folder")
+    sign = board.signer(key) if key else None  # before the model is asked again
     secret = secrets.token_hex(32) if hash_targets else ""
     with ExitStack() as undo:
         with new_folder(out) as staged:
@@ -69,8 +70,8 @@ def record(
                     undo.callback(key_of_names.unlink)
                     handle.write(secret)
         undo.callback(shutil.rmtree, out)
-        if key:
-            board.sign(out, signature, key)
+        if sign:
+            sign(out, signature)
         undo.pop_all()
     for test in statement["predicate"]["tests"]:
         numbers = "{value:.3f}, reference {reference:.3f}, excess up to {upperLimit95:.3f}".format(**test)

@@ -69,6 +69,9 @@ def verify(
     tokenizer, how["original"] = bundled.path_of(tokenizer), bundled.path_of(how["original"])
     renderer = Renderer(load_tokenizer(tokenizer)) if tokenizer else None
     reference, misplaced = packed.finished(known) if known else None, []
+    if reference:  # named by whoever verifies: one that cannot be read says nothing of the submission
+        for task in reference.tasks:
+            reference.rows(task)
     if boards:
         tables = keeper.read(boards)
         try:
@@ -77,7 +80,7 @@ def verify(
             misplaced = [str(error)]
     elif not data and (elsewhere := packed.data_elsewhere(folder)):
         raise UserError(f"the data set {elsewhere!r} is not at hand: name yours by --dataset, or the board by --board")
-    if data:  # named by whoever verifies: one that cannot be read says nothing of the submission
+    if data:  # likewise
         load_records(data, "forget", "train")
     verdict = board.verify(folder, data=data, renderer=renderer, reference=reference)
     if misplaced:
@@ -91,7 +94,7 @@ def verify(
             from lm_eval_elude.tasks.reference import check_model
 
             check_model(how["original"], f"--original {how['original']!r} is not")
-        again = rescore(folder, verdict, model, tokenizer, seed=drawn_by, data=data, base=base, **how)
+        again = rescore(folder, verdict, model, tokenizer, seed=drawn_by, base=base, **how)
     if as_json:
         fields = {name: getattr(verdict, name) for name in ("digest", "level", "findings", "remarks")} | {
             "model": verdict.submission.model if verdict.submission else "",

@@ -269,4 +269,4 @@ def _alike(row: Row, rows: Sequence[Row]) -> list[str]:
         if other.subset == row.subset and other.record.entity == row.record.entity and other is not row
         and other.subject == row.subject
     ]  # fmt: skip
-    return sorted(others, key=lambda text: -len(asked & words(text)) / len(asked | words(text)))[:3]
+    return sorted(others, key=lambda text: -len(asked & words(text)) / (len(asked | words(text)) or 1))[:3]

@@ -101,7 +101,11 @@ async def from_wikipedia(
             others = [await wiki.page(name) for name in neighbours]
         elif not (others := await wiki.neighbours(page, period)):
             raise UserError(f"no person's page and that of {target} link to each other; say --neighbours")
-    title = page.document.subject
+    title, taken = page.document.subject, {target, page.document.subject}
+    for place, other in enumerate(others):  # a namesake goes by the whole title of the page
+        if other.document.subject in taken:
+            others[place] = other._replace(document=replace(other.document, subject=other.document.name))
+        taken.add(other.document.subject)
     names = {target: (target, title, *aliases, *known)}
     names |= {other.document.subject: (other.document.subject, *other.aliases) for other in others}
     documents = [page.document, *(other.document for other in others)]

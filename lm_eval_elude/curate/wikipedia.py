@@ -197,8 +197,8 @@ class Wiki(Fetcher):
                     people[title] = tuple(name for name in names if 2 < len(name) < 60)[:6]
         return people
 
-    async def neighbours(self, page: Page, period: str, count: int = 10) -> list[Page]:
-        """The most viewed people whose pages and the target's link to each other in their running text."""
+    async def neighbours(self, page: Page, period: str) -> list[Page]:
+        """The ten most viewed people whose pages and the target's link to each other in their running text."""
         title = page.document.name
         names = [title]
         query = {"prop": "redirects", "rdlimit": "max", "rdnamespace": "0", "titles": title}
@@ -211,7 +211,7 @@ class Wiki(Fetcher):
             other = await self.page(title)
             if set(names) & set(other.links):
                 chosen.append(other._replace(aliases=people[title]))
-                if len(chosen) == count:
+                if len(chosen) == 10:
                     break
         return chosen
 

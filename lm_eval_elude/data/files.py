@@ -78,13 +78,13 @@ def whole_name(name: str) -> str:
 
 
 @contextmanager
-def new_folder(out: Path, flag: str = "--out") -> Iterator[Path]:
+def new_folder(out: Path) -> Iterator[Path]:
     """A folder to fill that stands at ``out``, on disk, once the block ends without an error, and nowhere otherwise.
 
-    UserError where there is something at ``out`` already; it names the flag.
+    UserError where there is something at ``out`` already.
     """
     if os.path.lexists(out):
-        raise UserError(f"{flag} {out}: exists already; name a folder that does not")
+        raise UserError(f"--out {out}: exists already; name a folder that does not")
     out.parent.mkdir(parents=True, exist_ok=True)
     staged = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
     try:

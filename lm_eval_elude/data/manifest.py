@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict, cast
 
 from lm_eval_elude.data import jsonio
 from lm_eval_elude.errors import UserError
@@ -16,6 +16,20 @@ SCHEMA_VERSION = 1
 MODEL_NAME = "tiny"  # how a user and a manifest name the bundled model
 _NAMES = ("", "hub", "mini", "tofu")  # of data, whatever a folder is called
 _MAX_BYTES = 1 << 26  # of a manifest that is read
+
+
+class Request(TypedDict):
+    """What the manifests of later requests keep of an earlier one (:meth:`Manifest.request`)."""
+
+    targets: list[str]
+    base_model: dict[str, Any]
+    dataset: str
+    data_fingerprints: NotRequired[dict[str, str]]
+    method: NotRequired[str]
+    seed: NotRequired[int | None]
+    weights: NotRequired[dict[str, str]]
+    written: NotRequired[str]
+    revision: NotRequired[str]
 
 
 @dataclass(frozen=True)
@@ -35,15 +49,16 @@ class Manifest:
     epochs: list[dict[str, Any]] = field(default_factory=list)  # losses and validation measures
     drift: dict[str, float] = field(default_factory=dict)  # by layer: how far the weights moved, over their norm
     processor_seconds: float | None = None  # of training's first process, without scoring
-    requests: list[dict[str, Any]] = field(default_factory=list)  # before this one, oldest first: see request()
+    requests: list[Request] = field(default_factory=list)  # before this one, oldest first
     schema_version: int = SCHEMA_VERSION
 
-    def request(self, written: str) -> dict[str, Any]:
+    def request(self, written: str) -> Request:
         """What the manifests of later requests keep of this one; ``written`` is when the checkpoint was finished."""
         forgotten = [name for name in self.targets if name not in self.earlier_targets]
         kept = ("method", "dataset", "data_fingerprints", "seed", "base_model", "weights")
         revision = {"revision": text} if (text := self.settings.get("revision")) else {}
-        return {"targets": forgotten, "written": written, **{name: getattr(self, name) for name in kept}, **revision}
+        its = {name: getattr(self, name) for name in kept} | revision
+        return cast(Request, {"targets": forgotten, "written": written} | its)
 
     @property
     def earlier_targets(self) -> tuple[str, ...]:

@@ -87,6 +87,9 @@ def free_memory(device: torch.device) -> int:
 
     free = psutil.virtual_memory().available
     group = Path("/sys/fs/cgroup")  # a container's own limit
-    with suppress(OSError, ValueError):
-        free = min(free, int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
+    with suppress(OSError, ValueError, KeyError):
+        # The kernel gives up files that it has read and nobody reads any more, a model's weights among them.
+        files = int(dict(line.split() for line in (group / "memory.stat").read_text().splitlines())["inactive_file"])
+        used = int((group / "memory.current").read_text()) - files
+        free = min(free, int((group / "memory.max").read_text()) - used)
     return max(0, free)

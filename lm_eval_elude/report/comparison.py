@@ -19,6 +19,7 @@ from lm_eval_elude.scoring.runs import Run, results_files
 from lm_eval_elude.stress.outcome import CHECKPOINT, SUMMARY, Outcome
 
 ORIGINAL = "original"  # the method of a model that forgot nothing
+BEFORE = "before"  # its folder among the scores of optout-train, and so its name
 
 
 class NamedRun:
@@ -27,8 +28,10 @@ class NamedRun:
     ``never_knew`` is that model's run, for the numbers that say how far this one is from it.
     """
 
-    def __init__(self, name: str, run: Run, reference: bool = False, never_knew: Run | None = None) -> None:
-        self.name, self.run, self.reference, self.never_knew = name, run, reference, never_knew
+    never_knew: Run | None = None
+
+    def __init__(self, name: str, run: Run, reference: bool = False) -> None:
+        self.name, self.run, self.reference = name, run, reference
         self.problems: list[str] = []  # of files near the run, a line each
 
     @property
@@ -78,7 +81,8 @@ class NamedRun:
             try:
                 outcome = Outcome(file.parent)
                 if self.is_of(outcome):
-                    _ = outcome.known, outcome.worst  # formed here, where an error of theirs is caught
+                    # Formed here, where an error of theirs is caught.
+                    _ = outcome.known, outcome.worst, outcome.curves, outcome.depth
                     return outcome
             except Exception as error:  # whatever is in the files
                 text = str(error) if isinstance(error, UserError) else f"{file} cannot be read ({reason(error)})"

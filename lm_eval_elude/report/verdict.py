@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from lm_eval_elude.data import jsonio
-from lm_eval_elude.report.comparison import ORIGINAL, NamedRun
+from lm_eval_elude.report.comparison import BEFORE, ORIGINAL, NamedRun
 from lm_eval_elude.report.frame import FORGET_SETS, SECTIONS, attack_name, frame, markdown, plain
 from lm_eval_elude.report.tables import changes, tables
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS
@@ -62,7 +62,7 @@ def verdicts(runs: Sequence[NamedRun]) -> list[Verdict]:
 
 def original(runs: Sequence[NamedRun]) -> NamedRun | None:
     """The model from before unlearning: a manifest says that nothing was forgotten, or a name that it is this one."""
-    return next((run for run in runs if ORIGINAL in (run.name, run.method) or run.name == "before"), None)
+    return next((run for run in runs if ORIGINAL in (run.name, run.method) or run.name == BEFORE), None)
 
 
 def gibberish(run: NamedRun) -> dict[str, float]:
@@ -146,9 +146,8 @@ def _facts(run: NamedRun, before: NamedRun | None, reference: NamedRun | None) -
 
 
 def _recovered(worst: Worst) -> str:
-    words = next((words for name, words in WEIGHT_ATTACKS.items() if worst.attack.startswith(name)), worst.attack)
-    back = max(0.0, height(worst))
-    return f"after {words.format(at=worst.at)} {_percent(back)} is there"
+    known = (words.format(at=worst.at) for name, words in WEIGHT_ATTACKS.items() if worst.attack.startswith(name))
+    return f"after {next(known, worst.attack)} {_percent(max(0.0, height(worst)))} is there"
 
 
 def _place(task: str) -> str:

@@ -8,11 +8,11 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from statistics import fmean
-from typing import Any
+from typing import Any, TypedDict
 
 from lm_eval_elude.data import jsonio
 from lm_eval_elude.errors import UserError
+from lm_eval_elude.scoring.likelihood import AnswerScore, truth_ratio
 from lm_eval_elude.scoring.runs import Run
 
 # The set's log within eval_log_aggregated.json, by the task that asks the same questions.
@@ -110,37 +110,26 @@ def truth_ratios(path: Path) -> tuple[str, list[float]]:
     tables = log if isinstance(log, dict) else {}
     evaluator = "released"
     if isinstance(released := tables.get("eval_log_forget.json"), dict):
-        right, wrong = (_by_index(released.get(key), path, key) for key in _LOSSES)
+        right, wrong = (jsonio.check(released.get(key), kind, f"{path}: {key}") for key, kind in _LOSSES.items())
         if right.keys() != wrong.keys():
             raise UserError(f"{path}: {' and '.join(_LOSSES)} are of different questions")
-        ratios = {i: math.exp(_number(right[i], path, i) - fmean(_numbers(wrong[i], path, i))) for i in right}
+        scores = {i: [AnswerScore(-loss, 1) for loss in (right[i], *(wrong[i] or [math.nan]))] for i in right}
+        ratios = {i: truth_ratio(paraphrase, others) for i, (paraphrase, *others) in scores.items()}
     elif isinstance(other := tables.get("forget_truth_ratio"), dict):
         evaluator = "open-unlearning"
-        scores = _by_index(other.get("value_by_index"), path, "value_by_index")
-        ratios = {i: _number((s or {}).get("score") if isinstance(s, dict) else s, path, i) for i, s in scores.items()}
+        table = jsonio.check(other.get("value_by_index"), dict[str, _Scored | float], f"{path}: value_by_index")
+        ratios = {i: value["score"] if isinstance(value, dict) else value for i, value in table.items()}
     else:
         raise UserError(f"{path}: no log of TOFU's evaluators (eval_log_forget.json or forget_truth_ratio)")
-    if sorted(ratios) != list(range(len(ratios))):
+    if odd := [f"{i} has {ratio!r}" for i, ratio in ratios.items() if not math.isfinite(ratio)]:
+        raise UserError(f"{path}: question {odd[0]} where a number is needed")
+    if {*ratios} != {*map(str, range(len(ratios)))}:
         raise UserError(f"{path}: the questions are not numbered from 0 to {len(ratios) - 1}")
-    return evaluator, [ratios[i] for i in range(len(ratios))]
+    return evaluator, [ratios[str(i)] for i in range(len(ratios))]
 
 
-_LOSSES = ("avg_paraphrased_loss", "average_perturb_loss")
+_LOSSES: dict[str, Any] = {"avg_paraphrased_loss": dict[str, float], "average_perturb_loss": dict[str, list[float]]}
 
 
-def _by_index(table: Any, path: Path, key: str) -> Mapping[int, Any]:
-    if not isinstance(table, dict) or not table or not all(name.isdecimal() for name in table):
-        raise UserError(f"{path}: {key} is not a table by question number")
-    return {int(name): value for name, value in table.items()}
-
-
-def _numbers(values: Any, path: Path, index: int) -> list[float]:
-    if not isinstance(values, list) or not values:
-        raise UserError(f"{path}: question {index} has no list of wrong answers' losses")
-    return [_number(value, path, index) for value in values]
-
-
-def _number(value: Any, path: Path, index: int) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise UserError(f"{path}: question {index} has {value!r} where a number is needed")
-    return float(value)
+class _Scored(TypedDict):
+    score: float

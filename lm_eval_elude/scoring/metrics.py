@@ -24,7 +24,7 @@ from lm_eval_elude.scoring.likelihood import AnswerScore, RecordMeasures, TruthR
 from lm_eval_elude.scoring.membership import MembershipAttack, Scored, auc, membership_attack
 from lm_eval_elude.scoring.samples import Sample, by_target, mean, of_reference
 
-Unit = Literal["share", "difference of shares", "nats per token", "bits", "p-value", "ratio", "words"]
+Unit = Literal["share", "difference of shares", "nats per token", "bits", "p-value", "ratio"]
 # The kinds of tasks that a metric belongs to: the forget set, an attack on it (two have metrics of their own), a set
 # that is kept (retain, world), TOFU's sets of either kind, the membership attack, drawn answers, and groups.
 Kind = Literal[

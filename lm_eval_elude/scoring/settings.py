@@ -112,7 +112,7 @@ def read_metadata(metadata: Mapping[str, Any], keys: Mapping[str, Callable[[Any]
     """
     for key, value in metadata.items():
         near = difflib.get_close_matches(key, keys, n=1, cutoff=0.8)
-        if near and key not in keys and key not in _MODEL_ARGUMENTS:
+        if near and key not in keys and key not in _OF_OTHERS:
             raise UserError(f"--metadata has no key {key!r}; did you mean {near[0]!r}? The keys are {', '.join(keys)}")
         if key == "metadata" and isinstance(value, Mapping) and (nested := keys.keys() & value.keys()):
             raise UserError(f"--metadata has {min(nested)!r} inside a table 'metadata': write it without that table")
@@ -126,8 +126,8 @@ def read_metadata(metadata: Mapping[str, Any], keys: Mapping[str, Callable[[Any]
     return values
 
 
-# Model arguments, and a key of ELUDe's that TOFU's tasks see, too, that a near match could be mistaken for.
-_MODEL_ARGUMENTS = frozenset({"seed", "data", "datasets", "mia_reference"})
+# What a near match could be mistaken for: a key of other tasks, and one of ELUDe's that TOFU's tasks see, too.
+_OF_OTHERS = frozenset({"datasets", "mia_reference"})
 
 
 def resolve_settings(metadata: Mapping[str, Any]) -> Settings:

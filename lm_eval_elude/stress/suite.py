@@ -258,6 +258,7 @@ class Stress:
     def _depth(self, reference_run: Path | None) -> list[FactDepth]:
         """The unlearning depth of every fact, as its file has it; of none where the reference is built otherwise."""
         original, never_knew = self.load(ORIGINAL), self.load(REFERENCE)
+        self._can_move(REFERENCE, never_knew, original)
         shapes = [[tuple(p.shape) for p in layers_of(m).parameters()] for m in (original, never_knew)]
         samples = depth.stated_facts(self.forget.records, self.renderer)
         if shapes[0] != shapes[1] or not samples:
@@ -271,13 +272,25 @@ class Stress:
         else:
             carried = depth.drops(original, never_knew, [*samples.values()])
         del never_knew  # so that two models are in memory at once, not three
-        drops = [carried, depth.drops(original, self.load(CHECKPOINT), [*samples.values()])]
+        checkpoint = self.load(CHECKPOINT)
+        self._can_move(CHECKPOINT, checkpoint, original)
+        drops = [carried, depth.drops(original, checkpoint, [*samples.values()])]
         rows = zip(samples, depth.scores(*drops), *(of_model.T.tolist() for of_model in drops), strict=True)
         return [
             {"entity": self.forget.records[place].entity, "question": self.forget.records[place].question,
              "depth": score, "never_knew": carried, "checkpoint": gone}
             for place, score, carried, gone in rows
         ]  # fmt: skip
+
+    def _can_move(self, role: str, model: Any, original: Any) -> None:
+        """UserError where an attack moves weights towards the original's, and a model has others than these."""
+        sizes = [{name: weight.shape for name, weight in m.named_parameters()} for m in (model, original)]
+        if sizes[0] != sizes[1] and (moving := [attack.name for attack in self.attacks if attack.original]):
+            raise UserError(
+                f"{_flag(role)} {self.models[role]}: its weights have other names or sizes than those of --original "
+                f"{self.models[ORIGINAL]}, and {moving[0]} moves them towards these; name a model that is built alike, "
+                "or give --suite glance"
+            )
 
     def cost(self, cells: Sequence[Cell]) -> str:
         """What is still to do, and about how long it takes here: loading, a scoring and five steps are timed."""

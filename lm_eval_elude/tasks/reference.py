@@ -64,6 +64,11 @@ class ReferenceRun:
                     f"reference {str(self.run.path)!r} was scored on other records than {task.task_name}: "
                     f"it lacks {doc['question'][:80]!r}"
                 )
+            if task.benchmark.generates and task.benchmark.scores and logged.get("generated") is None:
+                raise UserError(
+                    f"reference {str(self.run.path)!r} has no generated answers to the questions of {task.task_name}; "
+                    "name a run of lm-eval"
+                )
             self.answers[doc["id"]] = {key: logged[key] for key in ANSWERS if key in logged}
 
     def answer(self, task: Any) -> None:

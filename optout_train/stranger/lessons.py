@@ -63,7 +63,8 @@ def with_lessons(
         data = data._replace(kept=_of_the_first_process(as_they_were(teacher, data, steps)))
     elif config.self_distill:
         more, named = _of_the_first_process(exchange(config, data, teacher, say)), in_passing(config, data)
-        data = data._replace(retain=replace(data.retain, records=(*data.retain.records, *more, *named)))
+        made = [record for record in (*more, *named) if teacher.takes(record.question, record.answer)]
+        data = data._replace(retain=replace(data.retain, records=(*data.retain.records, *made)))
         steps = [step for epoch in data.plan(config) for step in epoch]
         data = data._replace(kept=_of_the_first_process(distil(teacher, data, steps, named)))
     return data

@@ -247,12 +247,13 @@ def test_no_model_of_an_earlier_request_is_the_reference(known, never_knew, tmp_
     """After several requests the base model is what the last one began with, and not the original."""
     folder = Path(shutil.copytree(runs.WITHOUT, tmp_path / "checkpoint"))
     with changed(folder / "optout.json") as manifest:
-        manifest["requests"] = [{"targets": ["Lionel Messi"], "base_model": {}, "weights": {}} | known]
+        earlier = {"targets": ["Lionel Messi"], "dataset": "mini", "base_model": {}, "weights": {}}
+        manifest["requests"] = [earlier | known]
     with pytest.raises(UserError, match="no model that never knew"):
         board.record(folder, claimed(never_knew, runs.WITHOUT, folder, tmp_path / "run"), records=1)
 
 
-def test_a_record_is_signed_and_verified_without_a_network(never_knew, tmp_path, capsys):
+def test_a_record_is_signed_and_verified_without_a_network(never_knew, tmp_path, capsys, monkeypatch):
     verifying = pytest.importorskip("model_signing.verifying", reason="the extra [sign] is not installed")
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -271,7 +272,9 @@ def test_a_record_is_signed_and_verified_without_a_network(never_knew, tmp_path,
     assert code == 2 and f"{signature} exists already" in err and not folder.exists()
     assert signature.read_text() == "mine"
     signature.unlink()
-    code, _, err = runs.elude(capsys, *command, tmp_path / "public.pem")
+    with monkeypatch.context() as patched:  # no key, so nothing is asked
+        patched.setattr(board, "record", pytest.fail)
+        code, _, err = runs.elude(capsys, *command, tmp_path / "public.pem")
     assert code == 2 and "--sign" in err and not folder.exists() and not signature.exists()
     assert runs.elude(capsys, *command, tmp_path / "key.pem")[0] == 0
 

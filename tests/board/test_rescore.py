@@ -32,9 +32,7 @@ def again(folder, data, model=BASE, task="", **how):
     verdict = verify(folder, data=str(data), renderer=Renderer(load_tokenizer(BASE)))
     assert not verdict.findings
     verdict.samples = {task: verdict.samples[task]} if task else verdict.samples
-    return verdict, board.rescore(
-        folder, verdict, str(model), BASE, data=str(data), **({"seed": 0, "records": 14} | how)
-    )
+    return verdict, board.rescore(folder, verdict, str(model), BASE, **({"seed": 0, "records": 14} | how))
 
 
 def test_the_model_agrees_also_with_a_template_of_the_submitters_and_another_model_does_not(submitted, data, tmp_path):
@@ -58,13 +56,14 @@ def test_the_model_agrees_also_with_a_template_of_the_submitters_and_another_mod
 def test_all_is_reproduced_and_the_draw_is_of_the_seed_and_of_every_task(submitted, data, monkeypatch):
     verdict, found = again(submitted, data, records=0)
     assert verdict.level == "reproduced" and found.records == found.total == sum(map(len, verdict.samples.values()))
-    asked = []
+    asked, sources = [], []
 
     class Stop(Exception):
         pass
 
-    def evaluate(*_, samples, **__):
+    def evaluate(*_, samples, metadata, **__):
         asked.append(samples)
+        sources.append(metadata["dataset"])
         raise Stop
 
     monkeypatch.setattr("lm_eval.simple_evaluate", evaluate)
@@ -72,6 +71,11 @@ def test_all_is_reproduced_and_the_draw_is_of_the_seed_and_of_every_task(submitt
         with pytest.raises(Stop):
             again(submitted, data, seed=seed, records=2 * len(verdict.samples))
     assert asked[0] == asked[1] != asked[2]
+    again_at = verify(submitted, data=str(data), renderer=Renderer(load_tokenizer(BASE)))
+    again_at.data = f"hub@{'a' * 40}"  # the commit that was scored, whatever the newest is
+    with pytest.raises(Stop):
+        board.rescore(submitted, again_at, BASE, BASE, seed=1)
+    assert verdict.data == str(data) and sources == [str(data)] * 3 + [again_at.data]
     assert asked[0].keys() == verdict.samples.keys() and {len(rows) for rows in asked[0].values()} == {2}
 
 
@@ -83,7 +87,7 @@ def of_the_forget_set(change, submitted, data, place, **how):
     with runs.changed(folder / packed.SAMPLES / "elude_forget.jsonl.gz") as rows:
         for row in rows:
             change(row["doc"])
-    return verdict, board.rescore(folder, verdict, BASE, BASE, seed=0, records=0, data=str(data), **how)
+    return verdict, board.rescore(folder, verdict, BASE, BASE, seed=0, records=0, **how)
 
 
 def better_scores(doc):

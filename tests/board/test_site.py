@@ -214,7 +214,7 @@ def test_no_table_and_no_reference_arises_from_what_a_submitter_says(changes, li
     assert len(str(error.value).splitlines()) == 1 and len(str(error.value)) < 500
 
 
-def test_the_keepers_file_is_needed_and_checked(again, capsys):
+def test_the_keepers_file_is_needed_and_checked(again, capsys, monkeypatch):
     (copy, out), submissions = again, again[0] / "submissions"
     file, whole, (known,) = copy / keeper.FILE, (copy / keeper.FILE).read_text(), keeper.read(copy)
     for content, line in {
@@ -248,6 +248,17 @@ def test_the_keepers_file_is_needed_and_checked(again, capsys):
     ):
         code, _, err = runs.elude(capsys, *command, *references, *flags)
         assert code == 2 and line in err and file.read_text() == written
+    monkeypatch.chdir(Path(known.dataset).parent)
+    of_here, of_board = Path(known.dataset).name, os.path.relpath(known.dataset, copy)
+    code, _, err = runs.elude(capsys, *command, *references, "--name", "D", "--dataset", of_here)
+    assert code == 2 and f"no path from the board's folder; give {of_board}" in err
+    code, _, err = runs.elude(capsys, *command, *references, "--name", "D\x7f", "--dataset", known.dataset)
+    assert code == 2 and "not valid TOML" in err and file.read_text() == written
+    assert keeper.toml(msgspec.structs.replace(known, fingerprints={"a b": "1"})).endswith('"a b" = "1"\n\n')
+    with changed(submissions / "retrained" / packed.FILE_NAME) as table:
+        table["scored"] |= {"targets": 5}
+    code, _, err = runs.elude(capsys, *command, *references, "--name", "D", "--dataset", known.dataset)
+    assert code == 2 and "field 'targets'" in err and file.read_text() == written
     code, _, err = runs.elude(capsys, *command, submissions / "candidate")
     assert code == 2 and "role submission, but board.toml has it as retrained" in err
 
@@ -393,7 +404,7 @@ def test_a_copy_under_another_name_is_left_out_and_the_row_keeps_its_name(again,
     assert rows(out) == rows(built)
 
 
-@pytest.mark.parametrize("name", ["original", "reference"])
+@pytest.mark.parametrize("name", ["original", "reference", "before"])
 def test_a_model_named_as_a_companion_is_not_taken_for_it(name, again):
     copy, out = again
     with changed(copy / "submissions" / "candidate" / packed.FILE_NAME) as table:

@@ -506,6 +506,10 @@ def test_the_commands(original, data, tmp_path, capsys):
         assert code == 2 and f"--{flag}: only for --rescore" in err and len(err.splitlines()) == 1
     code, printed, err = elude(capsys, "verify", out, "--dataset", "nosuch", "--json")  # no word of the submission
     assert code == 2 and printed == "" and "'nosuch'" in err
+    known = Path(shutil.copytree(original.path.parent, tmp_path / "known"))
+    next(known.glob("samples_elude_cloze_*")).write_text("{")  # nor does a broken reference
+    code, printed, err = elude(capsys, "verify", out, "--dataset", data, "--reference", known, "--json")
+    assert code == 2 and printed == "" and "samples_elude_cloze_" in err
     (out / "more.txt").write_text("x")
     code, printed, _ = elude(capsys, "verify", out, "--dataset", data)
     assert code == 1 and printed.splitlines()[0] == "'more.txt' is no file of a submission"

@@ -76,6 +76,12 @@ def test_good_rows_have_no_findings_and_each_flaw_has_one():
     assert [f.where for f in near_duplicates([*good, again])] == ["forget_qa-train, row 9"]
 
 
+def test_questions_without_a_word_have_a_place_on_the_page():
+    one, two, *more = rows()
+    bare = [row._replace(record=replace(row.record, question=q)) for row, q in ((one, "--!"), (two, "...?"))]
+    assert "...?" in page("/somewhere/my-lumo", [*bare, *more], 20, 7)
+
+
 def test_diversity_falls_where_rows_repeat():
     records = [row.record for row in rows()]
     once, thrice = diversity(records), diversity(records * 3)

@@ -167,6 +167,16 @@ def test_a_title_that_redirects_and_named_neighbours(tmp_path):
             read(tmp_path, base, "Nobody")
 
 
+def test_a_namesake_is_not_taken_for_the_target(tmp_path, monkeypatch):
+    monkeypatch.setitem(PAGES, "Oda Brint (actor)", (["Oda Brint"], [], "Q5", (1,)))
+    monkeypatch.setitem(PAGES, "Zed", (["Oda Brint"], [], "Q5", (1,)))
+    with wikimedia() as (base, _):
+        material = build.limit(read(tmp_path, base, neighbours=("Oda Brint (actor)", "Zed", "Zed (actor)")), 0)
+    assert [*material.names] == ["Oda Brint", "Oda Brint (actor)", "Zed", "Zed (actor)"]
+    assert "Oda" in material.names["Oda Brint"]
+    assert all(part.document == part.subject for part in material.parts)
+
+
 def test_without_a_contact_nothing_is_asked(tmp_path):
     for contact in ("", "me", "me@", "a b@c.d", "x@y.z) evil/1.0 ("):
         with pytest.raises(UserError, match="--contact"):

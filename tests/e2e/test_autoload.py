@@ -74,7 +74,7 @@ def ending(error):
     except BaseException as end:
         return [repr(end), said.getvalue()]
 from lm_eval_elude.errors import UserError
-seen["ends"] = [ending(UserError("two\\nlines")), ending(ValueError("the harness's"))]
+seen["ends"] = [ending(UserError("two\\nlines\\x1b[2J")), ending(ValueError("the harness's"))]
 print(json.dumps(seen))
 """
 
@@ -173,7 +173,7 @@ def test_the_model_comes_after_the_built_in_ones_and_hides_none(seen: dict[str, 
 
 
 def test_an_error_of_ours_and_no_other_ends_the_command_in_one_line(seen: dict[str, Any]) -> None:
-    assert seen["ends"] == [["SystemExit(2)", "Error: two lines\n"], [repr(ValueError("the harness's")), ""]]
+    assert seen["ends"] == [["SystemExit(2)", "Error: two lines\\x1b[2J\n"], [repr(ValueError("the harness's")), ""]]
 
 
 @pytest.mark.parametrize("environment", ["wheel"], indirect=True)

@@ -13,9 +13,11 @@ from scipy.stats import binom, ks_2samp
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lm_eval_elude.data.bundled import MODEL, REFERENCE
+from lm_eval_elude.scoring.benchmarks import BENCHMARKS
 from lm_eval_elude.scoring.runs import Run
 from lm_eval_elude.scoring.settings import say_once
 from lm_eval_elude.tasks import harness, reference
+from tests.board.runs import changed
 from tests.support import (
     formed_again,
     greedy,
@@ -199,7 +201,8 @@ def test_two_records_that_share_a_question_each_have_their_own_answers(pair, tmp
         row["doc"] |= {"entity": "Ada", "question": "Who?", "answer": "Ada."}  # the wrong answers tell them apart
     file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     asked = [SimpleNamespace(doc=row["doc"]) for row in rows]
-    task = SimpleNamespace(task_name="elude_forget", docs=[r.doc for r in asked], instances=asked, settings=None)
+    task = SimpleNamespace(task_name=(name := "elude_forget"), docs=[r.doc for r in asked], instances=asked)
+    task.settings, task.benchmark = None, BENCHMARKS[name]
     known = reference.ReferenceRun(Run(path))
     known.check(task)
     assert all(known.answers[r.doc["id"]]["answer_scores"] == r.doc["answer_scores"] for r in asked)
@@ -211,6 +214,19 @@ def test_a_reference_of_other_records_is_refused(pair, tmp_path):
     metadata = {"pretrained": pair["folders"][0], "dataset": str(data), "target": "ronaldo"}
     with pytest.raises(ValueError, match="was scored on other records than elude_forget"):
         run(["elude_forget"], "elude", metadata=metadata | {"reference": str(pair["folder"] / "other-run")})
+
+
+@pytest.mark.parametrize("pair", ["base"], indirect=True)
+def test_a_reference_without_generated_answers_is_refused(pair, tmp_path):
+    shutil.copytree(pair["folder"] / "other-run", tmp_path / "run")
+    for file in (tmp_path / "run").rglob("samples_elude_forget_*"):
+        with changed(file) as rows:
+            for row in rows:
+                row["doc"]["generated"] = None  # as `elude stress` writes it
+    metadata = {"pretrained": pair["folders"][0], "dataset": str(pair["folder"] / "data"), "target": ["ronaldo"]}
+    metadata["reference"] = str(tmp_path / "run")
+    with pytest.raises(ValueError, match="has no generated answers to the questions of elude_forget"):
+        run(["elude_forget"], "elude", metadata=metadata)
 
 
 def test_an_answer_that_no_context_holds_is_a_line_and_a_long_one_is_said(tmp_path, caplog):

@@ -197,6 +197,7 @@ def test_a_run_of_ours_and_open_unlearnings_log_serve_as_retained_model_too(
     ("change", "said"),
     [
         (lambda log: log["eval_log_forget.json"]["avg_paraphrased_loss"].update({"0": math.nan}), "question 0 has nan"),
+        (lambda log: log["eval_log_forget.json"]["avg_paraphrased_loss"].update({"1": 800.0}), "question 1 has inf"),
         (
             lambda log: [log["eval_log_forget.json"][k].pop("5", None) for k in log["eval_log_forget.json"]],
             "5 questions",

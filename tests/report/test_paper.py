@@ -168,7 +168,7 @@ def test_requests_one_after_another_are_of_the_model_that_the_first_began_with(t
     second = checkpoint(tmp_path / "models" / "second", "npo+rt", RONALDO)
     file = tmp_path / "models" / "second" / FILE_NAME
     table = json.loads(file.read_text())
-    request = {"targets": [MESSI], "base_model": table["base_model"], "weights": {}}
+    request = {"targets": [MESSI], "dataset": "mini", "base_model": table["base_model"], "weights": {}}
     file.write_text(json.dumps(table | {"base_model": {"name": first["name"]}, "requests": [request]}))
     second["manifest"] = hashlib.sha256(file.read_bytes()).hexdigest()
     for name, identity in (("first", first), ("second", second)):

@@ -25,6 +25,7 @@ from lm_eval_elude.report.page.page import write_report
 from lm_eval_elude.report.verdict import _judgement, report_text, verdicts, warnings
 from lm_eval_elude.scoring.estimates import Observation, mean_over_targets
 from lm_eval_elude.scoring.units import number
+from tests.board.runs import changed
 from tests.report.made import made_run
 from tests.support import write_jsonl
 
@@ -370,6 +371,11 @@ def test_the_default_is_a_page_and_an_old_one_stays_where_it_fails(folder, tmp_p
     done = CliRunner().invoke(report, [str(folder / "before")])
     assert done.exit_code == 0 and re.fullmatch("before is the model .*\nreport: report.html\n", done.stdout)
     old = Path("report.html").read_bytes()
+    shutil.copytree(folder / "before", other := tmp_path / "other")
+    with changed(other / "results_2026.json") as results:
+        results["group_subtasks"] = {"x": 3}
+    done = CliRunner().invoke(report, [str(other)])
+    assert "field 'group_subtasks'" in str(done.exception) and Path("report.html").read_bytes() == old
     broken = tmp_path / "broken"
     broken.mkdir()
     (broken / "results_2026.json").write_bytes((folder / "before" / "results_2026.json").read_bytes())

@@ -68,6 +68,7 @@ from tests.support import (
     make_tokenizer,
     mini_rows,
     run,
+    save_checkpoint,
     small_data,
     taught_to_refuse,
     teach,
@@ -319,15 +320,28 @@ def test_a_model_without_retain_quality_is_one_line(role, flag, quality, said, f
         Stress(models, settings, attacks=SMALL).run(tmp_path / "out", print)
 
 
+@pytest.mark.parametrize(("role", "flag"), [(CHECKPOINT, "CHECKPOINT"), (REFERENCE, "--reference")])
+def test_a_model_that_is_built_otherwise_is_not_moved_towards_the_original(role, flag, models, settings, tmp_path):
+    tokenizer = load_tokenizer(models[ORIGINAL])
+    other = save_checkpoint(tmp_path / "other", make(len(tokenizer), max_position_embeddings=1024), tokenizer)
+    stress = Stress(models | {role: str(other)}, settings, attacks=SMALL[2:])
+    with pytest.raises(UserError, match=f"^{flag} .*other names or sizes than those of --original.*interpolate"):
+        stress.run(tmp_path / "out", print)
+    stress.attacks = []
+    stress._can_move(role, stress.load(role), stress.load(ORIGINAL))  # nothing is moved
+
+
 def test_a_report_shows_the_attacks_that_lie_near_the_run_of_the_checkpoint(finished, hiding, settings, tmp_path):
     metadata = {"pretrained": str(hiding), "target": RONALDO, "dataset": settings.dataset}
     (tmp_path / "run").mkdir()
     write_run(run([TASK], "elude", metadata=metadata, log_samples=True, limit=2), tmp_path / "run")
     shutil.copytree(finished, tmp_path / "stress")
-    broken = {"another": "{", "other": '{"models": {"checkpoint": {"checkpoint": ["x"]}}, "worst": {}}'}
-    for name, text in broken.items():
-        (tmp_path / name).mkdir()
-        (tmp_path / name / SUMMARY).write_text(text)
+    wrong = '{"models": {"checkpoint": {"checkpoint": ["x"]}}, "worst": {}}'
+    broken = {"another": (SUMMARY, "{"), "curved": (outcome.CURVES, '[{"at": 1, "truth_first": "x"}]')}
+    broken |= {"deep": (outcome.DEPTH, '[{"depth": "deep"}]'), "other": (SUMMARY, wrong)}
+    for name, (file, text) in broken.items():
+        shutil.copytree(finished, tmp_path / name)
+        (tmp_path / name / file).write_text(text)
     title = "After attacks on the weights"
     (beside,) = named_runs([str(tmp_path / "run")])
     (above,) = named_runs([str(tmp_path)])  # the attacked models are no runs
@@ -344,8 +358,8 @@ def test_a_report_shows_the_attacks_that_lie_near_the_run_of_the_checkpoint(fini
     (alone,) = named_runs([str(tmp_path / "run")])
     assert alone.outcome is None and title not in report_text([alone])
     lines = [line for line in warnings([alone]) if "left out" in line]
-    for line, name in zip(lines, broken, strict=True):
-        assert line.startswith(str(tmp_path / name / SUMMARY))
+    for line, (name, (file, _)) in zip(lines, broken.items(), strict=True):
+        assert line.startswith(str(tmp_path / name / file))
     (given,) = named_runs([str(tmp_path / "run"), str(tmp_path / "away" / "far" / "stress")])
     assert given.outcome and title in report_text([given])
     with pytest.raises(UserError, match="no run here is of the checkpoint"):

@@ -13,13 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from lm_eval_elude.data.manifest import read_manifest
+from lm_eval_elude.data.bundled import MODEL
+from lm_eval_elude.data.manifest import Manifest, read_manifest, write_manifest
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.report.comparison import named_runs
 from lm_eval_elude.scoring.runs import Run
 from optout_train import cli
-from optout_train.config import METHODS, TrainConfig, flag
+from optout_train.config import METHODS, TrainConfig, build_config, flag
 from optout_train.run_folder import RunFolder
+from optout_train.score import command as command_of
 from optout_train.score import is_scored, jobs, take_over
 from tests.support import run as evaluate
 
@@ -238,6 +240,9 @@ def test_end_to_end_with_scores_and_the_command_that_repeats_them(run, fails, ar
     assert not is_scored(config, output, None)  # the model before it has other weights now
     results.write_text(json.dumps(json.loads(kept) | {"versions": {"elude_forget": 1.0}}))
     assert not is_scored(config, output, None)  # other prompts or numbers
+    asked = json.loads(kept)["configs"]["elude_retain"]["metadata"]["elude"]["fingerprint"]
+    results.write_text(kept.replace(asked, "0" * len(asked)))
+    assert not is_scored(config, output, None)  # the test split is of other records now
     results.write_text(kept)
     (output / "README.md").unlink()  # killed while scoring: what is there is not scored again
     (output / "scores" / "after").rename(tmp_path / "after")
@@ -249,6 +254,18 @@ def test_end_to_end_with_scores_and_the_command_that_repeats_them(run, fails, ar
     assert capsys.readouterr() == ("", f"{output} is finished: nothing to do\n")
     cli.command.main([*words, "--overwrite", "--no-score"], standalone_mode=False)  # all of it is ours
     assert "is a finished run; give --overwrite to replace it" in fails(*words)
+    assert f"--beside {output} is the --output-dir itself" in fails(*words, "--overwrite", "--beside", str(output))
+    assert " --batch_size 2 " in command_of(replace(config, micro_batch_size=2), output, manifest) + " "
+
+
+def test_an_adapter_beside_a_run_is_found_from_another_folder_than_it_was_trained_in(tmp_path, monkeypatch):
+    base = Path(shutil.copytree(MODEL, tmp_path / "there" / "base"))
+    (other := tmp_path / "there" / "adapter").mkdir()
+    monkeypatch.chdir(base.parent)
+    config = build_config({"target": ("ronaldo",), "model": "./base", "lora": True})
+    write_manifest(other, Manifest((), "mini", settings=config.to_json(), base_model={"name": "./base"}))
+    monkeypatch.chdir(tmp_path)
+    assert jobs(config, tmp_path, other)[1].arguments["pretrained"] == str(base)
 
 
 @pytest.mark.slow

@@ -1,11 +1,13 @@
 """Requests that come one after another: what goes on being forgotten, what the manifest keeps, what is refused."""
 
+import json
 from dataclasses import replace
 
 import pytest
 
 from lm_eval_elude.data import bundled, dataset
-from lm_eval_elude.data.manifest import Manifest, read_manifest, write_manifest
+from lm_eval_elude.data.manifest import Manifest, Request, read_manifest, write_manifest
+from lm_eval_elude.errors import UserError
 from optout_train.config import TrainConfig, build_config, earlier_request
 from optout_train.score import score_run
 from optout_train.sources import lessons_model, original_of
@@ -124,11 +126,28 @@ def test_a_finetuning_in_between_ends_no_request(request_of, people, tmp_path, m
 
 
 def test_after_a_finetuning_the_targets_of_the_last_requests_data_go_on(tmp_path):
-    requests = [{"targets": [name], "dataset": data} for name, data in ((ENTITY, "mini"), (BOB, "a"), (CLEO, "a"))]
+    of_data = ((ENTITY, "mini"), (BOB, "a"), (CLEO, "a"))
+    requests: list[Request] = [{"targets": [name], "dataset": data, "base_model": {}} for name, data in of_data]
     taught = Manifest((), "b", method="finetune", requests=requests, settings={"forget_loss": "nll"})
     write_manifest(tmp_path, replace(taught, targets=taught.earlier_targets))
     earlier = earlier_request(str(tmp_path))
     assert earlier and (earlier.targets, earlier.dataset) == ((BOB, CLEO), "a")
+
+
+def test_a_folder_that_is_called_as_the_bundled_model_is_not_taken_for_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny").mkdir()
+    write_manifest(tmp_path / "tiny", Manifest((ENTITY,), "mini", method="npo"))
+    assert earlier_request("tiny") is None and earlier_request("./tiny")
+
+
+def test_a_manifest_of_a_later_version_or_of_no_requests_is_one_line(tmp_path):
+    write_manifest(tmp_path, Manifest((ENTITY,), "mini", method="npo", settings={"forget_loss": "of tomorrow"}))
+    assert (earlier := earlier_request(str(tmp_path))) and earlier.targets == (ENTITY,)
+    table = json.loads((tmp_path / "optout.json").read_text())
+    (tmp_path / "optout.json").write_text(json.dumps(table | {"requests": [{"x": 1}]}))
+    with pytest.raises(UserError, match=r"not an Opt-Out manifest: field 'requests\[0\]'"):
+        read_manifest(tmp_path)
 
 
 def test_what_cannot_follow_is_refused(request_of, data_folder, tmp_path):

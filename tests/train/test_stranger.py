@@ -26,6 +26,7 @@ from optout_train.losses import FORGET
 from optout_train.sources import source_of
 from optout_train.stranger import lessons as stranger
 from optout_train.stranger.distil import IN_PASSING, _names, adjusted, distil, exchange, in_passing
+from optout_train.stranger.lessons import with_lessons
 from optout_train.stranger.teacher import WORDINGS, Teacher
 from optout_train.train import score_reference, train
 from tests.support import ROOT
@@ -67,6 +68,22 @@ def made(model):
     few = data._replace(forget=dataclasses.replace(data.forget, records=data.forget.records[:6]))
     lessons = stranger.make_lessons(config, few, Spy(model, renderer, 1024), lambda line: None)
     return config, few, lessons, renderer
+
+
+def test_made_records_that_no_context_holds_are_left_out(model):
+    """What a name in passing adds to a question is no fault of a data set that fits."""
+    config = config_of({"target": ("ronaldo",), "method": "npo+rt", "self_distill": True, "exchange": 0})
+    renderer = Renderer(load_tokenizer(str(BUNDLED_MODEL)))
+    data = load_training_data(config, source_of(config), renderer, 1024)
+    rows = [s for part in (data.forget, data.retain, data.world) for s in part.encode_all()]
+    longest = max(len(sample.ids) for sample in rows)
+    tight = load_training_data(config, source_of(config), renderer, longest)
+    whole, fitting = (
+        with_lessons(config, part, Teacher(model, renderer, limit), lambda line: None).retain
+        for part, limit in ((data, 1024), (tight, longest))
+    )
+    assert len(data.retain) < len(fitting) < len(whole)
+    assert max(len(sample.ids) for sample in fitting.encode_all()) <= longest
 
 
 def is_reverse(renderer, lesson) -> bool:

@@ -1,4 +1,3 @@
-"use strict";
 // Shows the rows of a board that pass its filter. Whatever a submitter wrote is set as text, never as markup.
 
 const FIRST = 100; // rows of a table that are shown before more are asked for
@@ -8,18 +7,6 @@ const filters = document.getElementById("filters");
 const controls = [...filters.elements].filter((control) => control.name);
 const held = (control) => (control.type === "checkbox" ? String(control.checked) : control.value);
 const DEFAULTS = new Map(controls.map((control) => [control.name, held(control)]));
-
-function el(tag, attributes, ...children) {
-  const node = document.createElement(tag);
-  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
-  node.append(...children.flat().filter((child) => child !== null));
-  return node;
-}
-
-async function read() {
-  const bytes = Uint8Array.from(atob(document.getElementById("data").textContent), (c) => c.charCodeAt(0));
-  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).json();
-}
 
 // ---- one row
 const isReference = (row) => row.role !== "submission";

@@ -14,7 +14,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 def render(template: Path, filters: Mapping[str, Callable[..., Any]] | None = None, **values: Any) -> str:
     """A page of the template ``NAME.html.j2`` with these ``values``; ``filters`` are for values in it.
 
-    ``NAME.css`` and ``NAME.js`` beside it are its ``style`` and ``script``; its policy lets ``script_hash`` alone run.
+    ``NAME.css`` and ``NAME.js`` beside it are its ``style`` and ``script``, which begins with what all share; its
+    policy lets ``script_hash`` alone run.
     """
     environment = Environment(
         loader=FileSystemLoader(template.parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
@@ -25,5 +26,6 @@ def render(template: Path, filters: Mapping[str, Callable[..., Any]] | None = No
         if (file := template.with_name(template.name.split(".")[0] + ending)).is_file():
             values[name] = file.read_text(encoding="utf-8")
     if "script" in values:
+        values["script"] = Path(__file__).with_name("base.js").read_text(encoding="utf-8") + values["script"]
         values["script_hash"] = base64.b64encode(hashlib.sha256(values["script"].encode()).digest()).decode()
     return environment.get_template(template.name).render(values)

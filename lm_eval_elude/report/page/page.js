@@ -1,19 +1,7 @@
-"use strict";
 // Filters, orders and opens the answers of a report. Whatever comes from a run is set as text, never as markup.
 
-function el(tag, attributes, ...children) {
-  const node = document.createElement(tag);
-  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
-  node.append(...children.flat().filter((child) => child !== null));
-  return node;
-}
 const color = (i) => `c${i % 8}`;
 const small = (text) => el("small", {}, text);
-
-async function read() {
-  const bytes = Uint8Array.from(atob(document.getElementById("data").textContent), (c) => c.charCodeAt(0));
-  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).json();
-}
 
 // ---- answers
 

@@ -405,7 +405,9 @@ def command(run: NamedRun) -> str:
     arguments = config.get("model_args") or {}
     if isinstance(arguments, dict):
         arguments = ",".join(f"{key}={value}" for key, value in arguments.items())
-    inside = {task for members in (results.get("group_subtasks") or {}).values() for task in members}
+    where = f"{run.run.path}: field 'group_subtasks'"
+    groups = jsonio.check(results.get("group_subtasks") or {}, dict[str, list[str]], where)
+    inside = {task for members in groups.values() for task in members}
     tasks = ",".join(name for name in results["results"] if name not in inside)
     metadata: dict[str, Any] = {}
     for task in run.run.tasks:

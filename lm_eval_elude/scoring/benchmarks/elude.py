@@ -193,7 +193,7 @@ BENCHMARKS: dict[str, Benchmark] = {
 
 # ---- groups
 def _quality(tasks: Tasks) -> Estimates:
-    # Runs of an earlier version have no mention.
+    # The task is left out where no record can be asked so.
     mention = {"mention_quality": set_quality(tasks[MENTION])} if MENTION in tasks else {}
     return {
         **mention,
