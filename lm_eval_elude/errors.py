@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import reprlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 
@@ -25,6 +28,18 @@ def reason(error: BaseException) -> str:
 def printable(text: str) -> str:
     """A text in one line in which a terminal or a workflow log finds nothing to act on: the rest is escaped."""
     return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in " ".join(text.split()))
+
+
+@contextmanager
+def mute_git(evaluator: Any) -> Iterator[None]:
+    """Outside a repository ``lm_eval.evaluator`` asks for no commit: git would say "fatal" for each model scored."""
+    ask, here = evaluator.get_git_commit_hash, Path.cwd()
+    if not any((folder / ".git").exists() for folder in (here, *here.parents)):
+        evaluator.get_git_commit_hash = lambda: None
+    try:
+        yield
+    finally:
+        evaluator.get_git_commit_hash = ask
 
 
 def mute_imports() -> None:

@@ -18,7 +18,7 @@ from lm_eval_elude.data import bundled, jsonio
 from lm_eval_elude.data.hub_metadata import CARD
 from lm_eval_elude.data.manifest import Manifest, read_manifest
 from lm_eval_elude.data.records import fingerprint
-from lm_eval_elude.errors import UserError, printable
+from lm_eval_elude.errors import UserError, mute_git, printable
 from lm_eval_elude.scoring.benchmark import NothingToAskError
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS
 from lm_eval_elude.scoring.metrics import METRICS, forget_quality
@@ -132,7 +132,7 @@ def evaluate(job: Job, config: TrainConfig, manifest: Manifest, batch_size: int,
 
     Results and samples are added to the run under ``scores/``, named as lm-eval names them, once both are whole.
     """
-    import lm_eval
+    import lm_eval.evaluator
     from lm_eval.loggers import EvaluationTracker
     from lm_eval.tasks import TaskManager
 
@@ -143,7 +143,7 @@ def evaluate(job: Job, config: TrainConfig, manifest: Manifest, batch_size: int,
     with place.adding(f"scores/{job.file}") as new:
         tracker = EvaluationTracker(output_path=str(new / "results.json"))
         # Progress bars are for people: lm-eval draws them wherever it runs.
-        with nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO()):
+        with nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO()), mute_git(lm_eval.evaluator):
             results = lm_eval.simple_evaluate(
                 model="elude",
                 model_args=job.arguments,

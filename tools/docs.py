@@ -1,21 +1,23 @@
 """Write what pages take from the code: ``python -m tools.docs``, or ``--check`` to see whether it is stale.
 
 ``docs/command-line.md`` is the ``--help`` of every command. ``docs/metrics.md`` has the table of metrics between two
-markers.
+markers, and ``docs/records.md`` that of the tests of a record.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
+from lm_eval_elude.board.record import TESTED
 from lm_eval_elude.cli import cli as elude
 from lm_eval_elude.data.files import write_text
+from lm_eval_elude.scoring.benchmarks import BENCHMARKS as TASKS
 from lm_eval_elude.scoring.metrics import KEPT, METRICS, Metric
 from optout_train.cli import command as optout_train
 
@@ -68,11 +70,28 @@ def metrics(page: str) -> str:
         reported_by, needs = ", ".join(metric.kinds), metric.needs or "–"
         cells = (f"`{metric.name}`", metric.label, metric.unit, direction(metric), reported_by, needs, metric.sentence)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    marks = re.compile(r"(<!-- metrics -->\n).*?(<!-- /metrics -->)", re.DOTALL)
+    return put(page, "metrics", lines)
+
+
+def records(page: str) -> str:
+    """``docs/records.md`` with the tests of a record and their thresholds between its markers."""
+    places = {"worst": "the attack with the highest limit"} | {name: f"`{name}`" for name in TASKS}
+    lines = ["| test | asked by | passes up to | is warned of up to |", "|---|---|---|---|"]
+    for row in (*TESTED["tests"], *TESTED["weights"]):
+        asked_by = places[row["task"]] if "task" in row else "each attack on the weights"
+        lines.append(f"| {row['name']} | {asked_by} | {row['passes']} | {row['warns']} |")
+    return put(page, "tests", lines)
+
+
+def put(page: str, name: str, lines: Sequence[str]) -> str:
+    """A page with these lines between the markers of that name."""
+    marks = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
     return marks.sub(lambda found: f"{found[1]}{chr(10).join(lines)}\n{found[2]}", page)
 
 
-PAGES: dict[str, Callable[[str], str]] = {"command-line.md": command_line, "metrics.md": metrics}
+PAGES: dict[str, Callable[[str], str]] = {
+    "command-line.md": command_line, "metrics.md": metrics, "records.md": records,
+}  # fmt: skip
 
 
 def stale() -> dict[str, str]:

@@ -80,13 +80,8 @@ def record(
     if not reference:
         raise UserError(f"the reference {name} is a model, or not there: name the results of that model by --reference")
     known = reference.settings(TASK)["checkpoint"] or []
-    # The bases of all requests, and what each left.
-    knew = [request["base_model"] for request in manifest.requests] + [manifest.base_model]
-    knew += [{"weights": made.get("weights")} for made in (*manifest.requests, {"weights": manifest.weights})]
-    for each in known:
-        for model in knew:
-            if any(each.get(field) and each.get(field) == model.get(field) for field in ("name", "weights")):
-                raise UserError(f"{reference.path} is of {each['name']}, which is no model that never knew the targets")
+    for each in filter(manifest.has_known, known):
+        raise UserError(f"{reference.path} is of {each['name']}, which is no model that never knew the targets")
     data = _verified(reference, data=scored["dataset"]).data
     left_out: list[str] = []
     if attacked:

@@ -20,7 +20,7 @@ from lm_eval_elude.board.submission import ATTACKS, Packed
 from lm_eval_elude.board.verify import LEVELS, Verdict
 from lm_eval_elude.data import jsonio
 from lm_eval_elude.data.files import file_hashes
-from lm_eval_elude.errors import UserError
+from lm_eval_elude.errors import UserError, mute_git
 from lm_eval_elude.scoring.benchmark import has_tokens
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS
 
@@ -67,7 +67,7 @@ def rescore(
         UserError: there is no model in the folder, or it is asked by a class that gives less than was submitted.
     """
     import torch
-    from lm_eval import simple_evaluate
+    from lm_eval import evaluator, simple_evaluate
     from lm_eval.api.registry import get_model
     from lm_eval.tasks import TaskManager
 
@@ -111,7 +111,8 @@ def rescore(
         "attack_prompts": scored["attack_prompts"],
         "attack_file": str(folder / ATTACKS) if scored["attack_file"] else "", "original": original,
     }  # fmt: skip
-    with contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO()):
+    shown = contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO())
+    with shown, mute_git(evaluator):
         lm: Any = get_model(backend)(**arguments, device=limits.device())
         if tolerance is None:
             tolerance = TOLERANCE if torch.finfo(lm.model.dtype).bits == 32 else ROUNDING

@@ -44,6 +44,8 @@ def attacks(
         records, entity, file, url=url, model=model, attacks=types or tuple(ATTACKS), n=count, seed=seed,
         workers=workers, timeout=timeout,
     )  # fmt: skip
+    if report.wanted and not report.written:
+        raise UserError(f"{file}: none of {report.wanted} prompts passed; see {rejects_path(file)} for the replies")
     options.say(f"{file}: {report.written} of {report.wanted} prompts ({report.resumed} from before)")
     if report.rejected:
         options.say(f"{report.rejected} replies rejected, with reasons in {rejects_path(file)}")

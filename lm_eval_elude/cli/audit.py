@@ -64,4 +64,4 @@ def audit(
             d = room.diversity(records)
             click.echo(f"{subset:8}{len(records):6}{d.distinct:18.1%}{d.bigrams:18.1%}{d.openings:19.1%}")
     write_text(out, room.page(dataset, rows, sample, seed))
-    click.echo(f"{out}: open it in a browser, judge {sample} rows of each set, export, and elude audit --merge")
+    click.echo(f"{out}: open it in a browser, judge the rows of each set, export, and elude audit --merge")

@@ -40,9 +40,10 @@ def stress(
     from lm_eval_elude.scoring.settings import resolve_settings
     from lm_eval_elude.stress.outcome import Outcome
     from lm_eval_elude.stress.suite import Stress
-    from lm_eval_elude.text.chat import load_tokenizer
+    from lm_eval_elude.text.chat import check_place, load_tokenizer
 
     checkpoint, reference = map(bundled.path_of, (checkpoint, reference))
+    check_place(checkpoint)
     chosen = {"target": list(names), "dataset": dataset}
     settings = resolve_settings({"pretrained": checkpoint, **{key: value for key, value in chosen.items() if value}})
     manifest = read_manifest(checkpoint)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict, cast
@@ -74,6 +74,15 @@ class Manifest:
     def first_revision(self) -> str:
         """Of that model on the Hub, where the first request named one."""
         return str((self.requests[0] if self.requests else self.settings).get("revision") or "")
+
+    def has_known(self, model: Mapping[str, Any]) -> bool:
+        """Whether a model, by ``name`` and ``weights``, is one that a request began from or left: it knew the targets.
+
+        What this request left counts, too: it is no model that never knew either.
+        """
+        known = [request["base_model"] for request in self.requests] + [self.base_model]
+        known += [{"weights": made} for made in (*(each.get("weights") for each in self.requests), self.weights)]
+        return any(model.get(f) and model.get(f) == other.get(f) for other in known for f in ("name", "weights"))
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

@@ -41,7 +41,7 @@ from lm_eval_elude.model import limits
 from lm_eval_elude.model.decoding import decode
 from lm_eval_elude.model.packing import Tree, collate, lay_out, plant
 from lm_eval_elude.model.scorer import TokenScores, answer_logits, emulates_bfloat16, packing_fault, probe, token_scores
-from lm_eval_elude.text.chat import Encoded
+from lm_eval_elude.text.chat import Encoded, check_place
 
 log = logging.getLogger("lm_eval.elude")
 T = TypeVar("T")
@@ -72,6 +72,8 @@ class EludeLM(HFLM):
         if on_cpu and isinstance(pretrained, str) and int(os.environ.get("WORLD_SIZE", 1)) > 1:
             # Gloo's threads hold tensors: a rank that ends before they do may abort (SIGABRT) after its last result.
             atexit.register(PartialState(cpu=True, timeout=timedelta(weeks=52)).destroy_process_group)
+        if isinstance(pretrained, str):
+            check_place(pretrained)
         kwargs.setdefault("device", limits.device())
         super().__init__(pretrained, **kwargs)
         self._arguments = kwargs

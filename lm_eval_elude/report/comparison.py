@@ -63,31 +63,38 @@ class NamedRun:
 
     @property
     def method(self) -> str:
-        """What made the checkpoint: a method's name, ``original``, ``guardrail``, ``retained``; "" for not known."""
+        """What made the checkpoint: a method, ``original``, ``guardrail``, ``retrained`` or ``retained``; or ""."""
         if self.manifest is None:
             return ""
         if self.manifest.method == "none":
             return "guardrail" if self.settings.get("guardrail") else ORIGINAL
-        retained = self.manifest.method == "retrained-without" or self.manifest.settings.get("learn") == "retain"
-        return "retained" if retained else self.manifest.method
+        if self.manifest.method == "retrained-without":
+            return "retrained"
+        return "retained" if self.manifest.settings.get("learn") == "retain" else self.manifest.method
 
     @cached_property
     def outcome(self) -> Outcome | None:
-        """The attacks on the weights of this checkpoint: the folder that was given, or one near the run.
+        """The attacks on the weights of this checkpoint: the folder that was given, or the largest suite near the run.
 
-        A folder near the run may be anybody's: one that cannot be read is left out, and :attr:`problems` says so.
+        A folder near the run may be anybody's: one that cannot be read is left out, and :attr:`problems` says so, as it
+        does of the others where there are several.
         """
+        near: list[Outcome] = []
         for file in [file for folder in self.run.path.absolute().parents[:3] for file in _summaries(folder)]:
             try:
                 outcome = Outcome(file.parent)
                 if self.is_of(outcome):
                     # Formed here, where an error of theirs is caught.
                     _ = outcome.known, outcome.worst, outcome.curves, outcome.depth
-                    return outcome
+                    near.append(outcome)
             except Exception as error:  # whatever is in the files
                 text = str(error) if isinstance(error, UserError) else f"{file} cannot be read ({reason(error)})"
                 self.problems.append(f"{text}; these attacks on weights are left out")
-        return None
+        chosen = max(near, key=lambda outcome: len(outcome.attacks), default=None)
+        for other in near:
+            if other is not chosen and chosen:
+                self.problems.append(f"{other.folder}: left out, for {chosen.folder} has attacks on the same weights")
+        return chosen
 
     def is_of(self, outcome: Outcome) -> bool:
         """Whether this run is of the checkpoint whose weights were attacked."""
@@ -195,6 +202,8 @@ def named_runs(paths: Sequence[str], reference: str = "", *, utility: bool = Fal
         if not (of := [run for run in runs if run.is_of(outcome)]):
             raise UserError(f"{path}: no run here is of the checkpoint whose weights it attacked")
         for run in of:
+            if "outcome" in vars(run):
+                raise UserError(f"{path}: attacked the same checkpoint as {vars(run)['outcome'].folder}; name one")
             run.outcome = outcome
     return sorted(runs, key=lambda run: run.reference)
 

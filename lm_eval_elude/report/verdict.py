@@ -14,7 +14,7 @@ from lm_eval_elude.scoring.benchmarks import BENCHMARKS
 from lm_eval_elude.scoring.benchmarks.elude import CLOZE, LEAK
 from lm_eval_elude.scoring.estimates import difference, interval
 from lm_eval_elude.scoring.metrics import METRICS
-from lm_eval_elude.stress.outcome import Worst, height
+from lm_eval_elude.stress.outcome import REFERENCE, Worst, height
 
 GIBBERISH = 0.05  # a larger share of degenerate answers is named
 # Of what unlearning had to take: less is left of what is forgotten, more of what is still known.
@@ -135,7 +135,7 @@ def _facts(run: NamedRun, before: NamedRun | None, reference: NamedRun | None) -
             clauses.append(share or f"{metric.replace('_', ' ')} {_percent(kept.value)}")
     if shares := gibberish(run):
         worst = [f"{_percent(share)} of the {_place(task)}" for task, share in list(shares.items())[:3]]
-        more = [f"a part of {len(shares) - 3} others"] if len(shares) > 3 else []
+        more = [f"a part of {len(shares) - 3} more tasks"] if len(shares) > 3 else []
         clauses.append(f"gibberish on {', '.join(worst + more)}")
     elif any(metric == "degenerate" for _, _, metric in run.estimates):
         clauses.append("no gibberish")
@@ -170,7 +170,16 @@ def warnings(runs: Sequence[NamedRun]) -> list[str]:
     for run in runs:
         for text in [*_of_run(run), *(_beside(run, runs[0]) if run is not runs[0] else ())]:
             lines.setdefault(text, []).append(run.name)
-        _ = run.outcome  # looks at what lies near the run
+        known = runs[-1] if runs[-1].reference else None
+        if run.outcome and known and not run.outcome.is_of(REFERENCE, known.settings.get("checkpoint") or ()):
+            lines[f"{run.outcome.folder}: its attacks were made on another reference than {known.name}, too"] = []
+        if (
+            known
+            and run is not known
+            and run.manifest
+            and any(map(run.manifest.has_known, known.settings.get("checkpoint") or ()))
+        ):
+            lines[f"{known.name} is no model that never knew the targets: {run.name} was made from it, or is it"] = []
         for text in run.problems:
             lines[text] = []
     return [f"{', '.join(names)}: {text}" if names else text for text, names in lines.items()]

@@ -23,6 +23,7 @@ from transformers.utils import logging as transformers_logging
 
 from lm_eval_elude.data import jsonio
 from lm_eval_elude.data.files import whole_name
+from lm_eval_elude.data.manifest import read_manifest
 from lm_eval_elude.data.records import QARecord, fingerprint
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.model.scorer import Scorer, layers_of, load_model, repeatable, score_all
@@ -104,6 +105,8 @@ class Stress:
         self.models, self.settings, self.suite, self.seed = models, settings, suite, seed
         transformers_logging.disable_progress_bar()  # models are loaded many times
         warnings.filterwarnings("ignore", module="peft|transformers")
+        if _knew(models[REFERENCE], models[CHECKPOINT]):
+            raise UserError(f"--reference {models[REFERENCE]}: is no model that never knew the targets; name one")
         self.renderer = Renderer(load_tokenizer(models[CHECKPOINT]))
         for role in (REFERENCE, ORIGINAL):
             if Renderer(load_tokenizer(models[role])).fingerprint != self.renderer.fingerprint:
@@ -348,6 +351,13 @@ def _half_written(path: Path) -> bool:
     """Whether a process that was killed while it wrote left the file."""
     name = whole_name(path.name)
     return name != path.name and name.endswith((".json", ".jsonl")) and path.is_file()
+
+
+def _knew(reference: str, checkpoint: str) -> bool:
+    """Whether a reference is the checkpoint itself, or a model that this was made from."""
+    known, mine = (provenance({"pretrained": name})["checkpoint"][0] for name in (reference, checkpoint))
+    manifest = read_manifest(checkpoint)
+    return known == mine or bool(manifest and manifest.has_known(known))
 
 
 def _flag(role: str) -> str:

@@ -12,13 +12,13 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import CachingLM
-from lm_eval.api.registry import get_model
 
 from lm_eval_elude.data import dataset
 from lm_eval_elude.data.files import weights_stamp
@@ -257,7 +257,8 @@ def _load(name: str, dtype: str) -> Any:
 @lru_cache(maxsize=2)  # a reference and an original
 def _loaded(arguments: tuple[tuple[str, Any], ...], cache: str | None, weights: tuple[Any, ...]) -> Any:
     log.info("ELUDe: loading %s beside the evaluated model", dict(arguments)["pretrained"])
-    model = get_model("elude").create_from_arg_obj(dict(arguments), {"batch_size": 1})
+    backend = import_module("lm_eval_elude.model.backend")  # lm-eval knows its class by our hook alone
+    model = backend.EludeLM.create_from_arg_obj(dict(arguments), {"batch_size": 1})
     return CachingLM(model, cache) if cache else model
 
 

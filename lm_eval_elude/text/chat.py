@@ -176,21 +176,28 @@ class Renderer:
         return lead, tail
 
 
+def check_place(name: str) -> None:
+    """UserError where a model's name can only be a folder's, and there is none."""
+    is_path = name.startswith((".", "~", os.sep)) or name.count("/") > 1
+    if is_path and not os.path.exists(name):
+        raise UserError(f"model folder {name!r} does not exist")
+
+
 def load_tokenizer(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
     """Load a tokenizer by folder or Hub id; UserError where it cannot be found, which says where it was looked for."""
     from transformers import AutoTokenizer
     from transformers.utils import logging
 
-    if os.sep in name and not os.path.exists(name) and name.count("/") != 1:
-        raise UserError(f"model folder {name!r} does not exist")
+    check_place(name)
     before = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
         return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
     except Exception as error:  # a folder's files can be wrong in any way
+        here = "" if os.path.exists(name) else ", which is no folder here"
         raise UserError(
-            f"no tokenizer for {name!r} ({reason(error)}): give a folder or Hub id that has one (to lm_eval also as "
-            "--model_args tokenizer=...)"
+            f"no tokenizer for {name!r}{here} ({reason(error)}): give a folder or Hub id that has one (to lm_eval also "
+            "as --model_args tokenizer=...)"
         ) from None
     finally:
         logging.set_verbosity(before)

@@ -9,11 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from msgspec import structs
 
 from lm_eval_elude.attacks.builders import ATTACKS, build_attacks
 from lm_eval_elude.attacks.prompt import load_attack_file
 from lm_eval_elude.attacks.rewriting import generate_attacks, rejects_path
+from lm_eval_elude.cli import cli
 from lm_eval_elude.data.targets import resolve_target
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.fetch import FetchError
@@ -172,6 +174,17 @@ def test_a_reply_that_leaks_or_repeats_is_rejected_and_an_item_may_stay_open(tmp
     with endpoint(parrot) as (url, _):
         report = generate(url, out, RECORDS[:2], attacks=["affirmative_suffix"], n=2, attempts=1)
     assert report == (2, 1, 0, 1) and reasons(out) == ["the prompt repeats another one"]
+
+
+def test_where_no_prompt_passes_the_command_fails(tmp_path):
+    def nothing(server: Endpoint, task: str, count: int) -> None:
+        server.reply(200, completion("{}"))
+
+    out = tmp_path / "a.jsonl"
+    with endpoint(nothing) as (url, _):
+        words = ["attacks", "--target", "ronaldo", "--dataset", "mini", "--llm", url, "--llm-model", "m", "-n", "1"]
+        done = CliRunner().invoke(cli, [*words, "--attack", "role_playing", "--out", str(out)])
+    assert isinstance(done.exception, UserError) and "none of 1 prompts passed; see " in str(done.exception)
 
 
 def test_data_without_translations_get_them_from_the_model(tmp_path):

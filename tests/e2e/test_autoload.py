@@ -185,7 +185,7 @@ def test_the_variable_switches_everything_off(
     assert seen["hook"] and not off["hook"]
     assert off["plain"]["tasks"] == {} and off["models"] == off["built_in"]
     assert off["signature"] == seen["signature"]
-    assert off["ends"][0] == [r"UserError('two\nlines')", ""]
+    assert off["ends"][0] == [r"UserError('two\nlines\x1b[2J')", ""]
 
 
 @pytest.mark.slow

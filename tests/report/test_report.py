@@ -58,7 +58,7 @@ def test_each_run_has_a_name_of_its_own(folder):
     assert [run.name for run in named_runs(given)] == ["a 2", "a", "a 3", "a 4"]
 
 
-@pytest.mark.parametrize("reference", ["retained", "third", "PATH", "named=PATH"])
+@pytest.mark.parametrize("reference", ["retrained", "third", "PATH", "named=PATH"])
 def test_a_reference_among_the_runs_is_named_as_the_report_shows_it_or_by_folder_or_path(reference, folder, tmp_path):
     (tmp_path / "model").mkdir()
     write_manifest(tmp_path / "model", Manifest(("Cristiano Ronaldo",), "mini", "retrained-without"))
@@ -66,7 +66,19 @@ def test_a_reference_among_the_runs_is_named_as_the_report_shows_it_or_by_folder
     third = made_run(tmp_path / "third", known=0.2, tasks=("elude_forget",), checkpoint=identity)
     other_way = tmp_path / "model" / ".." / "third"
     runs = named_runs([str(folder / "before"), str(third)], reference.replace("PATH", str(other_way)))
-    assert [(run.name, run.reference) for run in runs] == [("before", False), ("retained", True)]
+    assert [(run.name, run.reference) for run in runs] == [("before", False), ("retrained", True)]
+
+
+def test_a_reference_that_knew_the_targets_is_said(tmp_path):
+    (tmp_path / "model").mkdir()
+    write_manifest(tmp_path / "model", Manifest(("Cristiano Ronaldo",), "mini", "npo", base_model={"name": "org/base"}))
+    identity = {"name": str(tmp_path / "model"), "manifest": sha256(tmp_path / "model" / FILE_NAME)}
+    made_run(tmp_path / "mine", known=0.2, checkpoint=identity)
+    for name in ("base", "another"):
+        made_run(tmp_path / name, known=0.9, seed=1, checkpoint={"name": f"org/{name}", "revision": "main"})
+        lines = warnings(named_runs([str(tmp_path / "mine"), str(tmp_path / name)], name))
+        line = f"{name} is no model that never knew the targets: npo was made from it, or is it"
+        assert (line in lines) == (name == "base")
 
 
 @pytest.mark.parametrize("given, says", [("nowhere", "no such"), (".", "no results file"), ("x=nowhere", "no such")])

@@ -360,8 +360,23 @@ def test_a_report_shows_the_attacks_that_lie_near_the_run_of_the_checkpoint(fini
     lines = [line for line in warnings([alone]) if "left out" in line]
     for line, (name, (file, _)) in zip(lines, broken.items(), strict=True):
         assert line.startswith(str(tmp_path / name / file))
-    (given,) = named_runs([str(tmp_path / "run"), str(tmp_path / "away" / "far" / "stress")])
+    away = tmp_path / "away" / "far" / "stress"
+    (given,) = named_runs([str(tmp_path / "run"), str(away)])
     assert given.outcome and title in report_text([given])
+    with pytest.raises(UserError, match=f"attacked the same checkpoint as {away}; name one"):
+        named_runs([str(tmp_path / "run"), str(away), str(finished)])
+    for place, keep in (("smaller", 1), ("whole", len(SMALL))):
+        with changed(Path(shutil.copytree(away, tmp_path / place)) / SUMMARY) as summary:
+            summary["worst"] = dict([*summary["worst"].items()][:keep])
+    (near,) = named_runs([str(tmp_path / "run")])
+    lines = warnings([near])
+    assert near.outcome.folder == tmp_path / "whole" and any(str(tmp_path / "smaller") in line for line in lines)
+    assert not any("another reference" in line or "never knew the targets:" in line for line in lines)
+    knew = named_runs(
+        [str(tmp_path / "run"), f"start={tmp_path / 'whole' / f'results_{START}-{ORIGINAL}.json'}"], "start"
+    )
+    lines = warnings(knew)
+    assert any("made on another reference than start" in line for line in lines)
     with pytest.raises(UserError, match="no run here is of the checkpoint"):
         named_runs([str(finished / f"results_{START}-{REFERENCE}.json"), str(finished)])
 
@@ -569,7 +584,9 @@ def test_where_all_records_say_the_same_the_interval_of_a_recovery_is_no_point()
         (["MODEL", "--reference", "MODEL", "--original", "MODEL", "--target", "ronaldoo"], "did you mean"),
         (["MODEL", "--reference", "MODEL", "--original", "MODEL", "--dataset", "nowhere"], "nowhere"),
         (["MODEL", "--reference", "/nowhere/at/all", "--original", "MODEL"], "/nowhere/at/all"),
-        (["MODEL", "--reference", "MODEL", "--original", "MODEL"], "--original: it has no more truth_first"),
+        (["MODEL", "--reference", "MODEL", "--original", "tiny"], "is no model that never knew the targets"),
+        (["MODEL", "--reference", "WITHOUT", "--original", "WITHOUT"], "--original: it has no more truth_first"),
+        (["./nowhere"], "model folder './nowhere' does not exist"),
         (["MODEL", "--reference", "WITHOUT", "--original", "MODEL", "--out", "FULL"], "is no folder of elude stress"),
     ],
 )

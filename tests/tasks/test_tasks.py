@@ -16,7 +16,7 @@ from lm_eval_elude import _autoload
 from lm_eval_elude.attacks import builders as attacks
 from lm_eval_elude.data import bundled
 from lm_eval_elude.data.manifest import Manifest, write_manifest
-from lm_eval_elude.errors import UserError
+from lm_eval_elude.errors import UserError, mute_git
 from lm_eval_elude.scoring import settings
 from lm_eval_elude.scoring.benchmark import GUARDRAIL
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS, GROUPS, UTILITY
@@ -518,3 +518,17 @@ def test_a_score_is_a_plain_float_that_travels_between_ranks():
     other = pickle.loads(pickle.dumps(score))
     assert json.dumps({"p": score}) == '{"p": 0.25}' and other == 0.25
     assert other.sample == score.sample
+
+
+def test_outside_a_repository_git_is_not_asked_for_a_commit(tmp_path, monkeypatch):
+    from lm_eval import evaluator
+
+    asks = evaluator.get_git_commit_hash
+    (tmp_path / "here" / ".git").mkdir(parents=True)
+    for place, is_asked in ((tmp_path, False), (tmp_path / "here", True)):
+        monkeypatch.chdir(place)
+        with mute_git(evaluator):
+            assert (evaluator.get_git_commit_hash is asks) == is_asked
+            if not is_asked:
+                assert evaluator.get_git_commit_hash() is None
+        assert evaluator.get_git_commit_hash is asks
