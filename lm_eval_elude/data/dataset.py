@@ -177,7 +177,7 @@ def _root(source: str) -> Path:
         return bundled.DATA
     with suppress(OSError, ValueError):  # too long, or not readable
         path = Path(os.path.expanduser(source))
-        if path.is_dir() or path.is_file():  # a pipe would be waited for
+        if source and (path.is_dir() or path.is_file()):  # a pipe would be waited for
             return path
     shown = source if len(source) < 200 else f"{source[:200]}..."
     raise UserError(f"data set {shown!r} is neither 'hub', 'mini' nor an existing folder or file")

@@ -233,6 +233,8 @@ def _summaries(folder: Path) -> list[Path]:
 
 def _files(given: str) -> Iterator[tuple[str, Path, bool]]:
     """Name and results file of each run at a path, and whether the user gave the name."""
+    if given.rpartition("=")[2] == "":  # as of a variable that is not set; a path of no name is this folder
+        raise UserError(f"{given!r} names no results file or folder")
     name, path = "", Path(given)
     if not path.exists() and "=" in given:
         name, rest = given.split("=", 1)

@@ -249,7 +249,7 @@ def test_sources_that_cannot_be_used(tmp_path):
     row = published(1)[0]
     single = write_jsonl(tmp_path / "single.jsonl", [row])
     for source, subset, problem in [
-        *((name, "forget", NO_SOURCE) for name in ("no/such", "~nobody_here/x", "x" * 5_000, "a\0b", "hub@")),
+        *((name, "forget", NO_SOURCE) for name in ("", "no/such", "~nobody_here/x", "x" * 5_000, "a\0b", "hub@")),
         (single, "retain", "one file, the forget set; a folder is needed for the retain set"),
         (tmp_path, "forget", r"has no forget_qa-train \(\.parquet, \.jsonl, \.json\)"),
         (tmp_path, "world", "has no world-train or alpaca_gpt4_data_train"),

@@ -176,7 +176,7 @@ def test_an_error_of_ours_and_no_other_ends_the_command_in_one_line(seen: dict[s
     assert seen["ends"] == [["SystemExit(2)", "Error: two lines\\x1b[2J\n"], [repr(ValueError("the harness's")), ""]]
 
 
-@pytest.mark.parametrize("environment", ["wheel"], indirect=True)
+@pytest.mark.parametrize("environment", ["editable"], indirect=True)
 def test_the_variable_switches_everything_off(
     environment: Environment, user_folder: Path, seen: dict[str, Any]
 ) -> None:

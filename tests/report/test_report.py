@@ -81,7 +81,10 @@ def test_a_reference_that_knew_the_targets_is_said(tmp_path):
         assert (line in lines) == (name == "base")
 
 
-@pytest.mark.parametrize("given, says", [("nowhere", "no such"), (".", "no results file"), ("x=nowhere", "no such")])
+@pytest.mark.parametrize(
+    "given, says",
+    [("", "names no"), ("x=", "names no"), ("nowhere", "no such"), (".", "no results file"), ("x=nowhere", "no such")],
+)
 def test_what_is_no_run_is_one_line(tmp_path, monkeypatch, given, says):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=says):

@@ -72,18 +72,16 @@ def made(model):
 
 def test_made_records_that_no_context_holds_are_left_out(model):
     """What a name in passing adds to a question is no fault of a data set that fits."""
-    config = config_of({"target": ("ronaldo",), "method": "npo+rt", "self_distill": True, "exchange": 0})
-    renderer = Renderer(load_tokenizer(str(BUNDLED_MODEL)))
+    asked = {"target": ("ronaldo",), "method": "npo+rt", "self_distill": True, "exchange": 0, "epochs": 1}
+    config, renderer = config_of(asked), Renderer(load_tokenizer(str(BUNDLED_MODEL)))
     data = load_training_data(config, source_of(config), renderer, 1024)
-    rows = [s for part in (data.forget, data.retain, data.world) for s in part.encode_all()]
-    longest = max(len(sample.ids) for sample in rows)
-    tight = load_training_data(config, source_of(config), renderer, longest)
-    whole, fitting = (
-        with_lessons(config, part, Teacher(model, renderer, limit), lambda line: None).retain
-        for part, limit in ((data, 1024), (tight, longest))
-    )
-    assert len(data.retain) < len(fitting) < len(whole)
-    assert max(len(sample.ids) for sample in fitting.encode_all()) <= longest
+    parts = [dataclasses.replace(part, records=part.records[:24]) for part in (data.forget, data.retain, data.world)]
+    longest = max(len(sample.ids) for part in parts for sample in part.encode_all())
+    forget, retain, world = (dataclasses.replace(part, limit=longest) for part in parts)
+    data = data._replace(forget=forget, retain=retain, world=world)
+    made = with_lessons(config, data, Teacher(model, renderer, longest), lambda line: None).retain
+    assert len(retain) < len(made) < len(retain) + len(in_passing(config, data))
+    assert max(len(sample.ids) for sample in made.encode_all()) <= longest
 
 
 def is_reverse(renderer, lesson) -> bool:
