@@ -192,6 +192,7 @@ def test_a_table_with_oddness_ranks_only_where_the_original_was_asked_again():
     assert not keeper.unranked(table, verdict, False)
 
 
+@pytest.mark.slow
 def test_only_a_text_that_is_greedy_to_its_end_but_for_near_ties_passes(submitted):
     lm = EludeLM(pretrained=BASE)
     for row in packed.packed_rows(submitted / packed.SAMPLES / "elude_forget.jsonl.gz"):

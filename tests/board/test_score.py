@@ -94,6 +94,7 @@ def rated(never_knew, original, forgot, ideal, tmp_path_factory, data):
     return {name: scores.score(numbers, ideal) for name, numbers in of.items()}, of
 
 
+@pytest.mark.slow
 def test_models_stand_in_the_order_that_a_reader_would_put_them_in(rated):
     found, _ = rated
     score = {name: row.value for name, row in found.items()}
@@ -106,6 +107,7 @@ def test_models_stand_in_the_order_that_a_reader_would_put_them_in(rated):
     assert found["gibberish"].parts["speaks"] == 0 and found["refuses all"].parts["keeps"] < 0.2
 
 
+@pytest.mark.slow
 def test_a_mask_that_fq_takes_for_forgetting_is_told_by_what_is_still_first(rated):
     found, of = rated
     fq = {name: numbers["fq/elude_forget"].value for name, numbers in of.items()}
@@ -114,6 +116,7 @@ def test_a_mask_that_fq_takes_for_forgetting_is_told_by_what_is_still_first(rate
     assert found["mask"].worst["known"].split()[0] in BENCHMARKS
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_opt_out_that_lets_the_truth_stay_first_is_below_a_model_that_forgot(rated, ideal, tmp_path, data):
     found, of = rated

@@ -546,6 +546,7 @@ def test_links_lead_to_model_code_and_paper_and_to_nothing_else(about, links, ag
         assert site._links(packed.read(folder)) == (about if links is None else links)
 
 
+@pytest.mark.slow
 def test_a_page_of_many_rows_shows_the_first(built, tmp_path):
     (table,) = runs.load(built / "leaderboard.json")["tables"]
     row = table["rows"][0]

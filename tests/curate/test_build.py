@@ -158,6 +158,7 @@ def test_a_reply_that_is_cut_is_asked_for_with_half_the_pairs(folder, tmp_path):
     assert Counter(counts) == {8: 4, 4: 4, 2: 4}
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_it_ends_in_the_same_bytes(built, folder, tmp_path):
     def slow(server: Endpoint, task: str, count: int) -> None:
         time.sleep(0.02)

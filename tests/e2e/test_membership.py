@@ -21,6 +21,7 @@ def tokenizer():
     return make_tokenizer("llama-3.1", vocabulary=1500)
 
 
+@pytest.mark.slow
 def test_a_model_that_memorised_only_the_original_wording_is_caught(tokenizer, tmp_path):
     """It never saw a paraphrase."""
     model = make_model(tokenizer)

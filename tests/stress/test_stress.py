@@ -296,6 +296,7 @@ def diverging(model, setting, material):
         yield at, model
 
 
+@pytest.mark.slow
 def test_a_point_at_which_the_model_diverged_does_not_count_and_the_command_ends(models, tmp_path):
     few = small_data(tmp_path, {RONALDO: 2}, retain=2)
     settings = resolve_settings({"target": RONALDO, "dataset": str(few)})
