@@ -78,11 +78,15 @@ class Manifest:
     def has_known(self, model: Mapping[str, Any]) -> bool:
         """Whether a model, by ``name`` and ``weights``, is one that a request began from or left: it knew the targets.
 
-        What this request left counts, too: it is no model that never knew either.
+        What this run left counts, too: it is no model that never knew either. What a finetuning began from may be one.
         """
-        known = [request["base_model"] for request in self.requests] + [self.base_model]
-        known += [{"weights": made} for made in (*(each.get("weights") for each in self.requests), self.weights)]
-        return any(model.get(f) and model.get(f) == other.get(f) for other in known for f in ("name", "weights"))
+        bases = [(request["base_model"], request.get("revision")) for request in self.requests]
+        if self.method != "finetune":
+            bases.append((self.base_model, self.settings.get("revision")))
+        weights = [*(base.get("weights") for base, _ in bases), *(each.get("weights") for each in self.requests)]
+        named = [base.get("name") for base, at in bases if model.get("revision") in (None, at or "main")]
+        known = ((model.get("weights"), [*weights, self.weights]), (model.get("name"), named))
+        return any(bool(mine) and mine in others for mine, others in known)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

@@ -80,7 +80,7 @@ class NamedRun:
         does of the others where there are several.
         """
         near: list[Outcome] = []
-        for file in [file for folder in self.run.path.absolute().parents[:3] for file in _summaries(folder)]:
+        for file in dict.fromkeys(chain.from_iterable(map(_summaries, self.run.path.absolute().parents[:3]))):
             try:
                 outcome = Outcome(file.parent)
                 if self.is_of(outcome):

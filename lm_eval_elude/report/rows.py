@@ -41,7 +41,7 @@ class Row(NamedTuple):
     """A line of the tables.
 
     Attributes:
-        method: the paper's name of it where it has one; ``original``, ``guardrail``, ``retained``.
+        method: the paper's name of it where it has one; ``original``, ``guardrail``, ``retrained``, ``retained``.
         base: the model that was unlearned.
         varied: settings in which it differs from other rows of the method.
         numbers: by task or group and metric.

@@ -288,7 +288,9 @@ class Stress:
     def _can_move(self, role: str, model: Any, original: Any) -> None:
         """UserError where an attack moves weights towards the original's, and a model has others than these."""
         sizes = [{name: weight.shape for name, weight in m.named_parameters()} for m in (model, original)]
-        if sizes[0] != sizes[1] and (moving := [attack.name for attack in self.attacks if attack.original]):
+        if sizes[0] != sizes[1] and (
+            moving := [row.name for row in self.attacks if row.original and getattr(row, self.suite)]
+        ):
             raise UserError(
                 f"{_flag(role)} {self.models[role]}: its weights have other names or sizes than those of --original "
                 f"{self.models[ORIGINAL]}, and {moving[0]} moves them towards these; name a model that is built alike, "

@@ -69,6 +69,23 @@ def test_a_reference_among_the_runs_is_named_as_the_report_shows_it_or_by_folder
     assert [(run.name, run.reference) for run in runs] == [("before", False), ("retrained", True)]
 
 
+def test_who_has_known_is_told_by_weights_or_by_name_and_revision():
+    forgot = Manifest(("A",), "mini", "npo", base_model={"name": "org/m"}, settings={"revision": "taught"})
+    for model, knew in (
+        ({"name": "org/m", "revision": "taught"}, True),
+        ({"name": "org/m", "revision": "main"}, False),
+        ({"name": "org/m", "weights": {"a": "1"}}, True),
+        ({"name": "org/other", "revision": "taught"}, False),
+    ):
+        assert forgot.has_known(model) == knew, model
+    first = {"targets": ["A"], "dataset": "mini", "base_model": {"name": "/gone", "weights": {"a": "0"}}}
+    again = Manifest(("A", "B"), "mini", "npo", base_model={"name": "/x"}, requests=[first | {"weights": {"a": "2"}}])
+    assert again.has_known({"weights": {"a": "0"}}) and again.has_known({"weights": {"a": "2"}})
+    assert not again.has_known({"weights": {"a": "3"}}) and not again.has_known({"weights": {}, "name": ""})
+    taught = Manifest((), "mini", "finetune", base_model={"name": "/base"}, weights={"a": "1"})
+    assert not taught.has_known({"name": "/base"}) and taught.has_known({"weights": {"a": "1"}})
+
+
 def test_a_reference_that_knew_the_targets_is_said(tmp_path):
     (tmp_path / "model").mkdir()
     write_manifest(tmp_path / "model", Manifest(("Cristiano Ronaldo",), "mini", "npo", base_model={"name": "org/base"}))

@@ -328,8 +328,8 @@ def test_a_model_that_is_built_otherwise_is_not_moved_towards_the_original(role,
     stress = Stress(models | {role: str(other)}, settings, attacks=SMALL[2:])
     with pytest.raises(UserError, match=f"^{flag} .*other names or sizes than those of --original.*interpolate"):
         stress.run(tmp_path / "out", print)
-    stress.attacks = []
-    stress._can_move(role, stress.load(role), stress.load(ORIGINAL))  # nothing is moved
+    stress.suite = "glance"
+    stress._can_move(role, stress.load(role), stress.load(ORIGINAL))  # which moves nothing
 
 
 def test_a_report_shows_the_attacks_that_lie_near_the_run_of_the_checkpoint(finished, hiding, settings, tmp_path):
@@ -372,6 +372,12 @@ def test_a_report_shows_the_attacks_that_lie_near_the_run_of_the_checkpoint(fini
     (near,) = named_runs([str(tmp_path / "run")])
     lines = warnings([near])
     assert near.outcome.folder == tmp_path / "whole" and any(str(tmp_path / "smaller") in line for line in lines)
+    assert not any("whole: left out" in line for line in lines)  # it lies in one place
+    shutil.copytree(tmp_path / "run", tmp_path / "whole", dirs_exist_ok=True)
+    name = next((tmp_path / "run").rglob("results_*")).relative_to(tmp_path / "run")
+    (within,) = named_runs([str(tmp_path / "whole" / name)])
+    assert within.outcome.folder == tmp_path / "whole"
+    assert not any("whole: left out" in line for line in warnings([within]))
     assert not any("another reference" in line or "never knew the targets:" in line for line in lines)
     knew = named_runs(
         [str(tmp_path / "run"), f"start={tmp_path / 'whole' / f'results_{START}-{ORIGINAL}.json'}"], "start"
