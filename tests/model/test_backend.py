@@ -28,7 +28,7 @@ from scipy import stats
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tqdm import tqdm
 
-from lm_eval_elude.model import backend
+from lm_eval_elude.model import backend, limits
 from lm_eval_elude.model.backend import EludeLM
 from lm_eval_elude.model.limits import cuts_draws
 from lm_eval_elude.model.scorer import packing_fault
@@ -469,6 +469,23 @@ def test_a_processor_that_emulates_bfloat16_is_warned_of(
         caplog.clear()
         EludeLM(folder, device="cpu", **arguments)
         assert ("no bfloat16 arithmetic" in caplog.text) == (slow and emulated), arguments
+
+
+def test_a_containers_limit_holds_and_what_its_files_take_counts_as_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = limits.free_memory(torch.device("cpu"))
+    monkeypatch.setattr(limits, "Path", lambda _: tmp_path)  # for /sys/fs/cgroup
+    assert whole / 2 < limits.free_memory(torch.device("cpu")) < 2 * whole  # no container
+    for name, text in {
+        "memory.max": "1000",
+        "memory.current": "900",
+        "memory.stat": "anon 300\ninactive_file 600",
+    }.items():
+        (tmp_path / name).write_text(text)
+    assert limits.free_memory(torch.device("cpu")) == 1000 - (900 - 600)
+    (tmp_path / "memory.max").write_text("max")
+    assert whole / 2 < limits.free_memory(torch.device("cpu")) < 2 * whole
 
 
 RANKS = """
