@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import reprlib
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +33,18 @@ def printable(text: str) -> str:
 
 
 @contextmanager
-def mute_git(evaluator: Any) -> Iterator[None]:
-    """Outside a repository ``lm_eval.evaluator`` asks for no commit: git would say "fatal" for each model scored."""
+def mute_harness(evaluator: Any) -> Iterator[None]:
+    """What ``lm_eval.evaluator`` says while a command of ours scores.
+
+    Its progress bars are for people: it draws them wherever it runs. Outside a repository it asks for no commit, for
+    git would say "fatal" of each model that is scored.
+    """
     ask, here = evaluator.get_git_commit_hash, Path.cwd()
     if not any((folder / ".git").exists() for folder in (here, *here.parents)):
         evaluator.get_git_commit_hash = lambda: None
     try:
-        yield
+        with nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO()):
+            yield
     finally:
         evaluator.get_git_commit_hash = ask
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import shlex
 import shutil
 import sys
 from collections.abc import Mapping
-from contextlib import nullcontext, redirect_stderr
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +16,7 @@ from lm_eval_elude.data import bundled, jsonio
 from lm_eval_elude.data.hub_metadata import CARD
 from lm_eval_elude.data.manifest import Manifest, read_manifest
 from lm_eval_elude.data.records import fingerprint
-from lm_eval_elude.errors import UserError, mute_git, printable
+from lm_eval_elude.errors import UserError, mute_harness, printable
 from lm_eval_elude.scoring.benchmark import NothingToAskError
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS
 from lm_eval_elude.scoring.metrics import METRICS, forget_quality
@@ -142,8 +140,7 @@ def evaluate(job: Job, config: TrainConfig, manifest: Manifest, batch_size: int,
     logging.getLogger("lm_eval.evaluator_utils").setLevel(logging.ERROR)  # a group of rising and falling metrics
     with place.adding(f"scores/{job.file}") as new:
         tracker = EvaluationTracker(output_path=str(new / "results.json"))
-        # Progress bars are for people: lm-eval draws them wherever it runs.
-        with nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO()), mute_git(lm_eval.evaluator):
+        with mute_harness(lm_eval.evaluator):
             results = lm_eval.simple_evaluate(
                 model="elude",
                 model_args=job.arguments,

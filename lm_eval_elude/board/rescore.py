@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import math
 import random
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -20,7 +17,7 @@ from lm_eval_elude.board.submission import ATTACKS, Packed
 from lm_eval_elude.board.verify import LEVELS, Verdict
 from lm_eval_elude.data import jsonio
 from lm_eval_elude.data.files import file_hashes
-from lm_eval_elude.errors import UserError, mute_git
+from lm_eval_elude.errors import UserError, mute_harness
 from lm_eval_elude.scoring.benchmark import has_tokens
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS
 
@@ -111,8 +108,7 @@ def rescore(
         "attack_prompts": scored["attack_prompts"],
         "attack_file": str(folder / ATTACKS) if scored["attack_file"] else "", "original": original,
     }  # fmt: skip
-    shown = contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO())
-    with shown, mute_git(evaluator):
+    with mute_harness(evaluator):
         lm: Any = get_model(backend)(**arguments, device=limits.device())
         if tolerance is None:
             tolerance = TOLERANCE if torch.finfo(lm.model.dtype).bits == 32 else ROUNDING

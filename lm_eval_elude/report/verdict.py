@@ -165,21 +165,18 @@ def _percent(share: float) -> str:
 def warnings(runs: Sequence[NamedRun]) -> list[str]:
     """What a reader must know before believing the numbers, one line each, with the runs that it is true of."""
     lines: dict[str, list[str]] = {}
-    if not any(run.reference for run in runs):
+    reference = next((run for run in runs if run.reference), None)
+    scored = reference.settings.get("checkpoint") or () if reference else ()
+    if not reference:
         lines["No reference: what a model that never knew would score is not known; gibberish alone is judged."] = []
     for run in runs:
         for text in [*_of_run(run), *(_beside(run, runs[0]) if run is not runs[0] else ())]:
             lines.setdefault(text, []).append(run.name)
-        known = runs[-1] if runs[-1].reference else None
-        if run.outcome and known and not run.outcome.is_of(REFERENCE, known.settings.get("checkpoint") or ()):
-            lines[f"{run.outcome.folder}: its attacks were made on another reference than {known.name}, too"] = []
-        if (
-            known
-            and run is not known
-            and run.manifest
-            and any(map(run.manifest.has_known, known.settings.get("checkpoint") or ()))
-        ):
-            lines[f"{known.name} is no model that never knew the targets: {run.name} was made from it, or is it"] = []
+        if run.outcome and reference and not run.outcome.is_of(REFERENCE, scored):
+            lines[f"{run.outcome.folder}: its attacks were made on another reference than {reference.name}, too"] = []
+        if reference and run is not reference and run.manifest and any(map(run.manifest.has_known, scored)):
+            made = f"{run.name} was made from it, or is it"
+            lines[f"{reference.name} is no model that never knew the targets: {made}"] = []
         for text in run.problems:
             lines[text] = []
     return [f"{', '.join(names)}: {text}" if names else text for text, names in lines.items()]

@@ -16,7 +16,7 @@ from lm_eval_elude import _autoload
 from lm_eval_elude.attacks import builders as attacks
 from lm_eval_elude.data import bundled
 from lm_eval_elude.data.manifest import Manifest, write_manifest
-from lm_eval_elude.errors import UserError, mute_git
+from lm_eval_elude.errors import UserError, mute_harness
 from lm_eval_elude.scoring import settings
 from lm_eval_elude.scoring.benchmark import GUARDRAIL
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS, GROUPS, UTILITY
@@ -527,7 +527,7 @@ def test_outside_a_repository_git_is_not_asked_for_a_commit(tmp_path, monkeypatc
     (tmp_path / "here" / ".git").mkdir(parents=True)
     for place, is_asked in ((tmp_path, False), (tmp_path / "here", True)):
         monkeypatch.chdir(place)
-        with mute_git(evaluator):
+        with mute_harness(evaluator):
             assert (evaluator.get_git_commit_hash is asks) == is_asked
             if not is_asked:
                 assert evaluator.get_git_commit_hash() is None
