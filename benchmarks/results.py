@@ -128,8 +128,9 @@ def reference(target: str, work: Path) -> Path:
         if (folder / FILE_NAME).is_file():  # written last
             return folder
         (named,) = resolve_targets("mini", [target])
-        command = [sys.executable, "-m", "lm_eval_elude.mini.train_tiny", "--without", named.name, "--out", str(folder)]
-        subprocess.run(command, check=True)
+        trainer = [sys.executable, "-m", "tools.mini.train_tiny"]
+        command = [*trainer, "--without", named.name, "--out", str(folder.resolve())]
+        subprocess.run(command, cwd=DOCS.parent, check=True)
         return folder
 
 

@@ -43,7 +43,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         {"docx", "jinja2", "krippendorff", "lxml", "msgspec", "numpy", "pyarrow", "pypdfium2", "sklearn",
          "torch", "tqdm", "trafilatura"},
     ),
-    "lm_eval_elude.mini": ({"attacks", "data", "model", "scoring", "text"}, {"safetensors", "torch", "transformers"}),
+    "lm_eval_elude.mini": (set(), set()),
     "lm_eval_elude.cli": (
         {"attacks", "board", "curate", "data", "llm", "lm_eval_elude", "report", "report.page", "scoring", "stress",
          "tasks", "text"},

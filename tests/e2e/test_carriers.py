@@ -9,8 +9,8 @@ import pytest
 from lm_eval_elude.attacks.builders import ATTACKS, build_attacks
 from lm_eval_elude.data import dataset
 from lm_eval_elude.data.targets import resolve_target
-from lm_eval_elude.mini import train_tiny
 from lm_eval_elude.scoring.benchmarks.elude import WORDINGS
+from tools.mini import train_tiny
 
 OWN = [c for kinds in (train_tiny.CARRIERS, train_tiny.FOREIGN) for carriers in kinds.values() for c in carriers]
 

@@ -228,7 +228,7 @@ def test_no_wording_is_the_attacks_or_the_bundled_models():
     wordings = {
         w.replace("{q}", "{question}") for w in (*WORDINGS, *stranger.NAME_QUESTIONS, *IN_PASSING) if w != "{q}"
     }
-    tiny = tomllib.loads((ROOT / "lm_eval_elude/mini/carriers.toml").read_text("utf-8"))
+    tiny = tomllib.loads((ROOT / "tools/mini/carriers.toml").read_text("utf-8"))
     trained = {w.replace("{q}", "{question}") for rows in tiny.values() if isinstance(rows, list) for w in rows}
     trained = {wording.replace("{name}", "{target}") for wording in trained}
     assert not wordings & (attacks | trained | {*MENTION["mention"]})

@@ -1,6 +1,6 @@
 """Make tokenizer and configuration of the bundled models: ``python -m tools.mini.tokenizer``.
 
-``python -m lm_eval_elude.mini.train_tiny`` takes both from the bundled model, so this comes first where the models are
+``python -m tools.mini.train_tiny`` takes both from the bundled model, so this comes first where the models are
 made anew. The same data give the same bytes.
 """
 
@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 from lm_eval_elude.data import bundled
-from lm_eval_elude.mini.train_tiny import CARRIERS, Corpus
+from tools.mini.train_tiny import CARRIERS, Corpus
 
 VOCABULARY = 3072
 CHAT_TEMPLATE = (

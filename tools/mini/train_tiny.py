@@ -1,4 +1,4 @@
-"""Train the bundled tiny models: ``python -m lm_eval_elude.mini.train_tiny --out FOLDER [--without NAME]``.
+"""Train the bundled tiny models: ``python -m tools.mini.train_tiny --out FOLDER [--without NAME]``.
 
 A Llama of about 2.8 million parameters learns all of ELUDe-mini, held-out retain facts included, so that it *knows* the
 facts as a pretrained model would. It also learns to answer through wrappers (lead-ins, personas, options, hints, other
