@@ -34,10 +34,10 @@ def printable(text: str) -> str:
 
 @contextmanager
 def mute_harness(evaluator: Any) -> Iterator[None]:
-    """What ``lm_eval.evaluator`` says while a command of ours scores.
+    """Silence lm-eval's progress bars and git look-ups while one of our commands scores.
 
-    Its progress bars are for people: it draws them wherever it runs. Outside a repository it asks for no commit, for
-    git would say "fatal" of each model that is scored.
+    lm-eval draws its bars wherever it runs; they are for a terminal. Outside a repository its look-up of the commit
+    would print git's "fatal" for each model that is scored.
     """
     ask, here = evaluator.get_git_commit_hash, Path.cwd()
     if not any((folder / ".git").exists() for folder in (here, *here.parents)):
@@ -50,6 +50,6 @@ def mute_harness(evaluator: Any) -> Iterator[None]:
 
 
 def mute_imports() -> None:
-    """Keep off the terminal what libraries say of their own insides while they are imported."""
+    """Keep the warnings that libraries print about themselves on import off the terminal."""
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)

@@ -36,7 +36,7 @@ class Answer(NamedTuple):
 def base_address(flag: str, url: str) -> str:
     """The base URL that a flag gave, without a slash at its end.
 
-    UserError where it is none, or holds a name and password; the message does not repeat those.
+    UserError where it is no such address, or holds a name and password; the message does not repeat those.
     """
     try:
         parts = urlsplit(url)
@@ -52,7 +52,7 @@ def base_address(flag: str, url: str) -> str:
 
 
 def require(extra: str, *packages: str) -> None:
-    """Refuse to go on where a package that an extra of ours brings is missing."""
+    """UserError where a package is missing that one of our extras installs."""
     for package in packages:
         if not find_spec(package):
             raise UserError(f"package {package!r} is missing: pip install 'lm-eval-elude[{extra}]'")

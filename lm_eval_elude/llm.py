@@ -31,7 +31,7 @@ MAX_REPLY = 1 << 20  # bytes of one reply
 MAX_KEPT = 4000  # characters of a reply that are shown or written down
 # So many items in a row without an answer mean that the endpoint is gone, not busy.
 PATIENCE = 10
-KNOCK = "Reply with the JSON object {} and nothing else."
+PROBE_PROMPT = "Reply with the JSON object {} and nothing else."
 CUT = "the reply is cut off at the endpoint's token limit"
 _NEW_LIMIT = "max_completion_tokens"  # what endpoints that refuse `max_tokens` name in their refusal
 # What an endpoint says of a text that it does not take; 403 of so many in a row is about the key.
@@ -189,7 +189,7 @@ class Client(Fetcher):
         UserError for no answer, or a refusal that trying again cannot change.
         """
         try:
-            answer = await self._post(_turns(KNOCK), 1, self._options | {"max_tokens": 16})
+            answer = await self._post(_turns(PROBE_PROMPT), 1, self._options | {"max_tokens": 16})
         except FetchError as error:
             if error.too_long:
                 return

@@ -111,7 +111,7 @@ class TrainConfig:
                 raise UserError(message)
 
     def _faults(self) -> Iterator[tuple[bool, str]]:
-        """Every fault that settings can have: whether these have it, and what is said of it."""
+        """Every fault that settings can have: whether these have it, and the error message."""
         for name in POSITIVE:
             yield not getattr(self, name), f"{flag(name)} must be above 0, got 0"
         yield self.seed >= 1 << 63, f"--seed must be below 2**63, got {self.seed}"
@@ -295,7 +295,7 @@ def flag(name: str) -> str:
 
 
 def unknown_method(name: str) -> str:
-    """What is said of a method that there is not."""
+    """The error message for a method that does not exist."""
     return f"--method {name!r} is not known; the methods are {', '.join(METHODS)}"
 
 

@@ -134,8 +134,8 @@ def answer_values(
 ) -> AnswerLogProbs:
     """Sums and counts of the answer tokens' log-probabilities, or of what a row of the losses reads or makes of them.
 
-    Of lessons they are sums of what :func:`losses.lesson` gives, and of steered sequences the negated mean squares of
-    what lacks to their states.
+    For lessons they are sums of :func:`losses.lesson`, and for steered sequences the negated mean squared distance to
+    the target states.
     """
     batch = collate([Encoded(*sample[:2]) for sample in samples], device)
     lessons = [sample for sample in samples if isinstance(sample, Lesson)]

@@ -137,8 +137,8 @@ def lesson(log_probs: Tensor, bounds: Tensor, shares: Tensor) -> Tensor:
     to 1: t says what takes its place, not how far it goes.
 
     ``log_probs`` (n, 1 + k) are of the answer's token and of the teacher's likeliest tokens. ``bounds`` (n, 2) are the
-    lower and the upper log-probability. ``shares`` (n, k) are the teacher's probabilities: what lacks to 1 is the rest,
-    and where all are 0 there is no teacher.
+    lower and the upper log-probability. ``shares`` (n, k) are the teacher's probabilities of these tokens; the
+    remaining mass is on all others, and where all are 0 there is no teacher.
     """
     from torch import where
     from torch.nn.functional import relu

@@ -70,7 +70,7 @@ class Relearned:
 
     @contextmanager
     def in_place(self) -> Iterator[dict[str, Tensor]]:
-        """The model has these weights within the block, and its own after it, which are given."""
+        """Put these weights into the model for the block; yields the original ones, which are restored after it."""
         before = {name: p.detach().clone() for name, p in self.trained.items()}
         self._set(before)
         yield before

@@ -82,7 +82,7 @@ def train(
         if find_spec(tracker) is None:  # Accelerate would go on without it
             raise UserError(f"--tracker {tracker} is not installed: pip install {tracker}")
         tracking = {"log_with": tracker, "project_dir": str(folder.output.with_name(f"{folder.output.name}-tracker"))}
-    # Told so, Accelerate joins CPU processes into a group; left to find out, it does not.
+    # With cpu=True Accelerate makes a process group of CPU processes; its detection does not.
     accelerator = Accelerator(cpu=not torch.accelerator.is_available(), **tracking)
     is_first = accelerator.is_main_process
     start: list[Path | None] = [None]

@@ -163,7 +163,7 @@ class Transport:
         if self.distance == "wasserstein" and parameter.dim() > 1:
             return self._rows(parameter, initial, weight, unit_directions(self.count, width, generator))
         # A vector (one point), or a distance without rows: small or an ablation, so a shard is made whole.
-        whole = _whole(parameter).float()
+        whole = _unsharded(parameter).float()
         initial = initial.to(whole)
         if self.distance == "wasserstein":
             directions = unit_directions(self.count, whole.numel(), generator)
@@ -200,7 +200,11 @@ class Transport:
     def _low_rank(self, adapted: LowRank, weight: float, generator: torch.Generator) -> Tensor:
         scale = adapted.scale
         # Shards are made whole, one module at a time.
-        initial, down, up = _whole(adapted.initial), _whole(adapted.down).float(), _whole(adapted.up).float()
+        initial, down, up = (
+            _unsharded(adapted.initial),
+            _unsharded(adapted.down).float(),
+            _unsharded(adapted.up).float(),
+        )
         on_up, on_down = adapted.up, adapted.down
         if adapted.transposed:  # (B A).T is A.T B.T
             down, up, on_up, on_down = up.T, down.T, adapted.down, adapted.up
@@ -231,7 +235,7 @@ def _low_rank_weights(model: nn.Module) -> Iterator[LowRank]:
             yield LowRank(layer.get_base_layer().weight, down, up, layer.scaling[name], transposed)
 
 
-def _whole(tensor: Tensor) -> Tensor:
+def _unsharded(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
 
 

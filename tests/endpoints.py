@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from lm_eval_elude.llm import KNOCK
+from lm_eval_elude.llm import PROBE_PROMPT
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -68,7 +68,7 @@ class Endpoint(Handler):
             count = len(self.server.tasks)
         # The client may be tired of waiting.
         with suppress(BrokenPipeError, ConnectionResetError):
-            if task == KNOCK and not self.server.knocks:
+            if task == PROBE_PROMPT and not self.server.knocks:
                 self.reply(200, completion("{}"))
             else:
                 self.server.act(self, task, count)

@@ -12,22 +12,14 @@ from lm_eval_elude.board.submission import STRESS, Packed
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.scoring.benchmark import MEASURED, as_row
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS, task_report
-from lm_eval_elude.scoring.estimates import Estimate, average, exact
 from lm_eval_elude.scoring.runs import Run
 from lm_eval_elude.scoring.settings import Settings
-from lm_eval_elude.stress.outcome import CHECKPOINT, ORIGINAL, REFERENCE, START, TASK, Outcome, height
+from lm_eval_elude.stress.outcome import CHECKPOINT, ORIGINAL, REFERENCE, START, TASK, Outcome
 
-AGAIN = 0.1  # by which the recovery of a second run may be higher: devices round, and training makes more of it
+RECOVERY_TOLERANCE = (
+    0.1  # by which the recovery of a second run may be higher: devices round, and training makes more of it
+)
 _REPEATED = ("targets", "truth_ratio", "fingerprint")  # settings that are those of the run
-
-
-def strongest(outcome: Outcome, kind: tuple[str, ...] = ("",)) -> tuple[str, Estimate]:
-    """Of the attacks whose names begin so, the one that brought back most, and its recovery, the mean of both metrics'.
-
-    Without a point that counts the name is "" and the recovery NaN.
-    """
-    worst = outcome.strongest(kind)
-    return (worst.attack, average([*worst.recovery.values()])) if worst else ("", exact(math.nan))
 
 
 def check(run: Packed, docs: Sequence[Mapping[str, Any]], settings: Settings) -> Outcome:
@@ -38,7 +30,7 @@ def check(run: Packed, docs: Sequence[Mapping[str, Any]], settings: Settings) ->
     hand: what it cannot teach is no attack of its suite.
     """
     outcome = Outcome(run.folder / STRESS)
-    whole(outcome, run, settings, STRESS)
+    check_complete_suite(outcome, run, settings, STRESS)
     expected = [_asked(doc) for doc in docs]
     places = [(START, role) for role in (CHECKPOINT, REFERENCE, ORIGINAL)]
     places += [(name, role) for name in outcome.worst for role in (CHECKPOINT, REFERENCE)]
@@ -57,7 +49,7 @@ def check(run: Packed, docs: Sequence[Mapping[str, Any]], settings: Settings) ->
     return outcome
 
 
-def whole(outcome: Outcome, run: Run, settings: Settings, where: str) -> list[str]:
+def check_complete_suite(outcome: Outcome, run: Run, settings: Settings, where: str) -> list[str]:
     """The attacks of the suite that the data set cannot teach, which are left out of it.
 
     ``settings`` are as those of :func:`check`. UserError, which begins with ``where``, where the attacks are not a
@@ -102,7 +94,7 @@ def run_again(submitted: Outcome, again: Path, weights: Mapping[str, str]) -> st
     for name, worst in repeated.worst.items():  # of each attack: a report shows them all, not the strongest alone
         stated = submitted.worst.get(name)
         if stated is None:
-            worse.append(f"{name} brings back {height(worst):.0%}, and nothing was submitted of it")
-        elif height(worst) - height(stated) > AGAIN:
-            worse.append(f"{name} brings back {height(worst):.0%}, and {height(stated):.0%} was submitted")
+            worse.append(f"{name} brings back {worst.back.value:.0%}, and nothing was submitted of it")
+        elif worst.back.value - stated.back.value > RECOVERY_TOLERANCE:
+            worse.append(f"{name} brings back {worst.back.value:.0%}, and {stated.back.value:.0%} was submitted")
     return f"attacked again: {'; '.join(worse)}" if worse else ""

@@ -1,4 +1,4 @@
-"""What no model could have answered, found in a log without one, and where stated and formed values differ first."""
+"""Responses that no model can have given, and the first difference between reported and recomputed values."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lm_eval_elude.board import submission as packed
-from lm_eval_elude.board.attacked import whole
+from lm_eval_elude.board.attacked import check_complete_suite
 from lm_eval_elude.board.rescore import rescore
 from lm_eval_elude.board.verify import MEANING, Verdict, verify
 from lm_eval_elude.data import bundled, jsonio
@@ -87,7 +87,7 @@ def record(
     if attacked:
         where = f"--stress {attacked.folder}"
         asked = resolve_settings({"dataset": data, "target": list(scored["targets"])})
-        left_out = whole(attacked, run, asked, where)
+        left_out = check_complete_suite(attacked, run, asked, where)
         attacked.must_be_of(REFERENCE, reference, where)
     base = bundled.path_of(str(manifest.base_model.get("name") or ""))
     verdict = _verified(run, reference, checkpoint, records, data=scored["dataset"], base=base)

@@ -22,7 +22,7 @@ from lm_eval_elude.scoring.benchmark import has_tokens
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS
 
 MIN_K, MIN_K_PLUS_PLUS = "mia_min_k_auc", "mia_min_k_plus_plus_auc"
-FIFTH = 5  # the least likely fifth of an answer's tokens may make all of what its mean may be off
+LEAST_FACTOR = 5  # the least likely fifth of an answer's tokens may make all of what its mean may be off
 TYPES = ("float32", "bfloat16", "float16")
 TOLERANCE = 0.02  # nats a token, of a model in float32
 NEAR_TIE = 0.25  # nats below the likeliest token: batches and devices round logits of 16 bits by about that much
@@ -153,7 +153,8 @@ def rescore(
         verdict.findings.append(f"rescored: {len(gaps)} of {asked} documents came back")
     for values, allowed, line, unit in (
         (gaps, tolerance, f"{{}} of {{}} documents differ by more than {tolerance} nats a token", ""),
-        (least, FIFTH * tolerance, "Min-K% or Min-K%++ of {} of {} records is not what the model's tokens give", ""),
+        (least, LEAST_FACTOR * tolerance, "Min-K% or Min-K%++ of {} of {} records is not what the model's tokens give",
+         ""),
         (odd, tolerance, "the original finds {} of {} answers otherwise odd", " nats a token"),
         (texts, NEAR_TIE, "{} of {} texts are not the model's, and no near-tie of its logits says so",
          " nats below the likeliest token"),

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from lm_eval_elude import __version__
-from lm_eval_elude.board import attacked, keeper
+from lm_eval_elude.board import keeper
 from lm_eval_elude.board import score as scores
 from lm_eval_elude.board import submission as packed
 from lm_eval_elude.board.keeper import Table
@@ -36,7 +36,7 @@ from lm_eval_elude.board.score import Score
 from lm_eval_elude.board.submission import Packed, Submission, shown
 from lm_eval_elude.board.verify import LEVELS, Verdict, verify
 from lm_eval_elude.data import jsonio
-from lm_eval_elude.data.files import lock, stamp, whole_name, write_text
+from lm_eval_elude.data.files import lock, name_without_temp_suffix, stamp, write_text
 from lm_eval_elude.errors import UserError, reason
 from lm_eval_elude.report.comparison import BEFORE, NamedRun
 from lm_eval_elude.report.page.page import write_report
@@ -99,11 +99,11 @@ class Measure(NamedTuple):
 
 
 class Shown(Packed):
-    """A submission's run as its report shows it: what its checkpoint is called here is nobody's business."""
+    """A submission's run as its report shows it: without the name that its checkpoint has here."""
 
     def __init__(self, folder: Path, verdict: Verdict) -> None:
         super().__init__(folder)
-        self.path = Path(folder.name) / packed.RESULTS  # where the keeper has it is nobody's business either
+        self.path = Path(folder.name) / packed.RESULTS  # the keeper's path is private
         known = BENCHMARKS.keys() | GROUPS.keys()
         reported = {name: row for name, row in self.results["results"].items() if name in known}
         members = {name: GROUPS[name].children for name in reported if name in GROUPS}
@@ -273,7 +273,8 @@ def _back(entry: Entry, verdict: Verdict, companions: Sequence[Entry]) -> dict[s
     for role, name in (("retrained", REFERENCE), ("original", ORIGINAL)):
         if role in models and not verdict.outcome.is_of(name, models[role] or ()):
             raise UserError(f"{packed.STRESS}: its {name} is not the table's {role} model")
-    return {name: attacked.strongest(verdict.outcome, kind) for name, kind in scores.WEIGHTS.items()}
+    worst = {name: verdict.outcome.strongest(kind) for name, kind in scores.WEIGHTS.items()}
+    return {name: (each.attack, each.back) if each else ("", exact(math.nan)) for name, each in worst.items()}
 
 
 def _form(entry: Entry, site: Path, measure: Measure) -> Kept | str:
@@ -332,7 +333,7 @@ def _table(
     for row, rank in zip(ranked, ranks, strict=True):
         row |= {"rank": rank, "tied": holders[rank] > 1}
     identity = hashlib.sha256(table.name.encode()).hexdigest()[:12]
-    shown_data = Path(table.dataset).name  # where the keeper has a folder is nobody's business
+    shown_data = Path(table.dataset).name  # the keeper's path is private
     return {**msgspec.to_builtins(table), "dataset": shown_data, "id": identity, "rows": rows}
 
 
@@ -400,7 +401,7 @@ def _claimed(site: Path, names: Iterable[str]) -> Iterator[set[str]]:
     with lock(file, f"--out {site}: another build is at work there"):  # neither would know of the other's files
         for path in (*site.glob(".*"), *site.glob("*/.*")):  # or what a kill left would be shown with the site
             name = path.relative_to(site).as_posix()
-            if (whole := whole_name(name)) != name and (whole == FILES or _NAMES.fullmatch(whole)):
+            if (whole := name_without_temp_suffix(name)) != name and (whole == FILES or _NAMES.fullmatch(whole)):
                 path.unlink()
         written = set(jsonio.read(file, list[str], max_bytes=_MAX_FILES)) if os.path.lexists(file) else set()
         if odd := [name for name in written if not _NAMES.fullmatch(name)]:

@@ -1,7 +1,7 @@
 """A submission checked without trust: documents against the data loaded here, prompts, responses, every number.
 
-:data:`MEANING` has the levels of proof; the two higher ones are given by :mod:`~lm_eval_elude.board.rescore`. What a
-task asks and measures is said by its :class:`~lm_eval_elude.scoring.benchmark.Benchmark`; here it is only compared.
+:data:`MEANING` has the levels of proof; the two higher ones are given by :mod:`~lm_eval_elude.board.rescore`. The
+:class:`~lm_eval_elude.scoring.benchmark.Benchmark` of a task defines what it asks and measures; here it is compared.
 """
 
 from __future__ import annotations
@@ -339,7 +339,7 @@ class RowCheck:
             _demand("generated", doc["generated"], responses[-1])
         if line := contradiction(requests, responses, scores, self.renderer and self.renderer.tokenizer):
             raise UserError(line)
-        doc.pop("reference", None)  # nobody's word: a distance is formed from the reference's own samples
+        doc.pop("reference", None)  # untrusted: distances are formed from the samples of the reference
         if reference:
             doc["reference"] = reference
         sample = benchmark.measure(row, stated)

@@ -60,7 +60,7 @@ def stress(
         )
     if revision and manifest and not manifest.requests and (Path(checkpoint) / "adapter_config.json").is_file():
         raise UserError(f"{checkpoint} is an adapter of revision {revision} of {base}: merge it, and name the result")
-    load_tokenizer(checkpoint)  # a mistyped name is said before what it lacks
+    load_tokenizer(checkpoint)  # report a mistyped name first
     if not models["reference"]:
         raise UserError("--reference is missing: name a model that never knew the targets")
     if not models["original"]:

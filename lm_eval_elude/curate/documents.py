@@ -1,4 +1,4 @@
-"""A folder of documents (TXT, MD, HTML, PDF, DOCX) to text and paragraphs; what cannot be read is said."""
+"""A folder of documents (TXT, MD, HTML, PDF, DOCX) to text and paragraphs; unreadable files are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A data set's folder: begun, gone on with, filled (parquet in ELUDe's schema, card, manifest last), and purged."""
+"""A data set's folder: create, resume, fill (parquet in ELUDe's schema, card, manifest last), and purge."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lm_eval_elude.curate.pairs import Pair, Rejection, rejection
 from lm_eval_elude.curate.readers import READERS
 from lm_eval_elude.data import jsonio
 from lm_eval_elude.data.dataset import load_records
-from lm_eval_elude.data.files import lock, sha256, whole_name, write_bytes, write_text
+from lm_eval_elude.data.files import lock, name_without_temp_suffix, sha256, write_bytes, write_text
 from lm_eval_elude.data.records import TEXT_FIELDS
 from lm_eval_elude.errors import UserError
 
@@ -280,7 +280,7 @@ def _is_ours(out: Path) -> bool:
 
 def _is_listed(path: Path, name: str, manifest: Manifest | None) -> bool:
     """Whether a regular file is one that a build (or an audit) wrote."""
-    name = whole_name(name)
+    name = name_without_temp_suffix(name)
     if name in FILES:
         return manifest is None or manifest.files.get(name) == sha256(path)
     if name == AUDIT_PAGE:

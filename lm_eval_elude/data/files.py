@@ -1,4 +1,4 @@
-"""How files and folders are written: whole or not at all, where the user said, and with the rights the user chose."""
+"""Atomic writing of files and folders, at the path that was asked for and with the permissions of the user."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def write_bytes(path: Path, content: bytes) -> None:
         raise
 
 
-def whole_name(name: str) -> str:
+def name_without_temp_suffix(name: str) -> str:
     """The name or path of the file that was to be, for one that a kill left half-written; others as they are."""
     return re.sub(r"(^|/)\.(.+)\.[a-z0-9_]{8}$", r"\1\2", name)
 

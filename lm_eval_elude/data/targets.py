@@ -19,7 +19,7 @@ class Target(NamedTuple):
     name: str  # display name (the data's ``entity`` column)
     aliases: tuple[str, ...] = ()  # other names it is known by
     thing: bool = False  # whether it is no person; attacks then ask for a thing
-    others: tuple[str, ...] = ()  # names of the like (same field and sex): the wrong answers of a reverse query
+    others: tuple[str, ...] = ()  # comparable entities (same field and sex): the wrong answers of a reverse query
     descriptions: tuple[str, ...] = ()  # phrases that mean it without a name, for synonym manipulation
 
     @property

@@ -25,7 +25,7 @@ MIA_AUC = ("elude_mia", "mia_auc")
 # What a run took: numbers of the manifest and the results file, not of the samples.
 COST = {name: ("cost", name) for name in ("parameters", "epochs", "processor", "scoring")}
 # Settings that say what or where, not how: runs that differ in these alone are one row.
-SAME = {
+IGNORED_SETTINGS = {
     "target", "seed", "model", "revision", "dataset", "strict", "micro_batch_size", "shard", "compile",
     "gradient_checkpointing", "validate",
 }  # fmt: skip
@@ -75,7 +75,7 @@ def rows(runs: Sequence[NamedRun]) -> list[Row]:
     made = []
     for (base, method, _), members in groups.items():
         settings = [_settings(run) for run in members]
-        keys = sorted({key for of_run in settings for key in of_run} - SAME)
+        keys = sorted({key for of_run in settings for key in of_run} - IGNORED_SETTINGS)
         # A run of the harness's own tasks alone does not say how ours were scored, and goes with any that does.
         known = {key: [s.get(key) for s in settings if key in s or key not in SCORED] for key in keys}
         odd = [key for key in keys if len({str(value) for value in known[key]}) > 1]

@@ -28,7 +28,7 @@ PACKAGES = ("lm-eval-elude", "lm-eval", "transformers", "torch")
 
 @dataclass(frozen=True)
 class Settings:
-    """What a run scores, resolved from the user's word, the checkpoint's manifest and the defaults.
+    """What a run scores, resolved from the user's options, the checkpoint's manifest and the defaults.
 
     Attributes:
         targets: display names.
@@ -72,7 +72,7 @@ def one_of(choices: Collection[str]) -> Callable[[Any], str]:
     return reader(f"one of {', '.join(choices)}", lambda value: isinstance(value, str) and value in choices)
 
 
-def _whole(low: int, high: int) -> Callable[[Any], int]:
+def _integer(low: int, high: int) -> Callable[[Any], int]:
     return reader(f"a whole number from {low} to {high}", lambda value: type(value) is int and low <= value <= high)
 
 
@@ -95,8 +95,8 @@ KEYS: dict[str, Callable[[Any], Any]] = {
     "truth_ratio": one_of(("geometric", "arithmetic")),
     "guardrail": _switch,
     "attack_file": read_text,
-    "attack_seed": _whole(0, 2**32 - 1),
-    "attack_prompts": _whole(1, MOST_PROMPTS),
+    "attack_seed": _integer(0, 2**32 - 1),
+    "attack_prompts": _integer(1, MOST_PROMPTS),
     "mia_reference": read_text,
     "reference": read_text,
     "original": read_text,

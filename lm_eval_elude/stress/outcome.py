@@ -18,7 +18,7 @@ from lm_eval_elude.data import jsonio
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.scoring.benchmark import as_row
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS, task_report
-from lm_eval_elude.scoring.estimates import Estimate, Observation, combine, interval, mean_over_targets
+from lm_eval_elude.scoring.estimates import Estimate, Observation, average, combine, interval, mean_over_targets
 from lm_eval_elude.scoring.runs import CURVES, SUMMARY, Run
 from lm_eval_elude.scoring.samples import Sample, mean
 
@@ -26,7 +26,7 @@ TASK = "elude_forget"
 ROLES = CHECKPOINT, REFERENCE, ORIGINAL = "checkpoint", "reference", "original"
 RECOVERED = ("truth_first", "probability")
 DEPTH = "depth.json"  # the unlearning depth of every fact, with its drops by layer
-SAME = 0.01  # between the mean probabilities of two scorings of a checkpoint
+PROBABILITY_TOLERANCE = 0.01  # between the mean probabilities of two scorings of a checkpoint
 KEPT = 0.75  # a point counts while the model keeps this share of its retain quality
 START = "start"  # the models as they are
 
@@ -52,6 +52,11 @@ class Worst(NamedTuple):
     at: float
     values: Known  # with the attack
     recovery: Mapping[str, Estimate]
+
+    @property
+    def back(self) -> Estimate:
+        """What points are compared by: the mean of the recoveries in both metrics."""
+        return average([*self.recovery.values()])
 
     def interval(self, metric: str, known: Known) -> tuple[float, float]:
         """The 95 % interval of the recovery; ``known`` is what the models know before any attack.
@@ -114,11 +119,6 @@ def knowledge(start: Mapping[str, Docs], settings: Mapping[str, Any]) -> dict[st
     return known
 
 
-def height(worst: Worst) -> float:
-    """What points are compared by: the mean of both recoveries."""
-    return sum(estimate.value for estimate in worst.recovery.values()) / len(worst.recovery)
-
-
 def finish(
     out: Path, settings: Mapping[str, Any], attacks: Mapping[str, dict[str, Any]], start: Mapping[str, Docs],
     points: Iterable[Point],
@@ -134,13 +134,13 @@ def finish(
         values = {role: recovered(samples(docs, settings)) for role, docs in point.docs.items()}
         worst = Worst(point.attack, point.setting, point.at, values, recoveries(values, known))
         kept = bool(attacks[point.attack].get("inside")) or point.kept[CHECKPOINT] >= KEPT
-        counts = kept and not math.isnan(height(worst))
+        counts = kept and not math.isnan(worst.back.value)
         row = {**_place(point), "counts": counts}
         for metric, back in worst.recovery.items():
             of_role = {role: numbers[metric].value for role, numbers in values.items()}
             row[metric] = {**of_role, "recovery": back.value, "interval": worst.interval(metric, known)}
         curves.append(row)
-        if counts and (point.attack not in chosen or height(worst) > height(chosen[point.attack][1])):
+        if counts and (point.attack not in chosen or worst.back.value > chosen[point.attack][1].back.value):
             chosen[point.attack] = point, worst
     jsonio.write(out / CURVES, jsonio.finite(curves))
     for role, docs in start.items():
@@ -235,7 +235,7 @@ class Outcome:
         """The worst point of the attacks named so that do without the weights from before unlearning."""
         named = [worst for name, worst in self.worst.items() if name.startswith(kind)]
         fair = [worst for worst in named if not self.attacks[worst.attack].get("original")]
-        return max(fair, key=height, default=None)
+        return max(fair, key=lambda worst: worst.back.value, default=None)
 
     @cached_property
     def depth(self) -> Estimate | None:
@@ -269,7 +269,7 @@ class Outcome:
         if not self.is_of(role, run.settings(TASK)["checkpoint"] or ()):
             raise UserError(f"{where}: its {role} is not the model of {run.path}, and so not the one that was scored")
         before, scored = self.known[role]["probability"].value, mean(run.samples(TASK), "probability").value
-        if not abs(before - scored) <= SAME:
+        if not abs(before - scored) <= PROBABILITY_TOLERANCE:
             raise UserError(
                 f"{where}: before any attack its {role} has probability {before:.3f}, and {scored:.3f} in {run.path}"
             )

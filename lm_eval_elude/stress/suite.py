@@ -22,7 +22,7 @@ from tqdm import tqdm
 from transformers.utils import logging as transformers_logging
 
 from lm_eval_elude.data import jsonio
-from lm_eval_elude.data.files import whole_name
+from lm_eval_elude.data.files import name_without_temp_suffix
 from lm_eval_elude.data.manifest import read_manifest
 from lm_eval_elude.data.records import QARecord, fingerprint
 from lm_eval_elude.errors import UserError
@@ -351,7 +351,7 @@ def _differing(before: Any, described: Mapping[str, Any]) -> list[str]:
 
 def _half_written(path: Path) -> bool:
     """Whether a process that was killed while it wrote left the file."""
-    name = whole_name(path.name)
+    name = name_without_temp_suffix(path.name)
     return name != path.name and name.endswith((".json", ".jsonl")) and path.is_file()
 
 

@@ -240,7 +240,7 @@ def rounded_to_nf4(weight: Tensor, bits: float, group: int) -> Tensor:
 
 
 def pruned(weight: Tensor, share: float, group: int = 0) -> Tensor:
-    """A matrix whose smallest values are 0, so many of all."""
+    """A matrix in which the given share of entries, those of smallest magnitude, is set to zero."""
     return weight * (weight.abs() > weight.abs().flatten().kthvalue(max(1, round(share * weight.numel()))).values)
 
 

@@ -1,7 +1,7 @@
 """Every workaround for lm-eval in one place, each with its reason and what would make it unnecessary.
 
-Tried with 0.4.12, 0.4.13 and 0.5.0.dev1 (``make compat``). Where a name inside the harness is leaned on, its absence is
-an error that says so, not a silent change.
+Tried with 0.4.12, 0.4.13 and 0.5.0.dev1 (``make compat``). Where a name that is internal to
+lm-eval is missing, an error says so.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from lm_eval_elude.text.words import STOP
 from optout_train.config import TrainConfig
 from optout_train.data import KEPT, Lesson, Steered, StepIndices, TrainingData
 from optout_train.sources import forgotten
-from optout_train.stranger.teacher import LOOSE, TEXTS, TOP, WORDINGS, Teacher
+from optout_train.stranger.teacher import HIGH_TEMPERATURE, TEXTS, TOP, WORDINGS, Teacher
 
 IN_PASSING = TEXTS["in_passing"]
 
@@ -75,7 +75,7 @@ def exchange(
     openings = [first_words(rng, people[name]) for _, name in swapped]
     longest = 3 * max(len(teacher.renderer.tokenizer.encode(record.answer)) for record in rows) // 2
     targets = forgotten(config)
-    answers = teacher.ask(questions, LOOSE, longest, config.seed + 3, openings)
+    answers = teacher.ask(questions, HIGH_TEMPERATURE, longest, config.seed + 3, openings)
     return tuple(
         replace(record, question=question, answer=answer, source=name, subject=name)
         for (record, name), question, answer in zip(swapped, questions, answers, strict=True)

@@ -35,7 +35,7 @@ from optout_train.stranger.distil import (
     in_passing,
     steered,
 )
-from optout_train.stranger.teacher import CALM, LOOSE, TEXTS, TOP, WORDINGS, Teacher
+from optout_train.stranger.teacher import HIGH_TEMPERATURE, LOW_TEMPERATURE, TEXTS, TOP, WORDINGS, Teacher
 
 NAME_LEVELS = 3  # stand-ins whose mean level the target's name comes down to
 SUBSTITUTES = 4  # of a record
@@ -198,7 +198,7 @@ class _Maker:
         first = [Statement(r, self.rng.choice(WORDINGS).format(q=r.question), r.answer) for r in records]
         openings = [first_words(self.rng, [statement.answer for statement in first]) for _ in asked]
         answers = self.teacher.ask(
-            [question for _, question in asked], LOOSE, self.longest(records), self.config.seed, openings
+            [question for _, question in asked], HIGH_TEMPERATURE, self.longest(records), self.config.seed, openings
         )
         elicited: list[dict[str, Statement]] = [{} for _ in records]  # by answer
         for (i, question), answer in zip(asked, answers, strict=True):
@@ -221,7 +221,7 @@ class _Maker:
                 [Statement(r, wording.format(q=r.question), self._refusal()) for wording in WORDINGS[:SUBSTITUTES]]
                 for r in records
             ]
-        return self.about_stand_ins(records, SUBSTITUTES, CALM, WORDINGS)
+        return self.about_stand_ins(records, SUBSTITUTES, LOW_TEMPERATURE, WORDINGS)
 
     def about_stand_ins(
         self, records: Sequence[QARecord], most: int, temperature: float, wordings: Sequence[str]

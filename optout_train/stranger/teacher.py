@@ -20,8 +20,8 @@ from optout_train import losses
 
 TOP = 16  # likeliest tokens that a lesson keeps of a distribution
 BATCH = 128
-CALM = 0.3  # temperature of answers that are to be the model's usual ones
-LOOSE = 0.7  # of answers that are to be many, and true to what it knows
+LOW_TEMPERATURE = 0.3  # for the model's usual answers
+HIGH_TEMPERATURE = 0.7  # for many answers that are still true to what it knows
 TEXTS: dict[str, list[str]] = tomllib.loads(Path(__file__).with_name("stranger.toml").read_text(encoding="utf-8"))
 WORDINGS = TEXTS["wordings"]
 

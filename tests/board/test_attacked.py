@@ -15,7 +15,7 @@ from lm_eval_elude.data.files import file_hashes
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.scoring.estimates import exact
 from lm_eval_elude.scoring.settings import resolve_settings
-from lm_eval_elude.stress.outcome import CHECKPOINT, ORIGINAL, REFERENCE, SUMMARY, Outcome, height
+from lm_eval_elude.stress.outcome import CHECKPOINT, ORIGINAL, REFERENCE, SUMMARY, Outcome
 from lm_eval_elude.stress.suite import Stress
 from lm_eval_elude.stress.weights import WEIGHT_ATTACKS, Training
 from tests.board import runs
@@ -54,9 +54,8 @@ def brought(tmp_path_factory, data, hiding, stressed):
 def test_the_attacks_of_a_submission_are_formed_again_and_name_no_path(brought, data, stressed):
     verdict = verify.verify(brought, data=str(data))
     assert not verdict.findings and verdict.outcome
-    name, back = attacked.strongest(verdict.outcome)
-    worst = Outcome(stressed).strongest()
-    assert worst and name == worst.attack and 0 < back.stderr < 1
+    submitted, worst = verdict.outcome.strongest(), Outcome(stressed).strongest()
+    assert worst and submitted.attack == worst.attack and 0 < (back := submitted.back).stderr < 1
     assert back.value == pytest.approx(sum(estimate.value for estimate in worst.recovery.values()) / 2)
     texts = [path.read_text() for path in (brought / PLACE).iterdir()]
     assert len(texts) > 10 and not any(str(stressed.parent.parent) in text for text in texts)
@@ -134,13 +133,13 @@ def test_a_point_that_was_passed_over_is_found_by_attacking_again(brought, data,
     assert verify.verify(folder, data=str(data)).level
     assert "attacked again: relearn_" in attacked.run_again(Outcome(folder / PLACE), stressed, weights)
     one = Path(shutil.copytree(brought, tmp_path / "one"))  # of the weakest attack alone, which the strongest covers
-    least = min(Outcome(stressed).worst.values(), key=height).attack
-    _, most = attacked.strongest(Outcome(brought / PLACE))
+    least = min(Outcome(stressed).worst.values(), key=lambda worst: worst.back.value).attack
+    most = Outcome(brought / PLACE).strongest().back
     with runs.changed(one / PLACE / SUMMARY) as table:
         table["worst"][least]["point"] = None
     found = attacked.run_again(Outcome(one / PLACE), stressed, weights)
     assert found.startswith(f"attacked again: {least} brings back") and "and nothing was submitted of it" in found
-    assert attacked.strongest(Outcome(one / PLACE))[1] == most
+    assert Outcome(one / PLACE).strongest().back == most
     with pytest.raises(UserError, match=r"--stress .*--rescore"):
         attacked.run_again(Outcome(brought / PLACE), stressed, file_hashes(runs.TINY))
 
@@ -162,7 +161,7 @@ def test_where_most_rows_bring_attacks_they_count_and_must_be_run_again(brought,
     assert "were not run again (--stress)" in first["brought"]["reason"] and 0.1 < back < 1.2
     assert first["brought"]["score"]["worst"]["back"].startswith("relearn_")
     assert first["brought"]["relearned"] == first["brought"]["back"] and first["retrained"]["rounded"]["value"] == 0
-    worst = {name: height(each) for name, each in Outcome(brought / PLACE).worst.items() if name != "interpolate"}
+    worst = {name: each.back.value for name, each in Outcome(brought / PLACE).worst.items() if name != "interpolate"}
     for kind, names in WEIGHTS.items():
         of_kind = [value for name, value in worst.items() if name.startswith(names)]
         assert first["brought"][kind]["value"] == pytest.approx(max(of_kind))
