@@ -330,6 +330,11 @@ class Client(Fetcher):
         reply = reply._replace(reason=self.redact(reply.reason), kept=self.redact(body))
         return reply, usage or (asked, estimate(body))
 
+    async def _try(self, method: str, url: str, arguments: dict[str, Any]) -> Answer:
+        """One try; an error that a proxy sends with status 200 has the status that it names, or 503."""
+        answer = await super()._try(method, url, arguments)
+        return answer._replace(status=_status_within(answer.body)) if answer.status == 200 else answer
+
     async def _post(self, turns: list[dict[str, str]], retries: int, options: dict[str, Any]) -> Answer:
         named = {self._limit_named if name == "max_tokens" else name: value for name, value in options.items()}
         content = json.dumps({"model": self.model, "messages": turns, **named}).encode()
@@ -360,6 +365,18 @@ class _Choice(msgspec.Struct):
 class _Body(msgspec.Struct):
     choices: Annotated[list[_Choice], msgspec.Meta(min_length=1)]
     usage: dict[str, Any] | None = None
+
+
+def _status_within(body: bytes) -> int:
+    """The status that a body of status 200 means: that of the error which it has in place of choices."""
+    try:
+        error = jsonio.loads(body.decode(errors="replace"), "the body")
+    except UserError:
+        return 200
+    if not isinstance(error, dict) or error.get("choices") or not (error := error.get("error")):
+        return 200
+    code = str(error.get("code")) if isinstance(error, dict) else ""
+    return int(code) if re.fullmatch("[45][0-9]{2}", code) else 503
 
 
 def parse_completion(text: str) -> tuple[Reply, tuple[int, int] | None]:

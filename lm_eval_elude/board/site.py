@@ -255,9 +255,7 @@ def _companion(digest: str, role: str, place: Path, data: str) -> NamedRun | Non
 
 
 def _in_report(name: str, role: str, place: Path, verdict: Verdict) -> NamedRun:
-    run = NamedRun(name, Shown(place, verdict), role == "retrained")
-    run.outcome = verdict.outcome  # and not what lies near the submission
-    return run
+    return NamedRun(name, Shown(place, verdict), role == "retrained", verdict.outcome)
 
 
 def _back(entry: Entry, verdict: Verdict, companions: Sequence[Entry]) -> dict[str, tuple[str, Estimate]]:

@@ -37,6 +37,8 @@ def audit(
     if not dataset:
         raise click.UsageError("a data set is expected, or --merge and files")
     if merge:
+        if idle := [flag for flag in options.typed() if flag != "--merge"]:
+            raise click.UsageError(f"{', '.join(idle)}: does nothing with --merge; leave it out")
         judged = room.merge([Path(dataset), *files])
         click.echo(f"{'set':8}{'criterion':12}{'share':>8}{'95 % interval':>18}{'items':>7}{'alpha':>8}{'paper':>8}")
         for row in judged:

@@ -88,7 +88,13 @@ def build(
             raise click.UsageError(f"{', '.join(idle)}: does nothing without {needed}")
     if not target or "," in target:
         raise click.UsageError("TARGET: a name is expected, without commas")
+    if "_" in target:
+        raise click.UsageError(
+            f"TARGET {target}: has an underscore, which stands for a space in ELUDe's data; leave it out"
+        )
     others = tuple(dict.fromkeys(n for part in clean(neighbours or "").split(",") if (n := " ".join(part.split()))))
+    if neighbours is not None and not others:
+        raise click.UsageError("--neighbours: names are expected, and got none")
     if not all(map(str.strip, aliases)):
         raise click.UsageError("--alias: a name is expected, and got an empty one")
     if target in others:

@@ -57,11 +57,12 @@ def apart(outputs: Mapping[str, Path | None], read: Iterable[Path]) -> None:
 
 
 def data_files(dataset: str) -> list[Path]:
-    """The files of a data set that is a folder or a file."""
+    """The files of a data set that is a folder or a file, with what a build keeps beside it."""
     from lm_eval_elude.data.manifest import full_path
+    from lm_eval_elude.data.rows import ENDINGS
 
     root = Path(full_path(dataset))
-    return [root, *root.glob("*.jsonl"), *root.glob("*.parquet")]
+    return [root, *(path for path in root.glob("*") if path.suffix.lower() in ENDINGS), *root.glob("work/*")]
 
 
 def say(text: str, err: bool = False) -> None:

@@ -182,9 +182,7 @@ def place_of_page(source: str) -> Path:
 
     UserError where something else has that name there.
     """
-    if not (Path(source) / MANIFEST).is_file():
-        return Path(AUDIT_PAGE)
-    place = Path(source) / AUDIT_PAGE
+    place = Path(source) / AUDIT_PAGE if (Path(source) / MANIFEST).is_file() else Path(AUDIT_PAGE)
     if place.exists() and AUDIT_MARK.encode() not in place.read_bytes():
         raise UserError(f"{place}: not a page of `elude audit`; name another place with --out")
     return place
@@ -219,8 +217,16 @@ def merge(paths: Sequence[Path]) -> list[Judged]:
         for name in ("fingerprint", "seed", "size"):
             if (value := getattr(export, name)) != (first := getattr(exports[0], name)):
                 raise UserError(f"{path}: {name} is {value!r}, but {paths[0]} has {first!r}")
+    sets: dict[str, str] = {}
+    for path, export in zip(paths, exports, strict=True):
+        for item in export.items:
+            if sets.setdefault(item.id, item.set) != item.set:
+                raise UserError(f"{path}: {item.id} is of set {item.set!r}, and of {sets[item.id]!r} elsewhere")
+            if unknown := item.judged.keys() - {*CRITERIA}:
+                raise UserError(f"{path}: {item.id} is judged by {min(unknown)!r}; criteria are {', '.join(CRITERIA)}")
+        if len({item.id for item in export.items}) < len(export.items):
+            raise UserError(f"{path}: an id stands twice in it; export it again")
     judges = [{item.id: item.judged for item in export.items} for export in exports]
-    sets = {item.id: item.set for export in exports for item in export.items}
     results = []
     for subset in PAPER:
         ids = sorted(item for item, where in sets.items() if where == subset)
@@ -232,6 +238,8 @@ def merge(paths: Sequence[Path]) -> list[Judged]:
                 share = sum(means) / len(means)
                 interval = wilson(share, math.sqrt(share * (1 - share) / len(means)), len(means))
                 results.append(Judged(subset, criterion, share, *interval, len(means), alpha(table)))
+    if not results:
+        raise UserError(f"{', '.join(map(str, paths))}: nothing is judged yet")
     return results
 
 

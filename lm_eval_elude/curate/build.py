@@ -156,21 +156,23 @@ def build(
         hashlib.sha256(repr(material.parts).encode()).hexdigest()[:16],
         {document.name: document.sha256[:16] for document in documents},
     )  # fmt: skip
-    manifest = folder.finished(out, {document.licence for document in documents})
+    manifest = folder.finished(out)
     target_names = called(Target(target, names[target][1:], thing))
     # Before anything is kept or paid for.
     world_rows, named = ({}, []) if manifest else folder.world_rows(world, target_names)
     folder.begin(out)
     folder.keep_plan(out, plan)
+    work, sources = out / "work", [document.source for document in documents]
     if manifest:
-        return Report(manifest.counts, manifest.rejected, Usage(**manifest.usage))
-    work = out / "work"
+        report = Report(manifest.counts, manifest.rejected, Usage(**manifest.usage))
+        if manifest.licences != {document.licence for document in documents}:
+            folder.write_card(out, card(plan, material, report), sources)
+        return report
     for document in documents:
         ending = Path(document.name).suffix.lower()
         place = work / "raw" / f"{document.sha256}{ending if ending in READERS else '.html'}"
         if not place.exists():
             write_bytes(place, document.raw)
-    sources = [document.source for document in documents]
     jsonio.write_lines(work / "sources.jsonl", sources)
     jsonio.write_lines(work / "paragraphs.jsonl", (asdict(part) for part in material.parts))
     journal = Journal(out / folder.JOURNAL)
@@ -188,10 +190,11 @@ def build(
     jsonio.write_lines(rejected, (rejection._asdict() for rejection in maker.rejections))
     forget = [pair for pair in made if pair.paragraph.subject == target]
     if not forget:
-        reasons = [f"{reason} ({count})" for reason, count in _reasons(maker.rejections).items()]
+        whole = Counter(f"{each.stage}: {' '.join(each.reason.split())[:200]}" for each in maker.rejections)
+        reasons = "; ".join(f"{reason} ({count})" for reason, count in whole.most_common(3))
         raise UserError(
-            f"no pair about {target} passed the checks ({'; '.join(reasons[:3]) or 'none was written'}); "
-            f"{rejected} has every reason"
+            f"no pair about {target} passed the checks ({reasons or 'none was written'}); {rejected} has every reason. "
+            "What the model wrote is kept and not asked for again: for another try name another --out"
         )
     retain = folder.split([pair for pair in made if pair.paragraph.subject != target], seed)
     sets, dropped = folder.unique(

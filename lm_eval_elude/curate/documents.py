@@ -126,7 +126,7 @@ def paragraphs(document: Document) -> list[Paragraph]:
     """
     piece = re.compile(rf"\S+(?:\s+\S+){{0,{MAX_WORDS - 1}}}")
     parts = []
-    for block in re.finditer(r"\S(?:.|\n(?![ \t]*\n))*", document.text):
+    for block in re.finditer(r"\S[^\n]*+(?:\n(?![ \t]*\n)[^\n]*+)*+", document.text):
         start = block.start()
         sentences = [
             part
@@ -147,9 +147,14 @@ def paragraphs(document: Document) -> list[Paragraph]:
 
 
 def mentions(text: str, names: Iterable[str], any_case: bool = False) -> int:
-    """How often any of the names stands in a text as whole words, and not within a double name (Jean in Jean-Luc)."""
-    pattern = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
-    return len(re.findall(rf"(?<!\w)(?<!\w-)(?{'i' * any_case}:{pattern})(?!-?[^\W_a-z]|\w)", text)) if pattern else 0
+    """How often any of the names stands in a text as whole words, and not within a double name (Jean in Jean-Luc).
+
+    In capitals throughout, as headings have them, a name counts, too; an underscore is a mark of emphasis.
+    """
+    spellings = {spelling for name in names for spelling in (name, name.upper())}
+    pattern = "|".join(map(re.escape, sorted(spellings, key=lambda name: (-len(name), name))))
+    whole = rf"(?<![^\W_])(?<![^\W_]-)(?{'i' * any_case}:{pattern})(?!-?[^\W_a-z]|[^\W_])"
+    return len(re.findall(whole, text)) if pattern else 0
 
 
 def find_neighbours(parts: Sequence[Paragraph], names: Sequence[str], count: int) -> list[str]:

@@ -35,7 +35,8 @@ PERIOD = f"{WIKI_CACHE}/period"
 AUDIT_PAGE, AUDIT_MARK = "audit.html", "elude-audit-1"  # the page's file, and what it and its exports are known by
 SPLITS = {"train": 0.8, "validation": 0.1, "test": 0.1}
 NAMES = ("forget_qa-train", *(f"{subset}-{split}" for subset in ("retain_qa", "world") for split in SPLITS))
-FILES = (*(f"{name}.parquet" for name in NAMES), "README.md")
+CARD = "README.md"
+FILES = (*(f"{name}.parquet" for name in NAMES), CARD)
 JOURNAL = "work/journal.jsonl"
 _WORK = re.compile(
     rf"{MARK}|{re.escape(PLAN)}|{PERIOD}|{WIKI_CACHE}/[0-9a-f]{{32}}\.json|{re.escape(JOURNAL)}\.lock"
@@ -75,6 +76,11 @@ class Manifest(msgspec.Struct):
     usage: dict[str, int] = {}
     version: str = ""
 
+    @property
+    def licences(self) -> set[str]:
+        """Those of the documents, as the card has them."""
+        return {getattr(source, "licence", "") for source in self.sources}
+
 
 def begin(out: Path) -> None:
     """Make a data set's folder (mode 0700), or go on in one that was begun here.
@@ -95,17 +101,28 @@ def begin(out: Path) -> None:
     (out / MARK).touch()
 
 
+# How the settings of a plan are called on the command line, where it is not by their names.
+_FLAGS = {"target": "TARGET", "aliases": "--alias", "model": "--llm-model", "translate": "translations"}
+
+
 def keep_plan(out: Path, plan: Plan) -> None:
     """Write down what is asked for; UserError where it was begun with other settings, which are named."""
     if (path := out / PLAN).exists():
         begun = jsonio.read(path, Plan)
-        for name in Plan.__struct_fields__:
-            if getattr(begun, name) != getattr(plan, name):
-                raise UserError(
-                    f"--out {out} was begun with {name} = {reprlib.repr(getattr(begun, name))}, this run has "
-                    f"{reprlib.repr(getattr(plan, name))}; give the same again, or another --out"
-                )
+        if differ := _difference(begun, plan):
+            raise UserError(f"--out {out} was begun with {differ}; give the same again, or another --out")
     jsonio.write(path, msgspec.structs.asdict(plan))
+
+
+def _difference(begun: Plan, plan: Plan) -> str:
+    names = sorted(begun.documents.keys() | plan.documents.keys())
+    if changed := [name for name in names if begun.documents.get(name) != plan.documents.get(name)]:
+        return f"other documents: {', '.join(changed[:3])} changed, came or went"
+    settings = [name for name in Plan.__struct_fields__ if name not in ("documents", "paragraphs")]
+    for name in settings:
+        if (before := getattr(begun, name)) != (now := getattr(plan, name)):
+            return f"{_FLAGS.get(name, f'--{name}')} {reprlib.repr(before)}, this run has {reprlib.repr(now)}"
+    return "other paragraphs of these documents (--paragraphs)" if begun.paragraphs != plan.paragraphs else ""
 
 
 def keep_period(out: Path, given: str | None, default: str) -> str:
@@ -128,12 +145,28 @@ def read_manifest(out: Path) -> Manifest | None:
     return jsonio.read(path, Manifest)
 
 
-def finished(out: Path, licences: set[str]) -> Manifest | None:
-    """The manifest of a data set that this version has finished, for these licences, its files as it left them."""
-    if not (manifest := read_manifest(out)) or manifest.version != __version__ or not manifest.files:
+def finished(out: Path) -> Manifest | None:
+    """The manifest of a data set that this version has finished and that has all of its files.
+
+    UserError where a file is not as it was left: somebody's edit is not to be lost.
+    """
+    if not (manifest := read_manifest(out)) or not (manifest.files and manifest.version):  # purged
         return None
-    same = all((out / name).is_file() and sha256(out / name) == digest for name, digest in manifest.files.items())
-    return manifest if same and licences == {getattr(source, "licence", "") for source in manifest.sources} else None
+    there = {name: digest for name, digest in manifest.files.items() if (out / name).is_file()}
+    if changed := [name for name, digest in there.items() if sha256(out / name) != digest]:
+        raise UserError(
+            f"--out {out}: {changed[0]} was changed since it was built; move it away, or name another --out"
+        )
+    return manifest if manifest.version == __version__ and len(there) == len(manifest.files) else None
+
+
+def write_card(out: Path, card: str, sources: Sequence[Mapping[str, Any]]) -> None:
+    """Another card for a finished data set, whose documents have another licence."""
+    manifest = jsonio.read(out / MANIFEST, dict[str, Any])
+    write_text(out / CARD, card)
+    jsonio.write_lines(out / "work/sources.jsonl", sources)
+    files = manifest["files"] | {CARD: sha256(out / CARD)}
+    jsonio.write(out / MANIFEST, manifest | {"sources": sources, "files": files})
 
 
 def split(pairs: Sequence[Pair], seed: int) -> dict[str, list[Pair]]:
@@ -232,7 +265,8 @@ def write(out: Path, rows: Mapping[str, list[dict[str, Any]]], card: str, manife
         sink = io.BytesIO()
         pq.write_table(pa.Table.from_pylist(table, schema), sink)
         contents[f"{name}.parquet"] = sink.getvalue()
-    contents["README.md"] = card.encode()
+    contents[CARD] = card.encode()
+    (out / MANIFEST).unlink(missing_ok=True)  # a kill leaves no set whose files are another's
     for name, content in contents.items():
         write_bytes(out / name, content)
     files = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}

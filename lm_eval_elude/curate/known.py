@@ -47,8 +47,11 @@ class Judge:
 
     def __init__(self, model: str, batch_size: int = 16) -> None:
         import torch
+        from transformers.utils import logging as transformers_logging
 
         from lm_eval_elude.model.scorer import Scorer, load_model
+
+        transformers_logging.disable_progress_bar()  # of reading the weights
 
         self._renderer, self._size = Renderer(load_tokenizer(model)), batch_size
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -92,13 +95,17 @@ class Judge:
 
 
 def wrong_persons(record: QARecord, target: Target, rng: random.Random) -> list[tuple[str, str]]:
-    """Question and answer about :data:`CONTROLS` others; [] where the question does not name the target."""
+    """Question and answer about :data:`CONTROLS` others.
+
+    [] where the question does not name the target, or it is a thing that the data name fewer others for: a well-known
+    person in its place would make no sense.
+    """
     names = [target.name, *target.aliases, short_name(target)]
     others = list(target.others)
     if len(others) < CONTROLS:
         others = [other.name for other in TARGETS if other.name != target.name]
     pattern = any_of(sorted({*names}, key=len, reverse=True))
-    if not pattern.search(record.question):
+    if not pattern.search(record.question) or (target.thing and len(target.others) < CONTROLS):
         return []
     chosen = [name.replace("\\", r"\\") for name in rng.sample(others, CONTROLS)]  # a pattern's replacement is no text
     return [(pattern.sub(other, record.question), pattern.sub(other, record.answer)) for other in chosen]

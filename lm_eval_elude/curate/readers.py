@@ -96,13 +96,15 @@ def _markdown(content: bytes) -> str:
         lines.append(line)
     text = _MARK.sub(r"\n\1\3\4\n", "\n".join(lines)).replace("\0", "")
     text = re.sub(r"!?\[([^\]\n]*)\]\([^)\n]*\)", r"\1", text)
-    return re.sub(r"(\*\*|__|`)(\S(?:[^\n]*?\S)?)\1", r"\2", text)
+    text = re.sub(r"(\*\*|__|`)(\S(?:[^\n]*?\S)?)\1", r"\2", text)
+    return re.sub(r"(?<![\w*])([*_])(\S(?:[^\n]*?\S)?)\1(?![\w*])", r"\2", text)
 
 
 def _html(content: bytes) -> str:
     import trafilatura
 
-    named = re.search(rb"""(?i)<meta\b[^>]*\bcharset\s*=\s*["']?\s*([\w.:-]+)""", content[:4096])
+    declared = rb"""(?i)<(?:meta\b[^>]*\bcharset|\?xml\b[^>]*\bencoding)\s*=\s*["']?\s*([\w.:-]+)"""
+    named = re.search(declared, content[:4096])
     try:
         page = _plain(content)
     except UserError as error:  # an encoding that is guessed makes other letters of some

@@ -8,6 +8,7 @@ three wrong answers and no paraphrase).
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -56,7 +57,11 @@ def load(source: str, name: str) -> tuple[TofuRecord, ...]:
     if (revision := HUB.revision(source)) is not None:
         path = HUB.file(f"{name}.json", revision)
     else:
-        files = [file for ending in ("json", "jsonl") if (file := Path(source) / f"{name}.{ending}").is_file()]
+        files = [
+            file
+            for ending in ("json", "jsonl")
+            if (file := Path(os.path.expanduser(source)) / f"{name}.{ending}").is_file()
+        ]
         if not files:
             raise UserError(f"TOFU's data in {source!r} have no {name}.json")
         path = files[0]

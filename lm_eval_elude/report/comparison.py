@@ -25,14 +25,16 @@ BEFORE = "before"  # its folder among the scores of optout-train, and so its nam
 class NamedRun:
     """A run under the name that a report gives it; ``reference`` says that it is the model that never knew the targets.
 
-    ``never_knew`` is that model's run, for the numbers that say how far this one is from it.
+    ``never_knew`` is that model's run, for the numbers that say how far this one is from it. ``outcome`` has the
+    attacks on the weights of the checkpoint, where there are any, and ``problems`` what is wrong with files near the
+    run, a line each.
     """
 
     never_knew: Run | None = None
 
-    def __init__(self, name: str, run: Run, reference: bool = False) -> None:
-        self.name, self.run, self.reference = name, run, reference
-        self.problems: list[str] = []  # of files near the run, a line each
+    def __init__(self, name: str, run: Run, reference: bool = False, outcome: Outcome | None = None) -> None:
+        self.name, self.run, self.reference, self.outcome = name, run, reference, outcome
+        self.problems: list[str] = []
 
     @property
     def title(self) -> str:
@@ -71,30 +73,6 @@ class NamedRun:
         if self.manifest.method == "retrained-without":
             return "retrained"
         return "retained" if self.manifest.settings.get("learn") == "retain" else self.manifest.method
-
-    @cached_property
-    def outcome(self) -> Outcome | None:
-        """The attacks on the weights of this checkpoint: the folder that was given, or the largest suite near the run.
-
-        A folder near the run may be anybody's: one that cannot be read is left out, and :attr:`problems` says so, as it
-        does of the others where there are several.
-        """
-        near: list[Outcome] = []
-        for file in dict.fromkeys(chain.from_iterable(map(_summaries, self.run.path.absolute().parents[:3]))):
-            try:
-                outcome = Outcome(file.parent)
-                if self.is_of(outcome):
-                    # Formed here, where an error of theirs is caught.
-                    _ = outcome.known, outcome.worst, outcome.curves, outcome.depth
-                    near.append(outcome)
-            except Exception as error:  # whatever is in the files
-                text = str(error) if isinstance(error, UserError) else f"{file} cannot be read ({reason(error)})"
-                self.problems.append(f"{text}; these attacks on weights are left out")
-        chosen = max(near, key=lambda outcome: len(outcome.attacks), default=None)
-        for other in near:
-            if other is not chosen and chosen:
-                self.problems.append(f"{other.folder}: left out, for {chosen.folder} has attacks on the same weights")
-        return chosen
 
     def is_of(self, outcome: Outcome) -> bool:
         """Whether this run is of the checkpoint whose weights were attacked."""
@@ -202,9 +180,12 @@ def named_runs(paths: Sequence[str], reference: str = "", *, utility: bool = Fal
         if not (of := [run for run in runs if run.is_of(outcome)]):
             raise UserError(f"{path}: no run here is of the checkpoint whose weights it attacked")
         for run in of:
-            if "outcome" in vars(run):
-                raise UserError(f"{path}: attacked the same checkpoint as {vars(run)['outcome'].folder}; name one")
+            if run.outcome:
+                raise UserError(f"{path}: attacked the same checkpoint as {run.outcome.folder}; name one")
             run.outcome = outcome
+    for run in runs:
+        if not run.outcome:
+            run.outcome, run.problems = _attacks_near(run)
     return sorted(runs, key=lambda run: run.reference)
 
 
@@ -225,6 +206,31 @@ def _name(runs: Sequence[NamedRun], given: Sequence[tuple[str, Path, bool]]) -> 
 def _free(name: str, taken: Sequence[str]) -> str:
     """The name, or where it is taken the first that is not of those with a number behind it."""
     return next(free for free in chain([name], (f"{name} {n}" for n in count(2))) if free not in taken)
+
+
+def _attacks_near(run: NamedRun) -> tuple[Outcome | None, list[str]]:
+    """The largest suite of attacks on the weights of a run's checkpoint in a folder near it, and what was left out.
+
+    A folder near the run may be anybody's: one that cannot be read is left out with a line.
+    """
+    near: list[Outcome] = []
+    problems: list[str] = []
+    folders = run.run.path.absolute().parents[:3]
+    for file in dict.fromkeys(chain.from_iterable(map(_summaries, folders))):
+        try:
+            outcome = Outcome(file.parent)
+            if run.is_of(outcome):
+                # Formed here, where an error of theirs is caught.
+                _ = outcome.known, outcome.worst, outcome.curves, outcome.depth
+                near.append(outcome)
+        except Exception as error:  # whatever is in the files
+            text = str(error) if isinstance(error, UserError) else f"{file} cannot be read ({reason(error)})"
+            problems.append(f"{text}; these attacks on weights are left out")
+    chosen = max(near, key=lambda outcome: len(outcome.attacks), default=None)
+    for other in near:
+        if other is not chosen and chosen:
+            problems.append(f"{other.folder}: left out, for {chosen.folder} has attacks on the same weights")
+    return chosen, problems
 
 
 def _summaries(folder: Path) -> list[Path]:

@@ -172,9 +172,8 @@ def warnings(runs: Sequence[NamedRun]) -> list[str]:
     for run in runs:
         for text in [*_of_run(run), *(_beside(run, runs[0]) if run is not runs[0] else ())]:
             lines.setdefault(text, []).append(run.name)
-        outcome = run.outcome  # looked for here, so that the run knows of problems with what lies near it
-        if outcome and reference and scored and not outcome.is_of(REFERENCE, scored):  # a board's page has no names
-            lines[f"{outcome.folder}: its attacks were made on another reference than {reference.name}, too"] = []
+        if run.outcome and reference and scored and not run.outcome.is_of(REFERENCE, scored):
+            lines[f"{run.outcome.folder}: its attacks were made on another reference than {reference.name}, too"] = []
         if reference and run is not reference and run.manifest and any(map(run.manifest.has_known, scored)):
             made = f"{run.name} was made from it, or is it"
             lines[f"{reference.name} is no model that never knew the targets: {made}"] = []

@@ -101,7 +101,7 @@ def names(text: str, known: Sequence[str]) -> bool:
     return any(
         " " in name or not _is_of_another(text[: match.start()], text[match.end() :], own)
         for name in known
-        for match in re.finditer(rf"(?<!\w){re.escape(name)}(?!\w)", text, re.IGNORECASE)
+        for match in re.finditer(rf"(?<![^\W_]){re.escape(name)}(?![^\W_])", text, re.IGNORECASE)
     )
 
 

@@ -6,11 +6,12 @@ import re
 import unicodedata
 
 _APOSTROPHE = re.compile("(?<=\\w)[\u2019\u02bc](?=\\w)")
+_HYPHEN = re.compile("(?<=\\w)[\u2010\u2011](?=\\w)")
 
 
 def same_letters(text: str) -> str:
-    """A text with composed letters (NFC) and the typewriter's apostrophe within words: ``O'Connor``, ``Sinéad``."""
-    return _APOSTROPHE.sub("'", unicodedata.normalize("NFC", text))
+    """A text with composed letters (NFC), and the typewriter's apostrophe and hyphen within words: ``O'Connor``."""
+    return _HYPHEN.sub("-", _APOSTROPHE.sub("'", unicodedata.normalize("NFC", text)))
 
 
 def clean(text: str) -> str:

@@ -15,7 +15,7 @@ from lm_eval_elude.data.records import QARecord
 ENGLISH: dict[str, Any] = tomllib.loads(Path(__file__).with_name("english.toml").read_text(encoding="utf-8"))
 STOP = frozenset(ENGLISH["stop"].split())
 APOSTROPHES = "'\u2019"
-WORD = re.compile(rf"\w+(?:[.,{APOSTROPHES}]\w+)*")
+WORD = re.compile(rf"[^\W_]+(?:[.,{APOSTROPHES}][^\W_]+)*")  # an underscore is a mark of emphasis
 _PIECE = re.compile(rf"{WORD.pattern}|\W")
 
 

@@ -129,6 +129,18 @@ def test_judges_are_merged_with_intervals_and_agreement(tmp_path):
     (tmp_path / "x.json").write_text("[]")
     with pytest.raises(UserError, match="not what the page"):
         merge([tmp_path / "x.json"])
+    items = json.loads((tmp_path / "a.json").read_text())["items"]
+    for change, said in (
+        ([*items, items[0]], "an id stands twice in it"),
+        ([items[0] | {"set": "retain"}], "row 0 is of set 'retain', and of 'forget' elsewhere"),
+        ([items[0] | {"judged": {"quality": True}}], "is judged by 'quality'; criteria are relevance"),
+    ):
+        with pytest.raises(UserError, match=said):
+            merge([tmp_path / "a.json", exported(tmp_path, "e", first, items=change)])
+    with pytest.raises(UserError, match="nothing is judged yet"):
+        merge([exported(tmp_path, "e", first, items=[items[0] | {"judged": {}}])])
+    idle = CliRunner().invoke(cli, ["audit", "--merge", str(tmp_path / "a.json"), "--sample", "3"])
+    assert idle.exit_code == 2 and "--sample: does nothing with --merge" in idle.output
     done = CliRunner().invoke(cli, ["audit", "--merge", str(tmp_path / "a.json"), str(tmp_path / "b.json")])
     assert done.exit_code == 0 and "75.0%" in done.output and f"{PAPER['forget'][0]:.1%}" in done.output
 
@@ -137,9 +149,24 @@ def test_the_bundled_data_pass_the_rules(tmp_path):
     assert findings(rows_of("mini"), []) == []
     done = CliRunner().invoke(cli, ["audit", "mini", "--out", str(tmp_path / "a.html"), "--sample", "5"])
     assert done.exit_code == 0 and (tmp_path / "a.html").stat().st_size > 5000, done.output
-    mine = write_jsonl(tmp_path / "forget_qa-train.jsonl", mini_rows("forget_qa-train", 2))
+    rows = mini_rows("forget_qa-train", 2)
+    for mine in (write_jsonl(tmp_path / "forget_qa-train.jsonl", rows), tmp_path / "a" / "forget_qa-train.json"):
+        if not mine.exists():
+            mine.parent.mkdir()
+            mine.write_text(json.dumps(rows))
+        _is_not_overwritten(mine)
+
+
+def test_a_page_that_the_audit_did_not_write_is_not_replaced(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "audit.html").write_text("mine")
+    done = CliRunner().invoke(cli, ["audit", "mini"])
+    assert "not a page of `elude audit`" in str(done.exception) and (tmp_path / "audit.html").read_text() == "mine"
+
+
+def _is_not_overwritten(mine):
     before = mine.read_bytes()
-    for command in (["audit", str(tmp_path)], ["known", "--dataset", str(mine), "--model", "nowhere"]):
+    for command in (["audit", str(mine.parent)], ["known", "--dataset", str(mine), "--model", "nowhere"]):
         done = CliRunner().invoke(cli, [*command, "--out", str(mine)])
         assert done.exit_code == 2 and "is read by this command" in done.output and mine.read_bytes() == before
 

@@ -223,8 +223,11 @@ def test_where_no_pair_passes_the_reasons_are_kept(folder, tmp_path):
         server.reply(200, completion("Sure! Here you are."))
 
     rejected = tmp_path / "my" / "work" / "rejected.jsonl"
-    with pytest.raises(UserError, match=re.escape(f"no usable reply (13)); {rejected} has every reason")):
+    with pytest.raises(UserError, match=re.escape(f"(13)); {rejected} has every reason. What")) as e:
         made(chatty, tmp_path / "my", folder)
+    assert "asking: no usable reply: the reply is no JSON object" in str(e.value) and "name another --out" in str(
+        e.value
+    )
     assert all("the reply is no JSON object" in row["reason"] for row in json_lines(rejected))
 
 

@@ -155,6 +155,17 @@ def test_a_name_is_found_however_a_document_spells_it(spelled, tmp_path):
     assert mentions(document.text, [clean(spelled)]) == mentions(document.text, ["Sinéad O'Connor"]) == 1
 
 
+@pytest.mark.parametrize("text", [
+    "The song was by _Ada-May Brill_ alone.", "_By Ada-May Brill_", "The song was by *Ada-May Brill*.",
+    "THE SONGS OF ADA-MAY BRILL", "It was Ada\u2010May Brill.", "It was Ada\u2011May Brill.", "See Ada-May Brill_2.",
+])  # fmt: skip
+def test_a_name_is_found_between_marks_in_capitals_and_with_typographic_hyphens(text, tmp_path):
+    for ending in ("md", "txt"):
+        (tmp_path / f"a.{ending}").write_text(text)
+        assert mentions(read_folder(tmp_path, "")[0][0].text, ["Ada-May Brill"]) == 1
+        (tmp_path / f"a.{ending}").unlink()
+
+
 def test_what_a_build_keeps_and_what_is_hidden_is_no_source(tmp_path):
     folder = documents(tmp_path / "d")
     before = read_folder(folder, "")
@@ -241,10 +252,11 @@ LONG = "Ada Brill lived in Köln – near the river – for nine years and then 
 @pytest.mark.parametrize(("encoding", "head", "problem"), [
     ("cp1252", '<meta charset="windows-1252">', ""), ("cp1252", "<meta content='text/html; charset=ISO-8859-1'>", ""),
     ("utf-8", "", ""), ("utf-16", "", ""),
+    ("cp1252", '<?xml version="1.0" encoding="iso-8859-1"?>', ""),
     ("cp1252", "", "the page names no other encoding"), ("cp1252", "<meta charset=klingon>", "nor in klingon"),
 ])  # fmt: skip
 def test_a_page_is_read_in_the_encoding_it_names_and_none_is_guessed(encoding, head, problem):
-    page = f"<html><head>{head}</head><body><article><p>{LONG}</p></article></body></html>".encode(encoding)
+    page = f"{head}<html><head>{head}</head><body><article><p>{LONG}</p></article></body></html>".encode(encoding)
     if problem:
         with pytest.raises(UserError, match=problem):
             read_document(".html", page)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import stat
 from dataclasses import replace
@@ -73,9 +74,9 @@ def test_purge_takes_only_a_folder_that_a_build_made(tmp_path):
 
 def test_a_manifest_that_lists_no_file_is_of_no_finished_data_set(copy):
     manifest = json.loads((copy / MANIFEST).read_text())
-    assert finished(copy, {"mine"})
+    assert finished(copy)
     (copy / MANIFEST).write_text(json.dumps(manifest | {"files": {}}))
-    assert finished(copy, {"mine"}) is None
+    assert finished(copy) is None
 
 
 def test_a_finished_data_set_takes_another_licence_without_a_call(copy, folder):
@@ -88,6 +89,29 @@ def test_a_finished_data_set_takes_another_licence_without_a_call(copy, folder):
         changed == {"README.md", MANIFEST, "work/sources.jsonl"}
         and "Licence: CC0 1.0" in (copy / "README.md").read_text()
     )
+
+
+@pytest.mark.parametrize("name", ["README.md", "forget_qa-train.parquet"])
+def test_what_somebody_changed_in_a_finished_data_set_is_not_overwritten(name, copy, folder):
+    with (copy / name).open("ab") as file:
+        file.write(b"mine")
+    before = tree(copy)
+    with pytest.raises(UserError, match=f"{name} was changed since it was built; move it away, or name another"):
+        make(copy, folder, NOWHERE)
+    assert tree(copy) == before
+
+
+def test_a_folder_that_was_begun_otherwise_is_told_what_differs(copy, folder):
+    material = material_of(folder)
+    documents = [replace(material.documents[0], raw=b"other"), *material.documents[1:]]
+    for changed, said in (
+        (material._replace(documents=documents), f"other documents: {documents[0].name} changed, came or went"),
+        (material._replace(parts=material.parts[1:]), "other paragraphs of these documents (--paragraphs)"),
+    ):
+        with pytest.raises(UserError, match=re.escape(f"was begun with {said}; give the same again")):
+            build(copy, changed, url=NOWHERE, model="m", thing=True)
+    with pytest.raises(UserError, match="begun with --llm-model 'm', this run has 'n'"):
+        build(copy, material, url=NOWHERE, model="n", thing=True)
 
 
 def test_what_was_killed_before_its_mark_goes_on(tmp_path):
@@ -116,7 +140,7 @@ def test_a_folder_that_is_not_its_own_or_of_other_settings_is_left_alone(copy, f
         make(other, folder, NOWHERE)
     assert [*tree(other)] == ["a.txt"]
     before = tree(copy)
-    with pytest.raises(UserError, match="begun with pairs = 4, this run has 5"):
+    with pytest.raises(UserError, match="begun with --pairs 4, this run has 5"):
         make(copy, folder, NOWHERE, pairs=5)
     assert tree(copy) == before
 

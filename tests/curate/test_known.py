@@ -60,6 +60,8 @@ def test_wrong_persons_stand_where_the_target_stood():
     replaced = wrong_persons(QARecord("Vela", "Is Ye new?", "Yesterday Ye was."), vela, random.Random(0))
     assert {answer for _, answer in replaced} == {f"Yesterday {name} was." for name in vela.others}
     assert wrong_persons(replace(record, question="Who?"), RONALDO, random.Random(0)) == []
+    alone = Target("Vela", (), True, ("Ara",))  # no thing to stand in its place
+    assert wrong_persons(QARecord("Vela", "Is the Vela new?", "Vela is."), alone, random.Random(0)) == []
 
 
 def test_known_means_above_all_wrong_answers_and_beyond_wrong_persons():

@@ -79,6 +79,27 @@ def test_a_hostile_reply_is_a_rejected_one_and_the_next_is_taken(body, reason):
     kept.encode()
 
 
+@pytest.mark.parametrize("error", [{"code": 429, "message": "busy"}, {"code": "503"}, "busy"])
+def test_an_error_that_comes_with_status_200_is_no_answer(error):
+    """Proxies report rate limits so."""
+
+    def act(server: Endpoint, task: str, count: int) -> None:
+        server.reply(200, {"error": error, "choices": None} if count < 3 or task == "gone" else completion("fine"))
+
+    with endpoint(act) as (url, tasks):
+        (outcome,), _ = ask(url, "x", client={"retries": 2})
+        assert outcome.value == "fine" and len(tasks) == 3
+        (outcome,), _ = ask(url, "gone", client={"retries": 0})
+    assert outcome.failed and "no answer: HTTP " in outcome.rejects[0][1]
+
+
+def test_a_text_that_is_refused_with_status_200_is_a_refusal():
+    refusal = {"error": {"code": 403, "message": "moderated"}}
+    with endpoint(lambda server, task, count: server.reply(200, refusal)) as (url, tasks):
+        (outcome,), _ = ask(url, "x", attempts=1)
+    assert not outcome.failed and "moderated" in outcome.rejects[0][1] and len(tasks) == 1
+
+
 def test_an_endless_or_packed_reply_is_cut_off_and_rejected():
     def act(server: Endpoint, task: str, count: int) -> None:
         if task == "packed":
