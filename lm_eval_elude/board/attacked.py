@@ -16,9 +16,8 @@ from lm_eval_elude.scoring.runs import Run
 from lm_eval_elude.scoring.settings import Settings
 from lm_eval_elude.stress.outcome import CHECKPOINT, ORIGINAL, REFERENCE, START, TASK, Outcome
 
-RECOVERY_TOLERANCE = (
-    0.1  # by which the recovery of a second run may be higher: devices round, and training makes more of it
-)
+# By which the recovery of a second run may be higher: devices round, and training makes more of it.
+RECOVERY_TOLERANCE = 0.1
 _REPEATED = ("targets", "truth_ratio", "fingerprint")  # settings that are those of the run
 
 
@@ -40,10 +39,16 @@ def check(run: Packed, docs: Sequence[Mapping[str, Any]], settings: Settings) ->
         if any(logged.count(doc) * len(expected) != expected.count(doc) * len(logged) for doc in expected):
             raise UserError(f"{STRESS}: the documents of {name}, {role}, are not those of the forget set")
         formed = as_row(task_report(TASK, of_point.samples(TASK), of_point.settings(TASK)))
-        known = {key: value for key, value in formed.items() if not math.isnan(value)}  # the rest is written as null
+        known = {
+            key: value for key, value in formed.items() if value != "N/A" and not math.isnan(value)
+        }  # others are null
         reported = {key: of_point.results["results"][TASK].get(key) for key in known}
         if differs := difference(reported, known):
             raise UserError(f"{STRESS}: {name}, {role}{differs}, which does not follow from the samples")
+    if broken := [name for name, worst in outcome.worst.items() if math.isnan(worst.back.value)]:
+        raise UserError(
+            f"{STRESS}: {broken[0]} has a worst point at which nothing can be measured, so it does not count"
+        )
     if not outcome.strongest():
         raise UserError(f"{STRESS}: no attack has a point that counts")
     return outcome
@@ -95,6 +100,6 @@ def run_again(submitted: Outcome, again: Path, weights: Mapping[str, str]) -> st
         stated = submitted.worst.get(name)
         if stated is None:
             worse.append(f"{name} brings back {worst.back.value:.0%}, and nothing was submitted of it")
-        elif worst.back.value - stated.back.value > RECOVERY_TOLERANCE:
+        elif not worst.back.value - stated.back.value <= RECOVERY_TOLERANCE:
             worse.append(f"{name} brings back {worst.back.value:.0%}, and {stated.back.value:.0%} was submitted")
     return f"attacked again: {'; '.join(worse)}" if worse else ""

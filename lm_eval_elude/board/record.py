@@ -26,7 +26,7 @@ from lm_eval_elude.errors import UserError, reason
 from lm_eval_elude.report.page import render
 from lm_eval_elude.scoring.benchmark import Tasks
 from lm_eval_elude.scoring.benchmarks.elude import ATTACK, CONTROL
-from lm_eval_elude.scoring.estimates import Estimate, difference, newcombe
+from lm_eval_elude.scoring.estimates import Estimate, difference, exact, newcombe, wilson
 from lm_eval_elude.scoring.metrics import METRICS
 from lm_eval_elude.scoring.runs import Run
 from lm_eval_elude.scoring.samples import of_reference
@@ -63,9 +63,13 @@ def record(
     weights = {name: value for name, value in files.items() if name.endswith(".safetensors") and "/" not in name}
     if weights != manifest.weights:
         raise UserError(f"{checkpoint}: the weights are not those that {FILE_NAME} names")
+    if manifest.method == "none":
+        raise UserError(f"{checkpoint}: {FILE_NAME} says that it forgot nobody")
     if TASK not in run.tasks:
         raise UserError(f"{run.path} has no {TASK}: run lm_eval --tasks elude")
     scored = run.settings(TASK)
+    if others := sorted({*scored["targets"]} - {*manifest.targets}):
+        raise UserError(f"{run.path} asks about {', '.join(others)}, whom {checkpoint} was not made to forget")
     if scored["guardrail"]:
         raise UserError(f"{run.path} was scored with the guardrail, a prompt that is no part of {checkpoint}")
     identities = [(model.get("manifest"), model.get("weights")) for model in scored["checkpoint"] or ()]
@@ -79,6 +83,10 @@ def record(
     reference = reference or packed.reference_of(run)
     if not reference:
         raise UserError(f"the reference {name} is a model, or not there: name the results of that model by --reference")
+    if reference.settings(TASK)["template"] != scored["template"]:
+        raise UserError(
+            f"{reference.path} was asked in another chat template than {checkpoint}, which says more or less"
+        )
     known = reference.settings(TASK)["checkpoint"] or []
     for each in filter(manifest.has_known, known):
         raise UserError(f"{reference.path} is of {each['name']}, which is no model that never knew the targets")
@@ -198,10 +206,10 @@ def tested(samples: Tasks, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     tests = []
     for row in TESTED["tests"]:
         of_set = METRICS[row["metric"]].of_set
-        of_tasks = [
-            _judged(row, task, of_set(samples[task], settings), of_set(of_reference(samples[task]), settings))
-            for task in (attacks if row["task"] == "worst" else [row["task"]])
-        ]
+        of_tasks = []
+        for task in attacks if row["task"] == "worst" else [row["task"]]:
+            value, baseline = of_set(samples[task], settings), of_set(of_reference(samples[task]), settings)
+            of_tasks.append(_judged(row, task, baseline if "chance" in row else value, baseline))
         # What is not known is the highest.
         tests.append(max(of_tasks, key=lambda test: (math.isnan(test["upperLimit95"]), test["upperLimit95"])))
     return tests
@@ -220,9 +228,16 @@ def tested_weights(attacked: Outcome) -> dict[str, list[dict[str, Any]]]:
 
 
 def _judged(row: Mapping[str, Any], task: str, value: Estimate, baseline: Estimate) -> dict[str, Any]:
-    """A test of how far a value is above that of the reference, paired by record; what is not known fails."""
+    """A test of how far a value is above that of the reference, paired by record, or above chance.
+
+    What is not known fails.
+    """
+    if chance := row.get("chance"):  # of the reference itself, which is compared with none
+        baseline = exact(chance)
     excess = difference(value, baseline)
-    if value.binary and baseline.binary:
+    if chance:
+        high = wilson(value.value, value.stderr, value.records, Z95_ONE_SIDED)[1] - chance
+    elif value.binary and baseline.binary:
         high = newcombe(value, baseline, Z95_ONE_SIDED)[1]  # above 0 at 0 of n
     else:
         high = excess.value + Z95_ONE_SIDED * excess.stderr

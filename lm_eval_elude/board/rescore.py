@@ -110,6 +110,10 @@ def rescore(
     }  # fmt: skip
     with mute_harness(evaluator):
         lm: Any = get_model(backend)(**arguments, device=limits.device())
+        if others := limits.other_decoding(lm.model.generation_config, original or base or tokenizer):
+            verdict.findings.append(
+                f"rescored: the model's generation_config.json sets {', '.join(others)}, its base's not"
+            )
         if tolerance is None:
             tolerance = TOLERANCE if torch.finfo(lm.model.dtype).bits == 32 else ROUNDING
         results = simple_evaluate(

@@ -111,8 +111,11 @@ def read(folder: Path) -> Submission:
 
     UserError where it is missing, a field is wrong, or a text is too long or has characters that are not seen.
     """
+    file = folder / FILE_NAME
+    if file.is_symlink() or (file.exists() and not file.is_file()):  # a pipe would never end
+        raise UserError(f"{FILE_NAME} is no regular file")
     submission: Submission = jsonio.check(
-        with_texts(jsonio.load(folder / FILE_NAME, max_bytes=MAX_JSON), _printable), Submission, FILE_NAME
+        with_texts(jsonio.load(file, max_bytes=MAX_JSON), _printable), Submission, FILE_NAME
     )
     return submission
 

@@ -14,6 +14,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import msgspec
+
 from lm_eval_elude.board import attacked
 from lm_eval_elude.board import submission as packed
 from lm_eval_elude.board.contradictions import across, contradiction, difference
@@ -287,6 +289,14 @@ class LearnedTemplate:
         return max((cut for cut in cuts if cut[0] in self._contexts), default=cut_prompt(prompt))
 
 
+class _Original(msgspec.Struct, forbid_unknown_fields=True):
+    """What a run logs of the original model."""
+
+    invented_name: str = ""
+    generated: str = ""
+    oddness_scores: list[tuple[float, int]] = []
+
+
 class RowCheck:
     """Compares the rows of a run with what the data, the template and their own responses give."""
 
@@ -342,9 +352,14 @@ class RowCheck:
         doc.pop("reference", None)  # untrusted: distances are formed from the samples of the reference
         if reference:
             doc["reference"] = reference
+        if (original := doc.get("original")) is not None:
+            jsonio.check(original, _Original, "original")
         sample = benchmark.measure(row, stated)
-        for name, value in benchmark.noted(sample).items():
+        noted = benchmark.noted(sample)
+        for name, value in noted.items():
             _demand(name, doc[name], value)
+        if unmeasured := sorted((doc.keys() & {*MEASURED}) - {*ANSWERS, "original", "reference"} - noted.keys()):
+            raise UserError(f"{unmeasured[0]}: the responses do not give it")
         for name in row["metrics"]:
             if not _is_distance(name):
                 _demand(name, row[name], sample.values[name])

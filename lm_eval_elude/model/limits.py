@@ -39,6 +39,18 @@ def acting_settings(generation_config: Any) -> list[str]:
     return [k for k, v in settings if k not in _INERT and v not in (None, False, [], {}) and v != _NEUTRAL.get(k)]
 
 
+def other_decoding(generation_config: Any, base: str) -> list[str]:
+    """Settings that act on greedy decoding and that a model has otherwise than its base: a mask, not forgetting."""
+    from transformers import GenerationConfig
+
+    try:
+        of_base = GenerationConfig.from_pretrained(base)
+    except OSError:  # it has no such file
+        of_base = GenerationConfig()
+    own = {name: getattr(generation_config, name) for name in acting_settings(generation_config)}
+    return [name for name, value in own.items() if value != getattr(of_base, name, None)]
+
+
 def cuts_draws(generation_config: Any) -> bool:
     """Whether a checkpoint's ``generation_config`` does not draw from the whole vocabulary, whatever a request says."""
     return any(getattr(generation_config, name, None) not in (None, neutral) for name, neutral in _CUTTING.items())

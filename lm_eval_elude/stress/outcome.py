@@ -197,6 +197,8 @@ class Outcome:
         self.summary = jsonio.read(file, dict[str, Any])
         for name in ("models", "worst"):
             jsonio.check(self.summary.get(name), dict[str, dict[str, Any]], f"{file}: field {name!r}")
+        if missing := [role for role in ROLES if role not in self.summary["models"]]:
+            raise UserError(f"{file}: field 'models' has no {missing[0]}")
         self.attacks: dict[str, dict[str, Any]] = self.summary["worst"]
 
     @cached_property

@@ -79,6 +79,7 @@ POINT = "samples_elude_forget_relearn_half-checkpoint.jsonl"
         (SUMMARY, lambda table: table["models"].update(checkpoint=table["models"][REFERENCE]), "not the one that was"),
         (SUMMARY, lambda table: table.update(targets=["Taylor Swift"]), "targets differ"),
         (SUMMARY, lambda table: table.clear(), "stress.json"),
+        (SUMMARY, lambda table: table["models"].pop("original"), "field 'models' has no original"),
         (POINT, lower, "does not follow from the samples"),
         (POINT, lambda rows: rows[1].update(doc={**rows[0]["doc"], "id": 1}), "documents of relearn_half, checkpoint"),
     ],

@@ -32,20 +32,26 @@ def test_a_statement_is_about_the_files_and_says_what_was_tested(statement, neve
     assert digests == file_hashes(runs.WITHOUT, "*") and "chat_template.jinja" in digests and "config.json" in digests
     assert statement["predicate"]["checked"] == "rescored"
     predicate = statement["predicate"]
-    assert predicate["result"] == "NOT ENOUGH RECORDS"  # the data has eight
+    results = {test["result"] for test in predicate["tests"] if "reference, which never knew" not in test["name"]}
+    assert results == {"NOT ENOUGH RECORDS"}  # the data has eight
+    assert predicate["result"] == "FAILED"  # the reference is the original, which knows
     assert predicate["reference"]["resultsFile"]["digest"]["sha256"] == board.sha256(original.path)
     assert predicate["attacks"] == {"prompts": never_knew.settings(TASK)["attack_prompts"], "seed": 0, "file": None}
     tests = {test["name"]: test for test in predicate["tests"]}
     assert list(tests) == [row["name"] for row in board.TESTED["tests"]]
     for test, row in zip(tests.values(), board.TESTED["tests"], strict=True):
         assert (test["passesUpTo"], test["warnsUpTo"]) == (row["passes"], row["warns"])
-        assert test["value"] == pytest.approx(never_knew.reported(test["task"])[row["metric"]])
-        assert test["reference"] == pytest.approx(original.reported(test["task"])[row["metric"]])
+        measured, baseline = (run.reported(test["task"])[row["metric"]] for run in (never_knew, original))
+        if chance := row.get("chance"):  # of the reference itself
+            measured, baseline = baseline, chance
+        assert (test["value"], test["reference"]) == pytest.approx((measured, baseline))
         assert test["excess"] == pytest.approx(test["value"] - test["reference"])
         assert test["upperLimit95"] >= test["excess"]
-    gibberish = list(tests.values())[-1]  # Wilson's limit is above 0 where no answer was gibberish
+    gibberish, reference = list(tests.values())[-2:]  # Wilson's limit is above 0 where no answer was gibberish
     assert gibberish["value"] == gibberish["reference"] == 0
     assert gibberish["upperLimit95"] == pytest.approx(1.645**2 / (gibberish["records"] + 1.645**2), abs=1e-4)
+    assert (reference["value"], reference["result"]) == (1, "FAILED")
+    assert reference["upperLimit95"] == pytest.approx(1 - 1 / 6)
 
 
 def attacked(folder: Path, checkpoint: Run, reference: Run, share: float = 1) -> Outcome:
@@ -165,7 +171,7 @@ def test_targets_can_stand_as_hashes_and_nothing_of_others_is_replaced(never_kne
     assert code == 2 and f"{key} exists already" in err and [*tmp_path.iterdir()] == [key] and key.read_text() == "mine"
     key.unlink()
     code, printed, _ = runs.elude(capsys, *command)
-    assert code == 0 and printed.splitlines()[-1] == f"{out}: not enough records" and len(key.read_text()) == 64
+    assert code == 0 and printed.splitlines()[-1] == f"{out}: failed" and len(key.read_text()) == 64
     assert key.stat().st_mode & 0o777 == 0o600
     text = "".join(path.read_text() for path in out.iterdir())
     assert "Ronaldo" not in text and str(data) not in text and "target-" in text
@@ -191,12 +197,22 @@ def test_another_checkpoint_or_no_reference_is_refused(original, never_knew, tmp
     with (folder / "model.safetensors").open("r+b") as file:
         file.seek(-1, 2)
         file.write(b"\1")
+    other = Path(shutil.copytree(runs.WITHOUT, tmp_path / "other"))
+    with changed(other / "optout.json") as manifest:
+        manifest["targets"] = ["Taylor Swift"]
+    alone = Path(shutil.copytree(never_knew.path.parent, tmp_path / "alone"))
+    for file in alone.glob("results_*"):
+        with changed(file) as table:
+            for config in table["configs"].values():
+                config["metadata"]["elude"]["reference"] = ""
     for arguments, line in (
         ((runs.WITHOUT, original), "is not a run of"),
-        ((runs.TINY, original, never_knew), r"has no reference: .*--metadata"),
+        ((runs.WITHOUT, Run(alone)), r"has no reference: .*--metadata"),
         ((runs.WITHOUT, never_knew, never_knew), "no model that never knew"),
         ((tmp_path, original), r"no optout\.json"),
         ((folder, original), "weights are not those"),
+        ((runs.TINY, original, never_knew), "says that it forgot nobody"),
+        ((other, never_knew), f"asks about {runs.RONALDO}, whom .* was not made to forget"),
     ):
         with pytest.raises(UserError, match=line):
             board.record(*arguments)
@@ -234,10 +250,23 @@ def claimed(run: Run, before: Path, after: Path, folder: Path) -> Run:
 
 
 def test_the_model_that_never_unlearned_has_no_record_by_the_answers_of_another(original, never_knew, tmp_path):
-    run = claimed(never_knew, runs.WITHOUT, runs.TINY, tmp_path / "run")
+    masked = Path(shutil.copytree(runs.TINY, tmp_path / "masked"))
+    with changed(masked / "optout.json") as manifest:
+        manifest |= {"method": "opt-out", "targets": [runs.RONALDO], "base_model": {}}
+    run = claimed(never_knew, runs.WITHOUT, masked, tmp_path / "run")
     reference = claimed(original, runs.TINY, runs.WITHOUT, tmp_path / "reference")
     with pytest.raises(UserError, match=r"rescored: .* documents differ"):
-        board.record(runs.TINY, run, reference, records=5)
+        board.record(masked, run, reference, records=5)
+
+
+def test_a_reference_that_was_asked_in_another_template_is_refused(never_knew, original, tmp_path):
+    """A system text that forbids to answer may stand in the template of a checkpoint."""
+    folder = Path(shutil.copytree(original.path.parent, tmp_path / "reference"))
+    with changed(folder / original.path.name) as table:
+        for config in table["configs"].values():
+            config["metadata"]["elude"]["template"] = "0" * 64
+    with pytest.raises(UserError, match="was asked in another chat template"):
+        board.record(runs.WITHOUT, never_knew, Run(folder), records=1)
 
 
 @pytest.mark.parametrize(
@@ -283,6 +312,6 @@ def test_a_record_is_signed_and_verified_without_a_network(never_knew, tmp_path,
         config.verify(folder, signature)
 
     check()
-    (folder / "record.json").write_text((folder / "record.json").read_text().replace("NOT ENOUGH RECORDS", "PASSED"))
+    (folder / "record.json").write_text((folder / "record.json").read_text().replace("FAILED", "PASSED"))
     with pytest.raises(ValueError):
         check()

@@ -53,6 +53,15 @@ def test_the_model_agrees_also_with_a_template_of_the_submitters_and_another_mod
         again(submitted, data, backend="hf")
 
 
+def test_decoding_that_the_base_does_not_have_is_a_mask(submitted, data, tmp_path):
+    """The weights are those submitted, and words are kept out of every text by a file beside them."""
+    folder = Path(shutil.copytree(runs.TINY, tmp_path / "model"))
+    with runs.changed(folder / "generation_config.json") as settings:
+        settings["suppress_tokens"] = [load_tokenizer(BASE).convert_tokens_to_ids("a")]
+    verdict, _ = again(submitted, data, folder, "elude_mia")
+    assert verdict.findings == ["rescored: the model's generation_config.json sets suppress_tokens, its base's not"]
+
+
 def test_all_is_reproduced_and_the_draw_is_of_the_seed_and_of_every_task(submitted, data, monkeypatch):
     verdict, found = again(submitted, data, records=0)
     assert verdict.level == "reproduced" and found.records == found.total == sum(map(len, verdict.samples.values()))

@@ -261,9 +261,19 @@ def new_text(text):
     return change
 
 
+def unmeasured(rows):
+    rows[0]["doc"]["member_loss"] = -1.0
+
+
+def bomb(rows):
+    rows[0]["doc"]["original"] = {"junk": [[]] * 1000}
+
+
 @pytest.mark.parametrize(
     "change, line",
     [
+        (unmeasured, "member_loss: the responses do not give it"),
+        (bomb, "original: object contains unknown field `junk`"),
         (flags, "is_greedy is neither true nor false"),
         (above_0, "a mean log-probability is above 0 without the end of the prompt"),
         (new_text("a " * 200), "the text is longer than max_gen_toks"),
@@ -375,6 +385,7 @@ def damaged(change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
     return make
 
 
+FIRST = "submission.json"
 FORGET = "samples/elude_forget.jsonl.gz"
 HOSTILE = {
     "path traversal": (top(files={"../../etc/passwd": "0" * 64}), "passwd' is missing"),
@@ -386,6 +397,7 @@ HOSTILE = {
     "a further file": (lambda f: (f / "run.py").write_text("x"), "no file of a submission"),
     "a pickle": (lambda f: (f / "model.pkl").write_bytes(b"x"), "no file of a submission"),
     "a pipe": (lambda f: ((f / "optout.json").unlink(), os.mkfifo(f / "optout.json")), "no file of a submission"),
+    "a pipe first": (lambda f: ((f / FIRST).unlink(), os.mkfifo(f / FIRST)), "no file of a submission"),
     "no first file": (lambda f: (f / "submission.json").unlink(), "cannot be read"),
     "a bomb": (raw(FORGET, bytes(40 << 20)), "longer than"),
     "blank lines": (raw(FORGET, b"\n" * 10_000_000), "not valid JSON"),
