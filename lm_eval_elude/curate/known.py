@@ -47,11 +47,8 @@ class Judge:
 
     def __init__(self, model: str, batch_size: int = 16) -> None:
         import torch
-        from transformers.utils import logging as transformers_logging
 
         from lm_eval_elude.model.scorer import Scorer, load_model
-
-        transformers_logging.disable_progress_bar()  # of reading the weights
 
         self._renderer, self._size = Renderer(load_tokenizer(model)), batch_size
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -36,7 +36,7 @@ from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, po
 from lm_eval.models.utils_hf import clear_torch_cache
 from tqdm import tqdm
 
-from lm_eval_elude.errors import reason
+from lm_eval_elude.errors import UserError, reason
 from lm_eval_elude.model import limits
 from lm_eval_elude.model.decoding import decode
 from lm_eval_elude.model.packing import Tree, collate, lay_out, plant
@@ -58,14 +58,14 @@ class EludeLM(HFLM):
     """Stock ``HFLM``, with every argument of it, that runs shared work once (see the module's text).
 
     ``batch_tokens`` is the tokens of one batch, padding included; by default what the memory allows, else a positive
-    whole number (or ValueError). ``batch_size`` holds for what goes the stock way.
+    whole number (or UserError). ``batch_size`` holds for what goes the stock way.
     """
 
     softmax_dtype: torch.dtype | None
 
     def __init__(self, pretrained: Any, batch_tokens: int | str | None = None, **kwargs: Any) -> None:
         if batch_tokens is not None and (not str(batch_tokens).isdigit() or int(batch_tokens) < 1):
-            raise ValueError(f"batch_tokens={batch_tokens!r} in --model_args must be a positive whole number")
+            raise UserError(f"batch_tokens={batch_tokens!r} in --model_args must be a positive whole number")
         # Stock hf divides the requests among GPUs only; on CPU each rank would score everything. Accelerate counts the
         # ranks of a CPU only if told that it is one, before anything else asks for its state (then this does nothing).
         on_cpu = not torch.accelerator.is_available() or str(kwargs.get("device")).startswith("cpu")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
@@ -66,7 +67,10 @@ def load_model(name: str, revision: str | None = None, dtype: Any = "auto", flag
     """
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging as transformers_logging
 
+    if not sys.stderr.isatty():
+        transformers_logging.disable_progress_bar()  # of reading the weights
     try:
         return AutoModelForCausalLM.from_pretrained(
             name, revision=revision, dtype=dtype, use_safetensors=True, trust_remote_code=False

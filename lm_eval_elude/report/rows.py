@@ -6,7 +6,9 @@ formed, as in the paper.
 
 from __future__ import annotations
 
+import os
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -66,14 +68,17 @@ class Row(NamedTuple):
 
 def rows(runs: Sequence[NamedRun]) -> list[Row]:
     """The rows that the runs make, each base model's in the order in which it was given."""
-    groups: dict[tuple[str, str, bool], list[NamedRun]] = {}
+    groups: dict[tuple[str, str, bool, str], list[NamedRun]] = {}
     for run in runs:
         of_tofu = "tofu_forget" in run.run.tasks
         base = run.manifest.first_base if run.manifest else None  # that of the first of several requests
         name = "" if of_tofu else Path(str(base or run.model)).name
-        groups.setdefault((name, _method(run), of_tofu), []).append(run)
+        groups.setdefault((name, _method(run), of_tofu, "" if run.manifest else _place(run.model)), []).append(run)
     made = []
-    for (base, method, _), members in groups.items():
+    alike_named = Counter(key[:3] for key in groups)
+    for (base, method, of_tofu, place), members in groups.items():
+        if place and alike_named[base, method, of_tofu] > 1:  # models of one name in several folders, without manifests
+            method = members[0].name
         settings = [_settings(run) for run in members]
         keys = sorted({key for of_run in settings for key in of_run} - IGNORED_SETTINGS)
         # A run of the harness's own tasks alone does not say how ours were scored, and goes with any that does.
@@ -103,6 +108,11 @@ def marked(rows: Sequence[Row]) -> list[Row]:
         else row
         for row in rows
     ]
+
+
+def _place(model: str) -> str:
+    """What tells a model from others of its name."""
+    return os.path.realpath(model) if os.path.isdir(model) else model
 
 
 def _settings(run: NamedRun) -> dict[str, object]:
@@ -187,8 +197,9 @@ def _method(run: NamedRun) -> str:
     if run.manifest is None:
         unknown = bool(run.run.tasks) and "checkpoint" not in run.settings  # a released log does not say of what it is
         lost = not run.run.tasks and run.model.count("/") > 1 and not Path(run.model).exists()
-        if unknown or lost or any("manifest" in part for part in run.settings.get("checkpoint") or ()):
-            return run.name  # its checkpoint is not here to say
+        scored = run.settings.get("checkpoint") or ()
+        if unknown or lost or len(scored) > 1 or any("manifest" in part for part in scored):
+            return run.name  # an adapter, or its checkpoint is not here to say
         return "guardrail" if run.settings.get("guardrail") else ORIGINAL
     kept = run.method.endswith("+rt") or run.method.startswith("opt-out")
     return run.method + (WORLD_ONLY if kept and run.manifest.settings.get("retain_weight") == 0 else "")

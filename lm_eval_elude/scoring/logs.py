@@ -88,6 +88,14 @@ _COLUMNS: dict[str, Any] = {
 }  # fmt: skip
 
 
+def is_results(path: Path) -> bool:
+    """Whether a file is one of lm-eval's results, whatever its name is (``--output_path FILE.json``)."""
+    if path.name.startswith("results_"):
+        return True
+    log = jsonio.load(path, nan=True)
+    return isinstance(log, dict) and {"results", "configs"} <= log.keys()
+
+
 def open_run(path: Path, *, utility: bool = False) -> Run:
     """A run of ours, or a released log, whichever the file is."""
     log = {} if path.name.startswith("results_") else jsonio.load(path, nan=True)

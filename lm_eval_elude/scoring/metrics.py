@@ -10,6 +10,7 @@ reported.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -223,7 +224,9 @@ def ks_p_value(samples: Sequence[Sample], settings: Mapping[str, Any] | None = N
         draws = [_by_record(side, name) for side in sides]
     else:
         draws = [[sample.values[name] for sample in side] for side in sides]
-    return Estimate(float(ks_2samp(*draws).pvalue), {}, len(samples))
+    with warnings.catch_warnings():  # of many draws it says that it takes the asymptotic p-value
+        warnings.filterwarnings("ignore", "ks_2samp", RuntimeWarning)
+        return Estimate(float(ks_2samp(*draws).pvalue), {}, len(samples))
 
 
 def _by_record(samples: Sequence[Sample], name: str) -> list[float]:
@@ -352,8 +355,13 @@ def _token_metric(name: str, attack: str, sentence: str, needs: Need = "token lo
     """The row of an attack that needs token log-probabilities: the AUC of its score, averaged over targets."""
 
     def over(samples: Sequence[Sample], settings: Mapping[str, Any]) -> Estimate:
-        groups = by_target(samples).values()
-        return average([auc(_side(group, f"{name} pair", 0), _side(group, f"{name} pair", 1)) for group in groups])
+        attacks = membership_attacks(samples, settings["seed"])  # where that on the loss cannot be made, none can
+        areas = [
+            Estimate(math.nan, {}, attacks[target].n) if attacks[target].reason
+            else auc(_side(group, f"{name} pair", 0), _side(group, f"{name} pair", 1))
+            for target, group in by_target(samples).items()
+        ]  # fmt: skip
+        return average(areas)
 
     return Metric(
         name, f"AUC {attack}", "share", (None, None), ("membership",), f"AUC of {sentence}.",

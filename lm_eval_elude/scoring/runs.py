@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -74,7 +75,8 @@ class Run:
     @cached_property
     def checkpoint(self) -> Path | None:
         """The folder of the checkpoint that was scored, None where what lies there now is not it."""
-        for identity in self.settings(self.tasks[0]).get("checkpoint") or () if self.tasks else ():
+        scored = self.settings(self.tasks[0]).get("checkpoint") or () if self.tasks else ()
+        for identity in scored[:1]:  # an adapter's; what it is put on may have forgotten, and is not what was scored
             for folder in (Path(str(identity.get("name", ""))), *self.path.absolute().parents[:4]):
                 if (file := folder / FILE_NAME).is_file() and sha256(file) == identity.get("manifest"):
                     return folder
@@ -82,7 +84,9 @@ class Run:
 
     def sample_file(self, task: str) -> Path:
         """Where a task's samples are logged; UserError where they are not there."""
-        date = self.path.stem.removeprefix("results_")
+        # With --output_path FILE.json lm-eval puts the file's name in the place of "results".
+        dated = re.search(r"_(\d{4}-\d\d-\d\dT[\d.-]+)$", self.path.stem)
+        date = dated[1] if dated else self.path.stem.removeprefix("results_")
         file = self.path.with_name(f"samples_{task}_{date}.jsonl")
         if not file.is_file():
             raise UserError(f"{file}: the samples of {task} are not there; run lm_eval with --log_samples")

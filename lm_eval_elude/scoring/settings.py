@@ -80,7 +80,7 @@ read_text = reader("text", lambda value: isinstance(value, str), os.path.expandu
 _names = reader(
     "a name or a list of names",
     lambda value: (
-        all(isinstance(name, str) and name for name in value)
+        bool(value) and all(isinstance(name, str) and name for name in value)
         if isinstance(value, list | tuple)
         else isinstance(value, str) and value != ""
     ),

@@ -121,7 +121,9 @@ class QuestionTask(HarnessTask):
                     f"{self.config.task}: an answer to {request.doc['question'][:80]!r} has {count} tokens, and the "
                     f"model takes {most:.0f}"
                 )
-        written = [int(r.args[1].get("max_gen_toks", 0)) for r in self.instances if r.request_type == "generate_until"]
+        written = [r.args[1].get("max_gen_toks", 1) for r in self.instances if r.request_type == "generate_until"]
+        if wrong := [tokens for tokens in written if type(tokens) is not int or tokens < 1]:
+            raise UserError(f"--gen_kwargs max_gen_toks must be a whole number above 0, got {wrong[0]!r}")
         if (longest := max(written, default=0)) >= most:
             raise UserError(
                 f"{self.config.task}: an answer may have {longest} tokens, and the model takes {most:.0f}, prompt "

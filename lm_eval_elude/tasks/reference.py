@@ -24,7 +24,7 @@ from lm_eval_elude.data import dataset
 from lm_eval_elude.data.files import weights_stamp
 from lm_eval_elude.errors import UserError, reason
 from lm_eval_elude.scoring.benchmark import ANSWERS
-from lm_eval_elude.scoring.logs import truth_ratios
+from lm_eval_elude.scoring.logs import is_results, truth_ratios
 from lm_eval_elude.scoring.metrics import Need
 from lm_eval_elude.scoring.runs import Run
 from lm_eval_elude.scoring.samples import same_answers
@@ -202,7 +202,7 @@ def find_reference(task: Any, metadata: Mapping[str, Any]) -> OtherModel | None:
     if not name:
         return None
     path = Path(name)
-    if path.is_file() and not path.name.startswith("results_"):
+    if path.is_file() and not is_results(path):
         return ReferenceLog(path)
     if path.is_file() or (path.is_dir() and not (path / "config.json").is_file()):
         run = Run(path)

@@ -28,6 +28,7 @@ from scipy import stats
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tqdm import tqdm
 
+from lm_eval_elude.errors import UserError
 from lm_eval_elude.model import backend, limits
 from lm_eval_elude.model.backend import EludeLM
 from lm_eval_elude.model.limits import cuts_draws
@@ -360,7 +361,7 @@ def test_a_tree_that_is_too_much_is_planted_smaller(tokenizer: Any, lines: Any, 
 
 @pytest.mark.parametrize("given_tokens", ["many", "0", -3])
 def test_bad_batch_tokens(given_tokens: Any, tokenizer: Any) -> None:
-    with pytest.raises(ValueError, match=r"batch_tokens=.* must be a positive whole number"):
+    with pytest.raises(UserError, match=r"batch_tokens=.* must be a positive whole number"):
         EludeLM(make(len(tokenizer)), tokenizer=tokenizer, batch_tokens=given_tokens)
 
 
@@ -494,6 +495,7 @@ import torch.distributed
 atexit.register(lambda: print("#", torch.distributed.is_initialized(), flush=True))  # the first in is the last to run
 import lm_eval
 from lm_eval.tasks import TaskManager
+from lm_eval_elude.errors import UserError
 from lm_eval_elude.model.backend import EludeLM
 
 metadata = {"pretrained": sys.argv[1], "dataset": "mini", "target": "Cristiano Ronaldo"}

@@ -24,6 +24,7 @@ from lm_eval_elude.report.rows import COST, FQ
 from lm_eval_elude.report.rows import rows as make_rows
 from lm_eval_elude.report.verdict import warnings
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS, GROUPS, UTILITY, UTILITY_BENCHMARKS
+from lm_eval_elude.scoring.logs import is_results
 from lm_eval_elude.scoring.metrics import METRICS, THREE
 from lm_eval_elude.scoring.runs import Run
 from optout_train.config import build_config
@@ -94,6 +95,33 @@ def test_rows_are_named_by_method_and_by_the_settings_that_differ(rows):
         (base, "npo+rt"): 2, (base, "npo+rt world only"): 1, ("made-up", "original"): 1,
         (base, "opt-out, transport-weight 0.1"): 2, (base, "opt-out, transport-weight 10.0"): 1,
     }  # fmt: skip
+
+
+def test_models_of_one_name_in_several_folders_are_several_rows(tmp_path):
+    """Trainer calls each of its checkpoints checkpoint-100."""
+    for name, known in (("x", 0.9), ("y", 0.1), ("z", 0.5)):
+        (model := tmp_path / "models" / name / "checkpoint-100").mkdir(parents=True)
+        file = made_run(tmp_path / "runs" / name, known=known, tasks=tuple(SETS))
+        found = json.loads(file.read_text())
+        found["config"]["model_args"]["pretrained"] = str(model)
+        parts = [{"name": str(model), "weights": {"model.safetensors": name}}]
+        parts += [{"name": "base", "manifest": "0" * 64}] if name == "z" else []  # z is an adapter on it
+        for config in found["configs"].values():
+            config["metadata"]["elude"]["checkpoint"] = parts
+        file.write_text(json.dumps(found))
+    made = make_rows(named_runs([str(tmp_path / "runs")]))
+    assert [(row.method, row.runs) for row in made] == [("x", 1), ("y", 1), ("z", 1)]
+    first, second, _ = (row.numbers["elude_forget", "probability"].value for row in made)
+    assert first > 0.7 and second < 0.2
+
+
+def test_a_run_whose_results_file_lm_eval_was_given_a_name_for_is_read(tmp_path):
+    made_run(tmp_path, known=0.9, tasks=tuple(SETS))
+    for file in [*tmp_path.glob("*_2026.json*")]:
+        file.rename(file.with_name(file.name.replace("results", "mine").replace("2026", "2026-11-27T10-00-00.5")))
+    (named,) = tmp_path.glob("mine_*.json")
+    (run,) = named_runs([str(named)])
+    assert run.estimate("elude_forget", "probability").value > 0.7 and is_results(named)
 
 
 def test_a_utility_run_whose_checkpoint_is_not_here_is_not_taken_for_the_original(folder, tmp_path):

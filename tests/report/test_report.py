@@ -301,7 +301,7 @@ def test_what_an_attack_brings_back_is_hidden_however_unsure_it_is_how_little_is
     before, run, never = Shares(known=46), Shares(known=35), Shares(known=30)
     assert _judgement(run, before, never) == "has too few records to judge"
     for back, judged in ((0.9, "hides the facts"), (0.2, "has too few records to judge")):
-        worst = SimpleNamespace(recovery={"truth_first": SimpleNamespace(value=back)})
+        worst = SimpleNamespace(back=SimpleNamespace(value=back))
         run.outcome = SimpleNamespace(strongest=lambda worst=worst: worst)
         assert _judgement(run, before, never) == judged
 

@@ -301,3 +301,12 @@ def test_degenerate_losses_give_nan_and_a_reason(members, others, said):
     assert said in result.reason
     values = (result.accuracy, result.accuracy_std, result.auc.value, result.auc.stderr, *result.auc.interval)
     assert all(map(math.isnan, values))
+
+
+def test_where_there_are_too_few_samples_for_one_attack_no_other_is_certain():
+    few = [
+        Sample("a", str(i), i, {"loss": (1.0, 2.0), "mia_zlib_auc pair": (2.0, 1.0), "mia_zlib_auc": 1.0})
+        for i in range(3)
+    ]
+    for metric in ("mia_auc", "mia_zlib_auc"):
+        assert math.isnan(METRICS[metric].of_set(few, {"seed": 0}).value)

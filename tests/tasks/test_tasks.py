@@ -145,6 +145,7 @@ def test_environment_and_metadata(monkeypatch):
         ({"guardrial": True}, "no key 'guardrial'; did you mean 'guardrail'"),
         ({"targets": "ronaldo"}, "no key 'targets'; did you mean 'target'"),
         ({"orignal": "tiny"}, "no key 'orignal'; did you mean 'original'"),
+        ({"target": []}, "target in --metadata must be a name or a list of names"),
         ({"target": 5}, "target in --metadata must be a name or a list of names, got int 5"),
         ({"target": ["ronaldo", None]}, "target in --metadata must be a name"),
         ({"attack_seed": None}, "attack_seed in --metadata must be a whole number"),
@@ -412,6 +413,10 @@ def test_other_generation_settings_are_not_taken_from_the_cache(request_cache, t
     task = forget(tokenizers["base"])
     task.set_config("generation_kwargs", {"max_gen_toks": 16}, update=True)  # what --gen_kwargs does
     assert asked(task, limit=1)[-1][1][1]["max_gen_toks"] == 16
+    for wrong in ("five", None, 0):
+        task.set_config("generation_kwargs", {"max_gen_toks": wrong}, update=True)
+        with pytest.raises(UserError, match="--gen_kwargs max_gen_toks must be a whole number above 0, got"):
+            asked(task, limit=1)
 
 
 # ---- YAML files, groups and scores
