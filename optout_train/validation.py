@@ -102,14 +102,14 @@ def unknown(measures: Mapping[str, float]) -> str:
     )
 
 
-class Verdict(NamedTuple):
+class StopDecision(NamedTuple):
     """The epoch whose weights are the best so far (0: none is good), and why to stop ("" to go on)."""
 
     best: int
     reason: str
 
 
-def judge(epochs: Sequence[Mapping[str, float]], patience: int) -> Verdict:
+def judge(epochs: Sequence[Mapping[str, float]], patience: int) -> StopDecision:
     """The rule of early stopping: ``patience`` bad epochs in a row.
 
     An epoch is bad where its score is below the epoch's before (the paper's rule, appendix A), or where the model has
@@ -129,4 +129,4 @@ def judge(epochs: Sequence[Mapping[str, float]], patience: int) -> Verdict:
     reason = "validation score fell"
     if collapsed[last]:
         reason = f"collapse: retain quality {keeps[last]:.3f}, {keeps[0]:.3f} before training"
-    return Verdict(best, f"{reason} ({bad} bad epoch(s) in a row up to epoch {last})" if bad >= patience else "")
+    return StopDecision(best, f"{reason} ({bad} bad epoch(s) in a row up to epoch {last})" if bad >= patience else "")

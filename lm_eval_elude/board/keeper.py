@@ -149,7 +149,7 @@ class Asked(msgspec.Struct, frozen=True):
     stress: bool = False  # whether the attacks on the weights were run again
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class KeeperVerdict(msgspec.Struct, frozen=True):
     """``verdicts/NAME.json``, as ``elude verify --rescore --json`` prints it."""
 
     digest: str  # of the submission
@@ -170,7 +170,7 @@ class Verdict(msgspec.Struct, frozen=True):
         return LEVELS.index(self.level) if self.level and not self.findings else len(LEVELS)
 
 
-def verdicts(folder: Path) -> tuple[dict[str, Verdict], dict[str, str]]:
+def verdicts(folder: Path) -> tuple[dict[str, KeeperVerdict], dict[str, str]]:
     """Verdicts by the submission's digest, and files that are none.
 
     Of several on a submission a failed one, or else the one for which most was asked, then the highest, then the last.
@@ -178,14 +178,14 @@ def verdicts(folder: Path) -> tuple[dict[str, Verdict], dict[str, str]]:
     known, unreadable = [], {}
     for file in sorted((folder / VERDICTS).glob("*.json")):
         try:
-            known.append(jsonio.read(file, Verdict, max_bytes=packed.MAX_JSON))
+            known.append(jsonio.read(file, KeeperVerdict, max_bytes=packed.MAX_JSON))
         except UserError as error:
             unreadable[f"{VERDICTS}/{file.name}"] = str(error).replace(f"{folder}/", "")
     known.sort(key=lambda verdict: (verdict.grade == len(LEVELS), verdict.asked, verdict.grade, verdict.date))
     return {verdict.digest: verdict for verdict in known}, unreadable
 
 
-def unranked(table: Table, verdict: Verdict | None, oddness: bool = False, attacks: bool = False) -> str:
+def unranked(table: Table, verdict: KeeperVerdict | None, oddness: bool = False, attacks: bool = False) -> str:
     """Why a row has no rank, by the verdict on it; "" where that gives it one.
 
     ``oddness`` and ``attacks`` (on the weights) say that they count in this table.

@@ -11,7 +11,7 @@ import math
 import secrets
 import tempfile
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from lm_eval_elude.board.rescore import rescore
 from lm_eval_elude.board.verify import MEANING, Verdict, verify
 from lm_eval_elude.data import bundled, jsonio
 from lm_eval_elude.data.files import file_hashes, sha256, write_text
-from lm_eval_elude.data.manifest import FILE_NAME, read_manifest
+from lm_eval_elude.data.manifest import FILE_NAME, Manifest, read_manifest
 from lm_eval_elude.errors import UserError, reason
 from lm_eval_elude.report.page import render
 from lm_eval_elude.scoring.benchmark import Tasks
@@ -56,8 +56,42 @@ def record(
     reference, or is not what ``elude verify`` accepts, or the attacks are no whole suite, were on another checkpoint,
     or beside another reference.
     """
-    manifest = read_manifest(checkpoint)
-    if manifest is None:
+    manifest, files = _manifest_of(checkpoint)
+    _must_be_of(run, checkpoint, manifest, files)
+    reference = reference or packed.reference_of(run)
+    scored = run.settings(TASK)
+    if not reference:
+        name = scored["reference"]
+        raise UserError(f"the reference {name} is a model, or not there: name the results of that model by --reference")
+    known = _never_knew(reference, run, manifest)
+    data = _verified(reference, data=scored["dataset"]).data
+    left_out: list[str] = []
+    if attacked:
+        where = f"--stress {attacked.folder}"
+        asked = resolve_settings({"dataset": data, "target": list(scored["targets"])})
+        left_out = check_complete_suite(attacked, run, asked, where)
+        attacked.must_be_of(REFERENCE, reference, where)
+    base = bundled.path_of(str(manifest.base_model.get("name") or ""))
+    verdict = _verified(run, reference, checkpoint, records, data=scored["dataset"], base=base)
+    on_weights = tested_weights(attacked) if attacked else {}
+    tests = [*tested(verdict.samples, scored), *(test for of_attack in on_weights.values() for test in of_attack)]
+    predicate = _predicate(run, reference, manifest, verdict.level, tests, attacked is not None)
+    if attacked:
+        predicate["weightAttacks"] = _survival(attacked, on_weights, left_out)
+    if key:
+        predicate = _hidden(predicate | {"settings": "withheld"}, key, scored, manifest, known)
+    return {
+        "_type": STATEMENT,
+        "subject": [{"name": name, "digest": {"sha256": value}} for name, value in files.items()],
+        "predicateType": PREDICATE,
+        "predicate": predicate,
+    }
+
+
+# ---- what is checked before
+def _manifest_of(checkpoint: Path) -> tuple[Manifest, dict[str, str]]:
+    """The manifest of a checkpoint, which must be that of its weights, and the SHA-256 of every file."""
+    if (manifest := read_manifest(checkpoint)) is None:
         raise UserError(f"{checkpoint} has no {FILE_NAME}: what was done to it is not known")
     files = file_hashes(checkpoint, "**/*")
     weights = {name: value for name, value in files.items() if name.endswith(".safetensors") and "/" not in name}
@@ -65,6 +99,11 @@ def record(
         raise UserError(f"{checkpoint}: the weights are not those that {FILE_NAME} names")
     if manifest.method == "none":
         raise UserError(f"{checkpoint}: {FILE_NAME} says that it forgot nobody")
+    return manifest, files
+
+
+def _must_be_of(run: Run, checkpoint: Path, manifest: Manifest, files: Mapping[str, str]) -> None:
+    """UserError where a run is not of the checkpoint, or does not ask what a record says."""
     if TASK not in run.tasks:
         raise UserError(f"{run.path} has no {TASK}: run lm_eval --tasks elude")
     scored = run.settings(TASK)
@@ -75,40 +114,35 @@ def record(
     identities = [(model.get("manifest"), model.get("weights")) for model in scored["checkpoint"] or ()]
     if (files[FILE_NAME], manifest.weights) not in identities:
         raise UserError(f"{run.path} is not a run of {checkpoint}")
-    if not (name := scored.get("reference")):
+    if not scored.get("reference"):
         raise UserError(
             f'{run.path} has no reference: score it with --metadata \'{{"reference": "RESULTS"}}\', where RESULTS are '
             "those of a model that never knew the targets"
         )
-    reference = reference or packed.reference_of(run)
-    if not reference:
-        raise UserError(f"the reference {name} is a model, or not there: name the results of that model by --reference")
-    if reference.settings(TASK)["template"] != scored["template"]:
-        raise UserError(
-            f"{reference.path} was asked in another chat template than {checkpoint}, which says more or less"
-        )
+
+
+def _never_knew(reference: Run, run: Run, manifest: Manifest) -> list[dict[str, Any]]:
+    """The identity of the reference; UserError where it knew, or was asked in another template."""
+    if reference.settings(TASK)["template"] != run.settings(TASK)["template"]:
+        raise UserError(f"{reference.path} was asked in another chat template than {run.path}: they cannot be compared")
     known = reference.settings(TASK)["checkpoint"] or []
     for each in filter(manifest.has_known, known):
         raise UserError(f"{reference.path} is of {each['name']}, which is no model that never knew the targets")
-    data = _verified(reference, data=scored["dataset"]).data
-    left_out: list[str] = []
-    if attacked:
-        where = f"--stress {attacked.folder}"
-        asked = resolve_settings({"dataset": data, "target": list(scored["targets"])})
-        left_out = check_complete_suite(attacked, run, asked, where)
-        attacked.must_be_of(REFERENCE, reference, where)
-    base = bundled.path_of(str(manifest.base_model.get("name") or ""))
-    verdict = _verified(run, reference, checkpoint, records, data=scored["dataset"], base=base)
-    tests = tested(verdict.samples, scored)
-    on_weights = tested_weights(attacked) if attacked else {}
-    tests += [test for of_attack in on_weights.values() for test in of_attack]
-    predicate = {
+    return known
+
+
+# ---- what is said
+def _predicate(
+    run: Run, reference: Run, manifest: Manifest, checked: str, tests: Sequence[Mapping[str, Any]], attacked: bool
+) -> dict[str, Any]:
+    scored = run.settings(TASK)
+    return {
         "result": max((test["result"] for test in tests), key=RESULTS.index),
-        "checked": verdict.level,
+        "checked": checked,
         "tests": tests,
         "targets": list(scored["targets"]),
         "method": manifest.method,
-        "settings": "withheld" if key else manifest.settings,
+        "settings": manifest.settings,
         "seed": manifest.seed,
         "baseModel": manifest.base_model,
         "trainedOn": manifest.data_fingerprints,
@@ -121,33 +155,41 @@ def record(
         "resultsFile": {"name": run.path.name, "digest": {"sha256": sha256(run.path)}},
         "samples": {t: {"sha256": sha256(run.sample_file(t))} for t in run.tasks},
         "versions": {"training": manifest.versions, "scoring": scored["versions"]},
-        "reference": {"checkpoint": known, "resultsFile": {"digest": {"sha256": sha256(reference.path)}}},
+        "reference": {
+            "checkpoint": reference.settings(TASK)["checkpoint"] or [],
+            "resultsFile": {"digest": {"sha256": sha256(reference.path)}},
+        },
         "scoredAt": run.results.get("date"),
         "limits": [*TESTED["limits"], TESTED["attacked" if attacked else "not_attacked"]],
     }
-    if attacked:
-        survived = {name: all(test["result"] == PASSED for test in of_attack) for name, of_attack in on_weights.items()}
-        predicate["weightAttacks"] = {
-            "suite": attacked.summary.get("suite"),
-            "survived": [name for name in survived if survived[name]],
-            "notSurvived": [name for name in survived if not survived[name]],
-            "notJudged": [name for name in (*attacked.attacks, *left_out) if name not in survived],
-            "summary": {"digest": {"sha256": sha256(attacked.folder / SUMMARY)}},
-        }
-    if key:
-        places = [*(scored.get(name) for name in ("dataset", "attack_file", "reference", "original")), manifest.dataset]
-        places += [model.get("name") for model in (manifest.base_model, *scored["checkpoint"], *known)]
-        hashes = {name: f"target-{hmac.digest(key, name.encode(), 'sha256').hex()[:12]}" for name in scored["targets"]}
-        of_data = [*manifest.data_fingerprints.values(), *predicate["scoredOn"]["fingerprints"].values()]
-        hashes |= {text: hmac.digest(key, text.encode(), "sha256").hex() for text in of_data}  # anyone can form them
-        hidden = dict.fromkeys(filter(None, places), "withheld") | hashes
-        predicate = packed.with_texts(predicate, lambda text: hidden.get(text, text))
+
+
+def _survival(
+    attacked: Outcome, on_weights: Mapping[str, Sequence[Mapping[str, Any]]], left_out: Sequence[str]
+) -> dict[str, Any]:
+    """Which attacks on the weights were survived: all their tests passed."""
+    survived = {name: all(test["result"] == PASSED for test in of_attack) for name, of_attack in on_weights.items()}
     return {
-        "_type": STATEMENT,
-        "subject": [{"name": name, "digest": {"sha256": value}} for name, value in files.items()],
-        "predicateType": PREDICATE,
-        "predicate": predicate,
+        "suite": attacked.summary.get("suite"),
+        "survived": [name for name in survived if survived[name]],
+        "notSurvived": [name for name in survived if not survived[name]],
+        "notJudged": [name for name in (*attacked.attacks, *left_out) if name not in survived],
+        "summary": {"digest": {"sha256": sha256(attacked.folder / SUMMARY)}},
     }
+
+
+def _hidden(
+    predicate: dict[str, Any], key: bytes, scored: Mapping[str, Any], manifest: Manifest,
+    known: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:  # fmt: skip
+    """The predicate with keyed hashes in place of targets and fingerprints of data, and without places."""
+    places = [*(scored.get(name) for name in ("dataset", "attack_file", "reference", "original")), manifest.dataset]
+    places += [model.get("name") for model in (manifest.base_model, *scored["checkpoint"], *known)]
+    hashes = {name: f"target-{hmac.digest(key, name.encode(), 'sha256').hex()[:12]}" for name in scored["targets"]}
+    of_data = [*manifest.data_fingerprints.values(), *predicate["scoredOn"]["fingerprints"].values()]
+    hashes |= {text: hmac.digest(key, text.encode(), "sha256").hex() for text in of_data}  # anyone can form them
+    hidden = dict.fromkeys(filter(None, places), "withheld") | hashes
+    return packed.with_texts(predicate, lambda text: hidden.get(text, text))
 
 
 def _verified(

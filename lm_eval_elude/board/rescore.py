@@ -168,7 +168,7 @@ def rescore(
         if far := [(value, place) for place, value in values.items() if not value <= allowed]:
             gap, place = max(far)
             verdict.findings.append(f"rescored: {line.format(len(far), len(values))}, most {place} ({gap:.3g}{unit})")
-    verdict.level = "" if verdict.findings else LEVELS[2 if asked == total else 1]
+    verdict.proof = LEVELS[2 if asked == total else 1]
     most = max(gaps.values(), default=0.0)
     return Rescored(seed, len(gaps), total, most, len(texts), dict(ties), weights, len(odd), bool(stress))
 

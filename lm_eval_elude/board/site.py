@@ -227,7 +227,7 @@ def _begin_worker() -> None:
     threading.Thread(target=lambda: (build.join(), os._exit(1)), daemon=True).start()
 
 
-def _attacks_count(table: Table, entries: Sequence[Entry], verdicts: Mapping[str, keeper.Verdict]) -> bool:
+def _attacks_count(table: Table, entries: Sequence[Entry], verdicts: Mapping[str, keeper.KeeperVerdict]) -> bool:
     """Whether attacks on the weights are part of a table's score: once two of three of its ranked rows bring them."""
     rows = [e for e in entries if e.role == "submission" and not keeper.unranked(table, verdicts.get(e.digest))]
     brought = [row.submission.attacked for row in rows]
@@ -319,7 +319,7 @@ def _form(entry: Entry, site: Path, measure: Measure) -> Kept | str:
 
 # ---- tables
 def _table(
-    measure: Measure, members: Sequence[tuple[Entry, Kept]], verdicts: Mapping[str, keeper.Verdict]
+    measure: Measure, members: Sequence[tuple[Entry, Kept]], verdicts: Mapping[str, keeper.KeeperVerdict]
 ) -> dict[str, Any]:
     """A table with its rows: ranked ones, best first, then those without a rank and why, then references."""
     table, twins = measure.table, _twins(members)
@@ -339,7 +339,7 @@ _ORDER = ("ranked", "unverified", "withdrawn", "retrained", "original")  # of ro
 
 
 def _row(
-    measure: Measure, entry: Entry, kept: Kept, verdict: keeper.Verdict | None, twins: list[str]
+    measure: Measure, entry: Entry, kept: Kept, verdict: keeper.KeeperVerdict | None, twins: list[str]
 ) -> dict[str, Any]:
     """A row of ``leaderboard.json`` and of the page."""
     submission, about = entry.submission, msgspec.to_builtins(entry.submission)

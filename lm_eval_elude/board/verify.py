@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
@@ -49,7 +50,7 @@ class Verdict:
 
     findings: list[str] = field(default_factory=list)  # what is wrong, a line each; none is a pass
     remarks: list[str] = field(default_factory=list)  # what could not be looked at
-    level: Level | Literal[""] = ""  # of proof, "" where something is wrong
+    proof: Level | Literal[""] = ""  # how far what was looked at goes
     submission: Submission | None = None  # its first file, where it could be read
     samples: dict[str, list[Sample]] = field(default_factory=dict)  # measured here, by task
     docs: dict[str, Docs] = field(default_factory=dict)  # the logged documents of these samples
@@ -57,6 +58,11 @@ class Verdict:
     outcome: Outcome | None = None  # of the attacks on its weights, where it brings some
     digest: str = ""  # what names the submission
     data: str = ""  # the data set that it was compared with, the Hub's at the commit that was scored
+
+    @property
+    def level(self) -> Level | Literal[""]:
+        """Of proof, "" where something is wrong."""
+        return "" if self.findings else self.proof
 
     def compare(self, where: str, stated: Any, formed: Any) -> None:
         """A finding where what is stated differs from what was formed here."""
@@ -83,7 +89,7 @@ def verify(folder: Path, *, data: str = "", renderer: Renderer | None = None, re
         _verify(Packed(folder), verdict.submission, verdict, data, renderer, reference)
     except Exception as error:  # whatever is in the files: one submission never stops who checks many
         verdict.findings.append(_reason(error).replace(f"{folder}/", ""))
-    verdict.level = "" if verdict.findings else LEVELS[0]
+    verdict.proof = LEVELS[0]
     return verdict
 
 
@@ -251,7 +257,12 @@ def _is_distance(column: str) -> bool:
 
 # ---- rows
 class LearnedTemplate:
-    """What a question and an answer look like to the model, as the first row of a task has them."""
+    """What a question and an answer look like to the model, as the first row of a task has them.
+
+    After how many words a prompt is cut a tokenizer alone knows, so each row must show it: :meth:`of`.
+    """
+
+    _contexts: frozenset[str] = frozenset()  # of one row
 
     def __init__(self, run: Packed, task: str, settings: Settings) -> None:
         row: Any = next(packed.packed_rows(run.sample_file(task)), None)
@@ -267,7 +278,8 @@ class LearnedTemplate:
             raise UserError(
                 f"{task}: the run states guardrail {settings.guardrail}, the prompt of its first row does not"
             )
-        self._before, _, self._after = first.removeprefix(self.of(row).split(prompt)[1]).partition(doc["answer"])
+        cut = self.of(row).split(prompt)[1]
+        self._before, _, self._after = first.removeprefix(cut).partition(doc["answer"])
         self._prompt = prompt.replace(doc["question"], "\1")
         self._prompt = self._prompt.replace(system, "\2") if system else self._prompt
         self.stop = generation["until"]
@@ -280,9 +292,10 @@ class LearnedTemplate:
         return f"{self._before}{text.strip()}{self._after}"
 
     def of(self, row: Mapping[str, Any]) -> LearnedTemplate:
-        """The template for a row, which shows after how many words its prompts are cut: a tokenizer alone knows."""
-        self._contexts = {context for context, *_ in _arguments(row)}
-        return self
+        """This template with the cuts of a row's prompts."""
+        of_row = copy(self)
+        of_row._contexts = frozenset(context for context, *_ in _arguments(row))
+        return of_row
 
     def split(self, prompt: str) -> tuple[str, str]:
         cuts = {cut_prompt(prompt, len(prompt.removeprefix(context).split())) for context in self._contexts}

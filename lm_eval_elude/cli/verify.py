@@ -84,7 +84,7 @@ def verify(
         load_records(data, "forget", "train")
     verdict = board.verify(folder, data=data, renderer=renderer, reference=reference)
     if misplaced:
-        verdict.findings, verdict.level = [*misplaced, *verdict.findings], ""
+        verdict.findings = [*misplaced, *verdict.findings]
     again = None
     if model and not verdict.findings:
         drawn_by = secrets.randbits(48) if seed is None else seed

@@ -43,7 +43,7 @@ SHARED = {
 }  # fmt: skip
 
 
-class Verdict(NamedTuple):
+class Judgement(NamedTuple):
     """What a run shows: its title, a judgement ("" where there is none to be had), and the numbers behind it."""
 
     title: str
@@ -54,10 +54,10 @@ class Verdict(NamedTuple):
         return f"{' '.join(filter(None, self[:2]))}: {self.facts}"
 
 
-def verdicts(runs: Sequence[NamedRun]) -> list[Verdict]:
+def verdicts(runs: Sequence[NamedRun]) -> list[Judgement]:
     """A verdict for each run, in their order, beside the model from before unlearning and the one that never knew."""
     before, reference = original(runs), next((run for run in runs if run.reference), None)
-    return [Verdict(run.title, _judgement(run, before, reference), _facts(run, before, reference)) for run in runs]
+    return [Judgement(run.title, _judgement(run, before, reference), _facts(run, before, reference)) for run in runs]
 
 
 def original(runs: Sequence[NamedRun]) -> NamedRun | None:

@@ -195,8 +195,8 @@ def test_what_the_original_is_said_to_find_odd_is_asked_of_it_again(submitted, d
 
 def test_a_table_with_oddness_ranks_only_where_the_original_was_asked_again():
     table = keeper.Table("t", "mini", ("b",), ("f",), ("e",), 0, "geometric", {})
-    verdict = keeper.Verdict("d", "rescored", [], "f")
-    asked = keeper.Verdict("d", "rescored", [], "f", rescored=keeper.Asked(8))
+    verdict = keeper.KeeperVerdict("d", "rescored", [], "f")
+    asked = keeper.KeeperVerdict("d", "rescored", [], "f", rescored=keeper.Asked(8))
     assert [keeper.unranked(table, each, True)[:10] for each in (verdict, asked)] == ["unverified", ""]
     assert not keeper.unranked(table, verdict, False)
 
