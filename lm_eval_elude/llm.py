@@ -120,7 +120,7 @@ class Journal:
         self._held.lock.release()
 
 
-async def at_once(items: Iterable[Item], work: Callable[[Item], Coroutine[Any, Any, T]]) -> list[T]:
+async def gather_all(items: Iterable[Item], work: Callable[[Item], Coroutine[Any, Any, T]]) -> list[T]:
     """What ``work`` makes of all items, in their order; an error in one ends the others.
 
     Where several fail, what is no :class:`FetchError` is raised.
@@ -183,7 +183,7 @@ class Client(Fetcher):
         """Whether the endpoint has stopped answering: many items in a row got nothing."""
         return self._failures >= PATIENCE
 
-    async def knock(self) -> None:
+    async def check_endpoint(self) -> None:
         """One request before the many: a wrong URL, key or model is said at once.
 
         UserError for no answer, or a refusal that trying again cannot change.

@@ -64,9 +64,9 @@ def jobs(config: TrainConfig, folder: Path, beside: Path | None) -> list[Job]:
     before = "before this request" if manifest and manifest.requests else "original"
     models = [Job("before", before, model_args(config, None))]
     if beside:
-        its = earlier(beside)
+        other_manifest = earlier(beside)
         # The model as the manifest names it: the settings have it as it was typed, perhaps in another folder.
-        other = TrainConfig.from_json(its.settings | {"model": its.base_model["name"]})
+        other = TrainConfig.from_json(other_manifest.settings | {"model": other_manifest.base_model["name"]})
         models.append(Job(other.method, other.method, model_args(other, beside)))
     models.append(Job("after", CHECKPOINT, model_args(config, folder)))
     if reference := bundled.reference_of(manifest):

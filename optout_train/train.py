@@ -160,7 +160,7 @@ def prepare(config: TrainConfig, source: Source, accelerator: Any, say: Callable
     freeze(config, model)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    inner = model
+    inner = model  # without the adapter's wrapper, which model has from here on
     if config.lora:
         from peft import LoraConfig, get_peft_model
 
@@ -185,6 +185,8 @@ def prepare(config: TrainConfig, source: Source, accelerator: Any, say: Callable
     rate = config.peak_rate(sizes.hidden_size, sizes.num_hidden_layers, sum(map(len, plan)))
     optimizer = make_optimizer(config, rate, [p for p in model.parameters() if p.requires_grad])
     transport = Transport(model, initial, config.distance, config.directions, config.seed)
+    if config.transport_weight:
+        _ = transport.low_rank  # an adapter that has no distance stops the run here
     reference = score_reference(config, data, scorer, device)
     relearned = None
     if config.relearn and config.forget_weight:
@@ -192,8 +194,9 @@ def prepare(config: TrainConfig, source: Source, accelerator: Any, say: Callable
             raise UserError(f"--relearn halves the forget set, and it has {len(data.forget)} record")
         relearned = Relearned(model, sizes.hidden_size, len(data.forget), config.seed)
     return Setup(
-        config, accelerator, device, data, plan, validation, model, scorer, transport, rate, optimizer, reference,
-        dict(config.set_weights), direction, relearned,
+        config=config, accelerator=accelerator, device=device, data=data, plan=plan, validation=validation,
+        model=model, scorer=scorer, transport=transport, learning_rate=rate, optimizer=optimizer, reference=reference,
+        weights=dict(config.set_weights), direction=direction, relearned=relearned,
     )  # fmt: skip
 
 

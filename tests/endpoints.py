@@ -68,16 +68,16 @@ class Endpoint(Handler):
             count = len(self.server.tasks)
         # The client may be tired of waiting.
         with suppress(BrokenPipeError, ConnectionResetError):
-            if task == PROBE_PROMPT and not self.server.knocks:
+            if task == PROBE_PROMPT and not self.server.probed:
                 self.reply(200, completion("{}"))
             else:
                 self.server.act(self, task, count)
 
 
 @contextmanager
-def endpoint(act: Act, knocks: bool = False) -> Iterator[tuple[str, list[str]]]:
-    """A server whose answers ``act`` gives; also those to the first request where ``knocks``."""
-    with serve(Endpoint, act=act, tasks=[], knocks=knocks) as (place, server):
+def endpoint(act: Act, probed: bool = False) -> Iterator[tuple[str, list[str]]]:
+    """A server whose answers ``act`` gives; also those to the first request where ``probed``."""
+    with serve(Endpoint, act=act, tasks=[], probed=probed) as (place, server):
         yield f"{place}/v1", server.tasks
 
 

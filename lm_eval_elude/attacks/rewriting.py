@@ -26,7 +26,7 @@ from lm_eval_elude.data.records import QARecord, fingerprint
 from lm_eval_elude.data.targets import Target
 from lm_eval_elude.errors import UserError, printable
 from lm_eval_elude.fetch import FetchError
-from lm_eval_elude.llm import BadReply, Client, at_once, parse_table
+from lm_eval_elude.llm import BadReply, Client, gather_all, parse_table
 
 _TASK = """Rewrite a test prompt of the type "{type}" for a study of what a language model still knows about {target}.
 {guide}
@@ -109,14 +109,14 @@ def generate_attacks(
                 )
 
         async with client:
-            await client.knock()
+            await client.check_endpoint()
             with (
                 _alone(out, done, target, origin),
                 tqdm(total=len(drafts), initial=written, disable=None, desc=printable(out.name), unit="prompt") as bar,
                 out.open("a", encoding="utf-8") as file,
                 rejects_path(out).open("a", encoding="utf-8") as rejects,
             ):
-                await at_once(todo, write)
+                await gather_all(todo, write)
 
     asyncio.run(write_all())
     return Report(len(drafts), written, resumed, rejected)

@@ -67,7 +67,7 @@ def check_complete_suite(outcome: Outcome, run: Run, settings: Settings, where: 
         raise UserError(f"{where}: {', '.join(odd)} differ from those of the run")
     suite = outcome.summary.get("suite")
     if suite not in ("quick", "full"):
-        raise UserError(f"{where}: made by --suite {suite!r}; what is handed on is quick or full")
+        raise UserError(f"{where}: made by --suite {suite!r}; a submission or record takes quick or full")
     stated = {name: (row.get("original"), row.get("inside")) for name, row in outcome.attacks.items()}
     records: list[Any] = [record for record, _ in BENCHMARKS[TASK].records(settings)]
     of_suite = [row for row in WEIGHT_ATTACKS.values() if getattr(row, suite)]

@@ -131,7 +131,7 @@ def _never_knew(reference: Run, run: Run, manifest: Manifest) -> list[dict[str, 
     return known
 
 
-# ---- what is said
+# ---- the predicate
 def _predicate(
     run: Run, reference: Run, manifest: Manifest, checked: str, tests: Sequence[Mapping[str, Any]], attacked: bool
 ) -> dict[str, Any]:

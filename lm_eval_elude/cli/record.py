@@ -14,7 +14,7 @@ from lm_eval_elude.cli.options import quiet, say
 @click.argument("results", type=click.Path(exists=True, path_type=Path))
 @click.option("--out", default="record", show_default=True, type=click.Path(path_type=Path), help="A new folder.")
 @click.option(
-    "--reference", "known", type=click.Path(exists=True, path_type=Path),
+    "--reference", "reference_path", type=click.Path(exists=True, path_type=Path),
     help="Results of the model that never knew, where those of RESULTS name the model.",
 )  # fmt: skip
 @click.option(
@@ -31,7 +31,7 @@ from lm_eval_elude.cli.options import quiet, say
 )  # fmt: skip
 @quiet()
 def record(
-    checkpoint: Path, results: Path, out: Path, known: Path | None, records: int, attacked: Path | None,
+    checkpoint: Path, results: Path, out: Path, reference_path: Path | None, records: int, attacked: Path | None,
     hash_targets: bool, key: Path | None,
 ) -> None:  # fmt: skip
     """Write a record of how CHECKPOINT was tested: an in-toto Statement and a page to print.
@@ -59,7 +59,7 @@ def record(
     secret = secrets.token_hex(32) if hash_targets else ""
     with ExitStack() as undo:
         with new_folder(out) as staged:
-            reference = finished(known) if known else None
+            reference = finished(reference_path) if reference_path else None
             statement = board.record(
                 checkpoint, Run(results), reference, records=records, key=secret.encode(),
                 attacked=Outcome(attacked) if attacked else None,

@@ -19,7 +19,7 @@ from lm_eval_elude.cli.options import Finite, quiet, say, typed
 @click.option("--dataset", "data", default="", help="The data set, where the submission's is a path elsewhere.")
 @click.option("--tokenizer", default="", help="Of the base model, a folder or Hub id: for token counts and prompts.")
 @click.option(
-    "--reference", "known", type=click.Path(exists=True, path_type=Path),
+    "--reference", "reference_path", type=click.Path(exists=True, path_type=Path),
     help="Results, or submission, of the run's reference; without it distances to it are left out.",
 )  # fmt: skip
 @click.option("--rescore", "model", default="", help="Score a drawn part again with the model in this folder.")
@@ -38,8 +38,8 @@ from lm_eval_elude.cli.options import Finite, quiet, say, typed
 @click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON.")
 @quiet()
 def verify(
-    folder: Path, boards: Path | None, data: str, tokenizer: str, known: Path | None, model: str, seed: int | None,
-    as_json: bool, **how: Any,
+    folder: Path, boards: Path | None, data: str, tokenizer: str, reference_path: Path | None, model: str,
+    seed: int | None, as_json: bool, **how: Any,
 ) -> int:  # fmt: skip
     """Check a submission without trust: files, documents, prompts, responses, every number.
 
@@ -68,7 +68,7 @@ def verify(
         raise UserError("--rescore needs --tokenizer: the base model's; a template that a submitter wrote is not used")
     tokenizer, how["original"] = bundled.path_of(tokenizer), bundled.path_of(how["original"])
     renderer = Renderer(load_tokenizer(tokenizer)) if tokenizer else None
-    reference, misplaced = packed.finished(known) if known else None, []
+    reference, misplaced = packed.finished(reference_path) if reference_path else None, []
     if reference:  # named by whoever verifies: one that cannot be read says nothing of the submission
         for task in reference.tasks:
             reference.rows(task)

@@ -249,7 +249,7 @@ def _link(document: Document) -> str:
 async def _make(client: Client, maker: Maker, parts: list[Paragraph]) -> list[Pair]:
     async with client:
         if client.journal and not client.journal.rows:
-            await client.knock()
+            await client.check_endpoint()
         return await maker.make(parts)
 
 

@@ -22,7 +22,7 @@ from lm_eval_elude.curate.documents import Paragraph
 from lm_eval_elude.curate.duplicates import duplicates
 from lm_eval_elude.data.records import PERTURBATIONS
 from lm_eval_elude.fetch import FetchError
-from lm_eval_elude.llm import CUT, BadReply, Client, Usage, at_once, estimate, parse_table
+from lm_eval_elude.llm import CUT, BadReply, Client, Usage, estimate, gather_all, parse_table
 from lm_eval_elude.text.letters import same_letters
 
 PROMPTS: dict[str, str] = {
@@ -166,7 +166,7 @@ class Maker:
 
         made: list[list[Pair | Rejection]] = []
         with tqdm(total=len(pairs), disable=None, desc=name) as bar, suppress(FetchError):
-            made = await at_once(pairs, run)
+            made = await gather_all(pairs, run)
         if unanswered:
             raise FetchError(
                 f"--llm {self.client.shown}: {len(unanswered)} calls got no answer ({unanswered[-1]}); the same "

@@ -57,8 +57,8 @@ class Manifest:
         forgotten = [name for name in self.targets if name not in self.earlier_targets]
         kept = ("method", "dataset", "data_fingerprints", "seed", "base_model", "weights")
         revision = {"revision": text} if (text := self.settings.get("revision")) else {}
-        its = {name: getattr(self, name) for name in kept} | revision
-        return cast(Request, {"targets": forgotten, "written": written} | its)
+        kept_fields = {name: getattr(self, name) for name in kept} | revision
+        return cast(Request, {"targets": forgotten, "written": written} | kept_fields)
 
     @property
     def earlier_targets(self) -> tuple[str, ...]:

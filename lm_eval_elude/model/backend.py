@@ -39,7 +39,7 @@ from tqdm import tqdm
 from lm_eval_elude.errors import UserError, reason
 from lm_eval_elude.model import limits
 from lm_eval_elude.model.decoding import decode
-from lm_eval_elude.model.packing import Tree, collate, lay_out, plant
+from lm_eval_elude.model.packing import Tree, build_trees, collate, to_batch
 from lm_eval_elude.model.scorer import TokenScores, answer_logits, emulates_bfloat16, packing_fault, probe, token_scores
 from lm_eval_elude.text.chat import Encoded, check_place
 
@@ -161,17 +161,19 @@ class EludeLM(HFLM):
             log.warning("ELUDe: up to %d tokens, the model takes %d: cut on the left", longest - 1, self.max_length)
             samples = [Encoded(ids[-most:], start - max(0, len(ids) - most)) for ids, start in samples]
         packs = self._packs and longest - 1 <= self._span
-        trees = plant([sample.ids[:-1] for sample in samples], self._width if packs else 0, self.batch_tokens)
+        trees = build_trees([sample.ids[:-1] for sample in samples], self._width if packs else 0, self.batch_tokens)
         results: list[Any] = [None] * len(samples)
 
         def apart(tree: Tree) -> list[Tree]:
-            parts = plant([samples[m].ids[:-1] for m in tree.members], self._width if packs else 0, self.batch_tokens)
+            parts = build_trees(
+                [samples[m].ids[:-1] for m in tree.members], self._width if packs else 0, self.batch_tokens
+            )
             for part in parts:
                 part.members = [tree.members[m] for m in part.members]
             return parts
 
         def run(chosen: list[Tree]) -> list[TokenScores]:
-            batch = lay_out(chosen, samples, self.device, masked=packs)
+            batch = to_batch(chosen, samples, self.device, masked=packs)
             return token_scores(answer_logits(self.model, batch), batch, moments)
 
         with self._bar(len(samples), "token_logprobs" if moments else "loglikelihood", disable_tqdm) as bar:

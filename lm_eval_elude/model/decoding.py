@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from lm_eval_elude.model.packing import flat_paths, lay_out, plant
+from lm_eval_elude.model.packing import build_trees, flat_paths, to_batch
 from lm_eval_elude.model.scorer import answer_logits
 from lm_eval_elude.text.chat import Encoded
 
@@ -68,12 +68,12 @@ def _prefill(
     samples = [Encoded([*prompt, 0], len(prompt)) for prompt in prompts]
     length, predicted = max(map(len, prompts)), [0] * len(prompts)
     cache: Any = DynamicCache()
-    trees = plant(prompts, model.config.get_text_config().hidden_size, batch_tokens)
+    trees = build_trees(prompts, model.config.get_text_config().hidden_size, batch_tokens)
     while trees:
         size = max(1, batch_tokens // len(trees[0].tokens))
         chosen, trees = trees[:size], trees[size:]
         part: Any = DynamicCache()
-        batch = lay_out(chosen, samples, model.get_input_embeddings().weight.device)
+        batch = to_batch(chosen, samples, model.get_input_embeddings().weight.device)
         # Each prompt of several that are the same draws by itself.
         tokens = _next(answer_logits(model, batch, part)[batch.rows], temperature)
         for member, token in zip(batch.owners.tolist(), tokens, strict=True):

@@ -43,7 +43,7 @@ class Tree:
         self.last = sequence
 
 
-def plant(sequences: Sequence[list[int]], width: int, limit: int) -> list[Tree]:
+def build_trees(sequences: Sequence[list[int]], width: int, limit: int) -> list[Tree]:
     """Sort sequences (none empty) into trees, the longest tree first.
 
     A sequence joins the tree before it where that saves work: in each layer a token costs about 24 width^2 operations
@@ -90,7 +90,7 @@ class Batch(NamedTuple):
     sees: Tensor | None = None
 
 
-def lay_out(trees: Sequence[Tree], samples: Sequence[Encoded], device: torch.device, masked: bool = True) -> Batch:
+def to_batch(trees: Sequence[Tree], samples: Sequence[Encoded], device: torch.device, masked: bool = True) -> Batch:
     """Write trees into the tensors of one forward pass.
 
     The trees are planted from the samples' ids, all of them or all but the last, which predicts nothing. Each answer
@@ -126,4 +126,4 @@ def collate(samples: Sequence[Encoded], device: torch.device | str = "cpu", grou
         trees.append(Tree())
         for member in sorted(range(first, min(first + group, len(samples))), key=lambda i: samples[i].ids):
             trees[-1].add(member, samples[member].ids)
-    return lay_out(trees, samples, torch.device(device), masked=group > 1)
+    return to_batch(trees, samples, torch.device(device), masked=group > 1)

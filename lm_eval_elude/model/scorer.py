@@ -187,7 +187,7 @@ def layer_state(output: Any) -> Tensor:
 
 
 @contextmanager
-def begun(model: Any, layers: int, output: Any) -> Iterator[None]:
+def skip_first_layers(model: Any, layers: int, output: Any) -> Iterator[None]:
     """Let the model's first layers put out what is given in place of what they would; they compute nothing."""
     first = layers_of(model)[:layers]
     for layer in first:

@@ -236,7 +236,7 @@ def _differs(reported: Any, value: float) -> bool:
 def report_text(runs: Sequence[NamedRun]) -> str:
     """Verdicts, warnings and all tables in Markdown, for a terminal or a paper."""
     parts = [f"### {title}\n\n" + "\n".join(f"- {plain(str(line))}" for line in lines)
-             for title, lines in (("Verdict", verdicts(runs)), ("Mind", warnings(runs))) if lines]  # fmt: skip
+             for title, lines in (("Verdict", verdicts(runs)), ("Warnings", warnings(runs))) if lines]  # fmt: skip
     return "\n\n".join([*parts, *map(markdown, tables(runs))]) + "\n"
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lm_eval_elude.data.records import QARecord
 from lm_eval_elude.model.packing import collate
-from lm_eval_elude.model.scorer import Scorer, answer_sums, begun, progress, recorded
+from lm_eval_elude.model.scorer import Scorer, answer_sums, progress, recorded, skip_first_layers
 from lm_eval_elude.text.chat import Encoded, Renderer
 from lm_eval_elude.text.words import fact_in
 
@@ -53,7 +53,7 @@ def drops(original: Any, other: Any, samples: Sequence[Encoded]) -> Tensor:
         plain = answer_sums(scorer(batch)[:, 0], batch.owners).means
         rows = []
         for number, output in enumerate(outputs, 1):
-            with begun(original, number, output):
+            with skip_first_layers(original, number, output):
                 rows.append(plain - answer_sums(scorer(batch)[:, 0], batch.owners).means)
         columns.append(torch.stack(rows))
     return torch.cat(columns, 1).double().cpu()

@@ -202,10 +202,10 @@ class Stress:
         quality = {role: point["retain_quality"] for role, point in start.items()}
         for role in (CHECKPOINT, REFERENCE):
             if not quality[role] > 0:
-                said = "0" if quality[role] == 0 else "no number"
+                value = "0" if quality[role] == 0 else "no number"
                 raise UserError(
-                    f"{_flag(role)} {self.models[role]}: its retain quality is {said} before any attack, so what it "
-                    "keeps of it cannot be said; name another model"
+                    f"{_flag(role)} {self.models[role]}: its retain quality is {value} before any attack, so there "
+                    "is nothing that it could keep; name another model"
                 )
         start_docs = {role: self._docs([point]) for role, point in start.items()}
         outcome.knowledge(start_docs, described)

@@ -91,9 +91,13 @@ def other_forms(records: Sequence[QARecord], settings: Settings, seed: int) -> l
     """The records in other words, and asked through every attack that the records allow."""
     pairs = [(r.paraphrased_question or r.question, r.paraphrased_answer) for r in records]
     for target in dataset.resolve_targets(settings.dataset, settings.targets):
-        its = [record for record in records if record.entity == target.name]
-        asked = [a for a in ATTACKS if a != "cross_lingual" or any(record.translated_question for record in its)]
-        prompts = [prompt for attack in asked for prompt in build_attacks(its, target, attack, n=len(its), seed=seed)]
+        of_target = [record for record in records if record.entity == target.name]
+        asked = [a for a in ATTACKS if a != "cross_lingual" or any(record.translated_question for record in of_target)]
+        prompts = [
+            prompt
+            for attack in asked
+            for prompt in build_attacks(of_target, target, attack, n=len(of_target), seed=seed)
+        ]
         pairs += [(prompt.prompt, prompt.answer) for prompt in prompts]
     return pairs
 
@@ -305,11 +309,11 @@ WEIGHT_ATTACKS: dict[str, WeightAttack] = {
             relearn, (), _EVERY, world,
         ),
         WeightAttack(
-            "quantise", "Rounds the weights to 8, 4 or 3 bits, as who runs a model on a small machine does.",
+            "quantise", "Rounds the weights to 8, 4 or 3 bits, as for a small machine.",
             each_matrix(rounded), _BITS[:1], _BITS,
         ),
         WeightAttack(
-            "quantise_nf4", "Rounds the weights to the sixteen values of NF4, as who fine-tunes with QLoRA does.",
+            "quantise_nf4", "Rounds the weights to the sixteen values of NF4, as QLoRA does.",
             each_matrix(rounded_to_nf4), _NF4, _NF4,
         ),
         WeightAttack(

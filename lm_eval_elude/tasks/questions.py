@@ -50,7 +50,7 @@ class QuestionTask(HarnessTask):
             if cut := sum(length > most for length in lengths):
                 log.warning(
                     "ELUDe: %d of %s's %d answers have more than %d tokens, where generation stops: ROUGE, FQ and RQ "
-                    "take the rest for not said", cut, config["task"], len(self.records), most,
+                    "count the rest as missing", cut, config["task"], len(self.records), most,
                 )  # fmt: skip
         self.samples: list[Sample] = []  # those behind the last report
         self.other_models: list[OtherModel] = []

@@ -113,7 +113,7 @@ def test_one_run_at_a_time_writes_to_a_file(tmp_path):
 
     def visited(at: int):
         def act(server: Endpoint, task: str, count: int) -> None:
-            if count == at:  # the first request knocks, so that nothing is written at 1
+            if count == at:  # the first request is the probe, so that nothing is written at 1
                 try:
                     with endpoint(good) as (url, _):
                         seen.append(generate(url, out).written)
@@ -127,7 +127,7 @@ def test_one_run_at_a_time_writes_to_a_file(tmp_path):
     with endpoint(visited(2)) as (url, _):
         assert generate(url, out) == (4, 4, 0, 0) and seen == [refusal]
     out.unlink()
-    with endpoint(visited(1), knocks=True) as (url, _), pytest.raises(UserError, match=re.escape(refusal)):
+    with endpoint(visited(1), probed=True) as (url, _), pytest.raises(UserError, match=re.escape(refusal)):
         generate(url, out)
     assert seen == [refusal, 4] and len(lines(out)) == 4
 
@@ -143,7 +143,7 @@ BAD = [
 
 
 def test_a_bad_reply_is_kept_with_its_reason_and_asked_for_again(tmp_path):
-    def at_last(server: Endpoint, task: str, count: int) -> None:  # the first request knocks
+    def at_last(server: Endpoint, task: str, count: int) -> None:  # the first request is the probe
         server.reply(200, BAD[count - 2][0]) if count - 2 < len(BAD) else good(server, task, count)
 
     out = tmp_path / "a.jsonl"
@@ -269,11 +269,11 @@ def test_an_endpoint_that_refuses_or_never_answers_is_one_clear_line(tmp_path, m
         server.reply(404, '{"error": {"message": "model m does not exist"}}')
 
     out = tmp_path / "a.jsonl"
-    with endpoint(lambda *_: time.sleep(1), knocks=True) as (url, _), pytest.raises(UserError) as error:
+    with endpoint(lambda *_: time.sleep(1), probed=True) as (url, _), pytest.raises(UserError) as error:
         generate(url, out, timeout=0.2)
     assert str(error.value).startswith(f"--llm {url}: no answer within 0.2 s (") and "\n" not in str(error.value)
     with (
-        endpoint(refuse, knocks=True) as (url, tasks),
+        endpoint(refuse, probed=True) as (url, tasks),
         pytest.raises(UserError, match=r"'m' .*does not exist") as error,
     ):
         generate(url, out)

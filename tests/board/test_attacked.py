@@ -75,7 +75,7 @@ POINT = "samples_elude_forget_relearn_half-checkpoint.jsonl"
         (SUMMARY, lambda table: table["worst"].pop("relearn_half"), "not those of a suite"),
         (SUMMARY, lambda table: table["worst"]["relearn_half"].update(original=True), "not those of a suite"),
         (SUMMARY, lambda table: table.update(suite="full"), "not those of a suite"),
-        (SUMMARY, lambda table: table.update(suite="glance"), "what is handed on is quick or full"),
+        (SUMMARY, lambda table: table.update(suite="glance"), "a submission or record takes quick or full"),
         (SUMMARY, lambda table: table["models"].update(checkpoint=table["models"][REFERENCE]), "not the one that was"),
         (SUMMARY, lambda table: table.update(targets=["Taylor Swift"]), "targets differ"),
         (SUMMARY, lambda table: table.clear(), "stress.json"),

@@ -189,7 +189,7 @@ def test_a_budget_or_an_endpoint_that_goes_away_stops_it_and_loses_nothing(folde
             make(tmp_path / "my", folder, url, budget=9000)
         asked = len(tasks)
         kept = (tmp_path / "my" / "work" / "journal.jsonl").read_text().splitlines()
-        assert len(kept) == asked - 1  # all but the knock: what was under way is paid for
+        assert len(kept) == asked - 1  # all but the probe: what was under way is paid for
         assert not (tmp_path / "my" / MANIFEST).exists()
         assert sum(make(tmp_path / "my", folder, url, budget=10**6).counts.values()) > 300
         assert len(tasks) < asked + 92
@@ -207,7 +207,7 @@ def test_a_proxys_page_is_no_refusal_of_a_text(built, folder, tmp_path):
     def at_times(server: Endpoint, task: str, count: int) -> None:
         page(server, task, count) if 20 < count < 60 else answer(server, task, count)
 
-    with endpoint(page, knocks=True) as (url, tasks):
+    with endpoint(page, probed=True) as (url, tasks):
         with pytest.raises(UserError, match=r"what is no JSON .*Sign in.*base URL"):
             make(tmp_path / "my", folder, url)
         assert len(tasks) == 1

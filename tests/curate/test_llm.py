@@ -134,7 +134,7 @@ def test_the_key_is_never_shown_or_kept(tmp_path, echo):
         server.reply(*replies[task])
 
     journal = Journal(tmp_path / "j")
-    with endpoint(act, knocks=True) as (url, _):
+    with endpoint(act, probed=True) as (url, _):
         outcomes, client = ask(url, "refuse", "raw", "text", client={"journal": journal})
     shown = f"{outcomes} {client.shown}" + (tmp_path / "j").read_text()
     traces = (KEY, KEY[:16], base64.b64encode(KEY.encode()).decode(), "\\u0073\\u006b", "736b", "&#115", "%73")
@@ -291,9 +291,9 @@ def test_a_redirect_is_a_refusal_and_the_key_does_not_follow(tmp_path: Path):
     def act(server: Endpoint, task: str, count: int) -> None:
         server.reply(302, "", Location=other + "/chat/completions")
 
-    with endpoint(act, knocks=True) as (other, elsewhere), endpoint(act, knocks=True) as (url, _):
+    with endpoint(act, probed=True) as (other, elsewhere), endpoint(act, probed=True) as (url, _):
         with pytest.raises(UserError, match="HTTP 302"):
-            asyncio.run(Client(url, "m").knock())
+            asyncio.run(Client(url, "m").check_endpoint())
         assert not elsewhere
 
 

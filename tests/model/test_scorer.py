@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from lm_eval_elude.curate.known import Judge
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.model import scorer as scorer_module
-from lm_eval_elude.model.packing import Batch, collate, lay_out, plant
+from lm_eval_elude.model.packing import Batch, build_trees, collate, to_batch
 from lm_eval_elude.model.scorer import Scorer, answer_sums, load_model, progress, score_all, token_log_probs
 from lm_eval_elude.text.chat import Encoded
 from tests.model.shapes import make
@@ -89,9 +89,9 @@ def test_batches_groups_and_padding_do_not_matter(sequences: list[list[int]], ba
     st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), min_size=1, max_size=12), st.sampled_from([0, 1, 64])
 )
 def test_trees_spell_their_sequences_and_branches_do_not_see_each_other(sequences: list[list[int]], width: int) -> None:
-    trees = plant(sequences, width, 40)
+    trees = build_trees(sequences, width, 40)
     assert sorted(member for tree in trees for member in tree.members) == list(range(len(sequences)))
-    batch = lay_out(trees, [Encoded([*ids, 0], len(ids)) for ids in sequences], CPU)
+    batch = to_batch(trees, [Encoded([*ids, 0], len(ids)) for ids in sequences], CPU)
     assert batch.depths is not None and batch.sees is not None
     for row, tree in enumerate(trees):
         for member, path in zip(tree.members, tree.paths, strict=True):
@@ -110,10 +110,10 @@ def test_trees_spell_their_sequences_and_branches_do_not_see_each_other(sequence
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), min_size=1, max_size=4))
 def test_what_shares_an_opening_becomes_one_tree(sequences: list[list[int]]) -> None:
     """Where tokens are dear (a wide model) and pairs of tokens are not: as many trees as there are first tokens."""
-    trees = plant(sequences, 1 << 20, 40)
+    trees = build_trees(sequences, 1 << 20, 40)
     assert len(trees) == len({sequence[0] for sequence in sequences})
     assert sum(len(tree.tokens) for tree in trees) == len({tuple(s[: i + 1]) for s in sequences for i in range(len(s))})
-    assert all(len(tree.tokens) <= 5 or len(tree.members) == 1 for tree in plant(sequences, 1 << 20, 5))
+    assert all(len(tree.tokens) <= 5 or len(tree.members) == 1 for tree in build_trees(sequences, 1 << 20, 5))
 
 
 def test_half_precision_is_summed_in_float32() -> None:
