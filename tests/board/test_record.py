@@ -109,7 +109,7 @@ def test_a_record_names_the_attacks_on_the_weights_that_were_survived_and_those_
         with pytest.raises(UserError, match=line):
             board.record(runs.WITHOUT, never_knew, attacked=attacked(tmp_path / name, *runs_of))
     for forge, line in (
-        (lambda table: table.update(suite="glance"), "made by --suite 'glance'; a submission or record takes quick or full"),
+        (lambda table: table.update(suite="glance"), "made by --suite 'glance'; a submission or record"),
         (lambda table: table["worst"].pop("relearn_half"), "its attacks are not those of a suite"),
     ):
         shutil.copytree(found.folder, forged := tmp_path / line[:7])

@@ -422,12 +422,12 @@ def text(value: Any) -> bool:
 
 
 def names(value: Any) -> bool:
-    return all(text(name) and name for name in (value if isinstance(value, list) else [value]))
+    return value != [] and all(text(name) and name for name in (value if isinstance(value, list) else [value]))
 
 
 # Of each key some right values, and whether a value is of the kind that it takes.
 KEYS: dict[str, tuple[list[Any], Callable[[Any], bool]]] = {
-    "target": (["ronaldo", "CR7", "Lionel Messi", ["messi", "swift"], "all of them", []], names),
+    "target": (["ronaldo", "CR7", "Lionel Messi", ["messi", "swift"], "all of them"], names),
     "dataset": (["mini", "no/such", "~nobody_here/x", "a\0b", "x" * 5_000, "hub@"], text),
     "truth_ratio": (["geometric", "arithmetic"], lambda v: v in ("geometric", "arithmetic")),
     "guardrail": ([True, False, "true", "False"], lambda v: str(v).lower() in ("true", "false")),
@@ -732,7 +732,7 @@ def make_set(rng: random.Random, folder: Path) -> tuple[Path, dict[Path, bytes]]
 def use_set(case: tuple[Path, dict[Path, bytes]]) -> None:
     out, others = case
     try:
-        whole = built.finished(out, {""})
+        whole = built.finished(out)
         built.keep_plan(out, built.Plan(**PLAN))
         left = built.purge(out)
     finally:
