@@ -57,6 +57,7 @@ class RunFolder:
         self.partial = self.output.with_name(f".{self.output.name}.partial")
         self._lock = filelock.FileLock(self.partial / LOCK, timeout=0.2)
         self._holds_this_run = False
+        self._made: list[Path] = []  # folders above it that there were not, the innermost first
 
     def open(self, config: TrainConfig, *, overwrite: bool, resume: bool) -> Path | None:
         """Take the lock and make ready. No finished run is removed before its successor is whole.
@@ -114,6 +115,7 @@ class RunFolder:
         for path in self.partial.iterdir() if self.partial.exists() else ():
             if not (is_ours and _KEPT.fullmatch(path.name)):
                 raise UserError(f"{self.partial} is where a run is kept, but holds {path.name!r}: move it away")
+        self._made = [folder for folder in self.partial.parents if not folder.exists()]
         self.partial.mkdir(parents=True, exist_ok=True)
         try:
             self._lock.acquire()
@@ -259,7 +261,8 @@ class RunFolder:
             if [path.name for path in self.partial.iterdir()] == [LOCK]:
                 with suppress(OSError):
                     (self.partial / LOCK).unlink()
-                    self.partial.rmdir()
+                    for folder in (self.partial, *self._made):
+                        folder.rmdir()
         self.close()
 
     def close(self) -> None:

@@ -91,7 +91,7 @@ BAD_WORDS = [
 
 @pytest.mark.parametrize(("words", "message"), BAD_WORDS)
 def test_bad_input_is_one_line_that_names_flag_or_file(words, message, fails, arguments, tmp_path):
-    before = arguments(tmp_path / "out")
+    before = arguments(tmp_path / "runs" / "out")
     line = fails(*(before[2:] if words[0] == "--target" else before), *words)
     assert message in line and not list(tmp_path.iterdir())
 
