@@ -12,6 +12,7 @@ import secrets
 import tempfile
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -159,9 +160,15 @@ def _predicate(
             "checkpoint": reference.settings(TASK)["checkpoint"] or [],
             "resultsFile": {"digest": {"sha256": sha256(reference.path)}},
         },
-        "scoredAt": run.results.get("date"),
+        "scoredAt": _time(run.results.get("date")),
         "limits": [*TESTED["limits"], TESTED["attacked" if attacked else "not_attacked"]],
     }
+
+
+def _time(seconds: object) -> str | None:
+    """When lm-eval's clock said so, in UTC; None where the results do not say it."""
+    known = isinstance(seconds, int | float) and math.isfinite(seconds) and 0 <= seconds < 1e11
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds") if known else None
 
 
 def _survival(

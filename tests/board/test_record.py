@@ -4,6 +4,7 @@ import errno
 import json
 import shutil
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -32,10 +33,12 @@ def test_a_statement_is_about_the_files_and_says_what_was_tested(statement, neve
     assert digests == file_hashes(runs.WITHOUT, "*") and "chat_template.jinja" in digests and "config.json" in digests
     assert statement["predicate"]["checked"] == "rescored"
     predicate = statement["predicate"]
-    results = {test["result"] for test in predicate["tests"] if "reference, which never knew" not in test["name"]}
+    results = {test["result"] for test in predicate["tests"] if "reference itself" not in test["name"]}
     assert results == {"NOT ENOUGH RECORDS"}  # the data has eight
     assert predicate["result"] == "FAILED"  # the reference is the original, which knows
     assert predicate["reference"]["resultsFile"]["digest"]["sha256"] == board.sha256(original.path)
+    stamp = datetime.fromisoformat(predicate["scoredAt"]).timestamp()
+    assert stamp == pytest.approx(never_knew.results["date"], abs=1)
     assert predicate["attacks"] == {"prompts": never_knew.settings(TASK)["attack_prompts"], "seed": 0, "file": None}
     tests = {test["name"]: test for test in predicate["tests"]}
     assert list(tests) == [row["name"] for row in board.TESTED["tests"]]
