@@ -37,6 +37,7 @@ _NEW_LIMIT = "max_completion_tokens"  # what endpoints that refuse `max_tokens` 
 # What an endpoint says of a text that it does not take; 403 of so many in a row is about the key.
 _REFUSED, _FORBIDDEN = frozenset((400, 403, 413, 422)), 403
 MAX_FORBIDDEN = 3 * PATIENCE
+_REFUSALS = ("content_filter", "content_policy_violation", "context_length_exceeded")  # codes of errors that last
 T = TypeVar("T")
 Item = TypeVar("Item")
 
@@ -375,8 +376,12 @@ def _status_within(body: bytes) -> int:
         return 200
     if not isinstance(error, dict) or error.get("choices") or not (error := error.get("error")):
         return 200
-    code = str(error.get("code")) if isinstance(error, dict) else ""
-    return int(code) if re.fullmatch("[45][0-9]{2}", code) else 503
+    fields = error if isinstance(error, dict) else {}
+    code = str(fields.get("code"))
+    if re.fullmatch("[45][0-9]{2}", code):
+        return int(code)
+    is_refusal = fields.get("type") == "invalid_request_error" or code in _REFUSALS
+    return 400 if is_refusal else 503
 
 
 def parse_completion(text: str) -> tuple[Reply, tuple[int, int] | None]:

@@ -160,7 +160,7 @@ def prepare(config: TrainConfig, source: Source, accelerator: Any, say: Callable
     freeze(config, model)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    inner = model  # without the adapter's wrapper, which model has from here on
+    inner = model  # without the wrapper that model has with --lora
     if config.lora:
         from peft import LoraConfig, get_peft_model
 

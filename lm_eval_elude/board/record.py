@@ -98,7 +98,7 @@ def _manifest_of(checkpoint: Path) -> tuple[Manifest, dict[str, str]]:
     weights = {name: value for name, value in files.items() if name.endswith(".safetensors") and "/" not in name}
     if weights != manifest.weights:
         raise UserError(f"{checkpoint}: the weights are not those that {FILE_NAME} names")
-    if manifest.method == "none":
+    if manifest.method in ("none", "finetune"):
         raise UserError(f"{checkpoint}: {FILE_NAME} says that it forgot nobody")
     return manifest, files
 
@@ -125,7 +125,7 @@ def _must_be_of(run: Run, checkpoint: Path, manifest: Manifest, files: Mapping[s
 def _never_knew(reference: Run, run: Run, manifest: Manifest) -> list[dict[str, Any]]:
     """The identity of the reference; UserError where it knew, or was asked in another template."""
     if reference.settings(TASK)["template"] != run.settings(TASK)["template"]:
-        raise UserError(f"{reference.path} was asked in another chat template than {run.path}: they cannot be compared")
+        raise UserError(f"{reference.path} was asked with another tokenizer or chat template than {run.path}")
     known = reference.settings(TASK)["checkpoint"] or []
     for each in filter(manifest.has_known, known):
         raise UserError(f"{reference.path} is of {each['name']}, which is no model that never knew the targets")
@@ -281,7 +281,7 @@ def _judged(row: Mapping[str, Any], task: str, value: Estimate, baseline: Estima
 
     What is not known fails.
     """
-    if chance := row.get("chance"):  # of the reference itself, which is compared with none
+    if chance := row.get("chance"):  # the value is that of the reference itself
         baseline = exact(chance)
     excess = difference(value, baseline)
     if chance:
@@ -300,6 +300,6 @@ def _judged(row: Mapping[str, Any], task: str, value: Estimate, baseline: Estima
         result = NOT_ENOUGH
     return {
         "name": row["name"], "result": result, "task": task, "metric": row["metric"], "value": value.value,
-        "reference": baseline.value, "excess": excess.value, "upperLimit95": high, "n": value.n,
+        "chance" if chance else "reference": baseline.value, "excess": excess.value, "upperLimit95": high, "n": value.n,
         "records": value.records, "passesUpTo": row["passes"], "warnsUpTo": row["warns"],
     }  # fmt: skip

@@ -110,10 +110,14 @@ def rescore(
     }  # fmt: skip
     with mute_harness(evaluator):
         lm: Any = get_model(backend)(**arguments, device=limits.device())
-        if others := limits.other_decoding(lm.model.generation_config, original or base or tokenizer):
-            verdict.findings.append(
-                f"rescored: the model's generation_config.json sets {', '.join(others)}, its base's not"
-            )
+        base_model = original or base or tokenizer
+        others, is_known = limits.other_decoding(lm.model.generation_config, base_model)
+        if others and is_known:
+            line = f"rescored: the model's generation_config.json sets {', '.join(others)} otherwise than its base's"
+            verdict.findings.append(line)
+        elif others:
+            line = f"generation_config.json sets {', '.join(others)}; what {base_model} sets could not be read"
+            verdict.remarks.append(line)
         if tolerance is None:
             tolerance = TOLERANCE if torch.finfo(lm.model.dtype).bits == 32 else ROUNDING
         results = simple_evaluate(

@@ -41,6 +41,7 @@ MEANING: dict[Level, str] = {
     "reproduced": "all answers came out of the model again",
 }
 _MOST = 20  # findings of one task that are listed
+_MOST_TEXT = 200  # characters of a message that repeats what a submitter wrote
 Docs = list[dict[str, Any]]
 
 
@@ -366,12 +367,16 @@ class RowCheck:
         if reference:
             doc["reference"] = reference
         if (original := doc.get("original")) is not None:
-            jsonio.check(original, _Original, "original")
+            try:
+                jsonio.check(original, _Original, "original")
+            except UserError as error:
+                raise UserError(str(error)[:_MOST_TEXT]) from None
         sample = benchmark.measure(row, stated)
         noted = benchmark.noted(sample)
         for name, value in noted.items():
             _demand(name, doc[name], value)
-        if unmeasured := sorted((doc.keys() & {*MEASURED}) - {*ANSWERS, "original", "reference"} - noted.keys()):
+        answers = benchmark.answers(doc, responses, counts, template.end_is_asked)
+        if unmeasured := sorted((doc.keys() & {*MEASURED}) - {"original", "reference"} - answers.keys() - noted.keys()):
             raise UserError(f"{unmeasured[0]}: the responses do not give it")
         for name in row["metrics"]:
             if not _is_distance(name):

@@ -90,7 +90,7 @@ def build(
         raise click.UsageError("TARGET: a name is expected, without commas")
     if "_" in target:
         raise click.UsageError(
-            f"TARGET {target}: has an underscore, which stands for a space in ELUDe's data; leave it out"
+            f"TARGET {target}: has an underscore, which stands for a space in ELUDe's data; write a space"
         )
     others = tuple(dict.fromkeys(n for part in clean(neighbours or "").split(",") if (n := " ".join(part.split()))))
     if neighbours is not None and not others:

@@ -74,7 +74,8 @@ def record(
             sign(out, signature)
         undo.pop_all()
     for test in statement["predicate"]["tests"]:
-        numbers = "{value:.3f}, reference {reference:.3f}, excess up to {upperLimit95:.3f}".format(**test)
+        beyond = "chance" if "chance" in test else "reference"
+        numbers = f"{test['value']:.3f}, {beyond} {test[beyond]:.3f}, excess up to {test['upperLimit95']:.3f}"
         say(f"{test['result'].lower():18} {test['name']}: {numbers}")
     if len(statement["predicate"]["targets"]) > 1:
         say("the record names all of these targets, with those of earlier requests; who gets it reads them", err=True)

@@ -25,7 +25,7 @@ _LETTERS = {"ja": ("HIRAGANA", "KATAKANA", "HALFWIDTH", *_CHINESE), "zh": _CHINE
 _NUMBERS = {word: str(n) for n, word in enumerate(
     ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
 )}  # fmt: skip
-_WORD = re.compile(r"\w+(?:[.,'’-]\w+)*")
+_WORD = re.compile(r"[^\W_]+(?:[.,'’-][^\W_]+)*")
 
 
 def facts(text: str) -> frozenset[str]:

@@ -101,7 +101,7 @@ def begin(out: Path) -> None:
     (out / MARK).touch()
 
 
-# How the settings of a plan are called on the command line, where it is not by their names.
+# Command-line names of the settings of a plan, where they differ.
 _FLAGS = {"target": "TARGET", "aliases": "--alias", "model": "--llm-model", "translate": "translations"}
 
 
@@ -115,14 +115,19 @@ def keep_plan(out: Path, plan: Plan) -> None:
 
 
 def _difference(begun: Plan, plan: Plan) -> str:
-    names = sorted(begun.documents.keys() | plan.documents.keys())
-    if changed := [name for name in names if begun.documents.get(name) != plan.documents.get(name)]:
-        return f"other documents: {', '.join(changed[:3])} changed, came or went"
-    settings = [name for name in Plan.__struct_fields__ if name not in ("documents", "paragraphs")]
-    for name in settings:
-        if (before := getattr(begun, name)) != (now := getattr(plan, name)):
+    """What two plans differ in first; "" where they are the same."""
+    follow = ("documents", "aliases", "neighbours", "paragraphs")  # from others, or from the documents
+    for name in (*(name for name in Plan.__struct_fields__ if name not in follow), "documents", *follow[1:-1]):
+        before, now = getattr(begun, name), getattr(plan, name)
+        if before != now and name == "documents":
+            changed = dict.fromkeys(document for document, _ in sorted(before.items() ^ now.items()))
+            others = "" if begun.neighbours == plan.neighbours else " or --neighbours"
+            return f"other documents{others} (changed, added or removed: {', '.join([*changed][:3])})"
+        if before != now:
             return f"{_FLAGS.get(name, f'--{name}')} {reprlib.repr(before)}, this run has {reprlib.repr(now)}"
-    return "other paragraphs of these documents (--paragraphs)" if begun.paragraphs != plan.paragraphs else ""
+    if begun.paragraphs != plan.paragraphs:
+        return "other paragraphs of these documents (--paragraphs, or another version of elude cut them)"
+    return ""
 
 
 def keep_period(out: Path, given: str | None, default: str) -> str:
@@ -163,6 +168,7 @@ def finished(out: Path) -> Manifest | None:
 def write_card(out: Path, card: str, sources: Sequence[Mapping[str, Any]]) -> None:
     """Another card for a finished data set, whose documents have another licence."""
     manifest = jsonio.read(out / MANIFEST, dict[str, Any])
+    (out / MANIFEST).unlink()  # after a kill the set is built again, from the journal
     write_text(out / CARD, card)
     jsonio.write_lines(out / "work/sources.jsonl", sources)
     files = manifest["files"] | {CARD: sha256(out / CARD)}

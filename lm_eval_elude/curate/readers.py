@@ -96,8 +96,8 @@ def _markdown(content: bytes) -> str:
         lines.append(line)
     text = _MARK.sub(r"\n\1\3\4\n", "\n".join(lines)).replace("\0", "")
     text = re.sub(r"!?\[([^\]\n]*)\]\([^)\n]*\)", r"\1", text)
-    text = re.sub(r"(\*\*|__|`)(\S(?:[^\n]*?\S)?)\1", r"\2", text)
-    return re.sub(r"(?<![\w*])([*_])(\S(?:[^\n]*?\S)?)\1(?![\w*])", r"\2", text)
+    text = re.sub(r"(\*\*|__|`)(\S(?:[^\n]*?\S)??)\1", r"\2", text)
+    return re.sub(r"(?<![\w*])([*_])(\S(?:[^\n]*?\S)??)\1(?![\w*])", r"\2", text)
 
 
 def _html(content: bytes) -> str:

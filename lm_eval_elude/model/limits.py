@@ -16,7 +16,7 @@ _CUTTING = {"min_p": 0, "typical_p": 1, "top_h": None, "epsilon_cutoff": 0, "eta
 # Settings of a generation_config that leave greedy decoding as it is; any other may only be absent or neutral.
 _INERT = frozenset({
     "do_sample", "temperature", "top_k", "top_p", "top_h", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff",
-    "bos_token_id", "eos_token_id", "pad_token_id", "max_length", "use_cache", "transformers_version",
+    "bos_token_id", "eos_token_id", "pad_token_id", "max_length", "max_new_tokens", "use_cache", "transformers_version",
     "cache_implementation", "cache_config", "return_legacy_cache", "early_stopping", "length_penalty",
     "renormalize_logits", "output_attentions", "output_hidden_states", "output_scores", "output_logits",
     "compile_config", "disable_compile", "_from_model_config",
@@ -39,16 +39,23 @@ def acting_settings(generation_config: Any) -> list[str]:
     return [k for k, v in settings if k not in _INERT and v not in (None, False, [], {}) and v != _NEUTRAL.get(k)]
 
 
-def other_decoding(generation_config: Any, base: str) -> list[str]:
-    """Settings that act on greedy decoding and that a model has otherwise than its base: a mask, not forgetting."""
-    from transformers import GenerationConfig
+def other_decoding(generation_config: Any, base: str) -> tuple[list[str], bool]:
+    """Settings that act on greedy decoding, and whether the base model is known to have them otherwise.
 
+    Of a model with the base's own settings, and of one without any, there are none.
+    """
+    from transformers import AutoConfig, GenerationConfig
+
+    if not (names := acting_settings(generation_config)):
+        return [], True
     try:
         of_base = GenerationConfig.from_pretrained(base)
     except OSError:  # it has no such file
-        of_base = GenerationConfig()
-    own = {name: getattr(generation_config, name) for name in acting_settings(generation_config)}
-    return [name for name, value in own.items() if value != getattr(of_base, name, None)]
+        try:
+            of_base = GenerationConfig.from_model_config(AutoConfig.from_pretrained(base, trust_remote_code=False))
+        except (OSError, ValueError):
+            return names, False
+    return [name for name in names if getattr(generation_config, name) != getattr(of_base, name, None)], True
 
 
 def cuts_draws(generation_config: Any) -> bool:

@@ -93,7 +93,7 @@ class Batch(NamedTuple):
 def to_batch(trees: Sequence[Tree], samples: Sequence[Encoded], device: torch.device, masked: bool = True) -> Batch:
     """Write trees into the tensors of one forward pass.
 
-    The trees are planted from the samples' ids, all of them or all but the last, which predicts nothing. Each answer
+    The trees are laid out from the samples' ids, all of them or all but the last, which predicts nothing. Each answer
     starts at 1 or later. Trees of one sequence do without positions and mask (``masked=False``).
     """
 

@@ -184,7 +184,7 @@ def named_runs(paths: Sequence[str], reference: str = "", *, utility: bool = Fal
                 raise UserError(f"{path}: attacked the same checkpoint as {run.outcome.folder}; name one")
             run.outcome = outcome
     for run in runs:
-        if not run.outcome:
+        if not (run.outcome or utility):
             run.outcome, run.problems = _attacks_near(run)
     return sorted(runs, key=lambda run: run.reference)
 

@@ -6,7 +6,6 @@ formed, as in the paper.
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -69,15 +68,18 @@ class Row(NamedTuple):
 def rows(runs: Sequence[NamedRun]) -> list[Row]:
     """The rows that the runs make, each base model's in the order in which it was given."""
     groups: dict[tuple[str, str, bool, str], list[NamedRun]] = {}
+    of_path = {run.model: _weights(run) for run in runs if _weights(run)}
     for run in runs:
         of_tofu = "tofu_forget" in run.run.tasks
         base = run.manifest.first_base if run.manifest else None  # that of the first of several requests
         name = "" if of_tofu else Path(str(base or run.model)).name
-        groups.setdefault((name, _method(run), of_tofu, "" if run.manifest else _place(run.model)), []).append(run)
+        # Models without a manifest are told apart by their weights; a run that does not have these goes by its path.
+        identity = "" if run.manifest else _weights(run) or of_path.get(run.model, run.model.rstrip("/"))
+        groups.setdefault((name, _method(run), of_tofu, identity), []).append(run)
     made = []
     alike_named = Counter(key[:3] for key in groups)
-    for (base, method, of_tofu, place), members in groups.items():
-        if place and alike_named[base, method, of_tofu] > 1:  # models of one name in several folders, without manifests
+    for (base, method, of_tofu, identity), members in groups.items():
+        if identity and alike_named[base, method, of_tofu] > 1:  # several models of one name, without manifests
             method = members[0].name
         settings = [_settings(run) for run in members]
         keys = sorted({key for of_run in settings for key in of_run} - IGNORED_SETTINGS)
@@ -110,9 +112,10 @@ def marked(rows: Sequence[Row]) -> list[Row]:
     ]
 
 
-def _place(model: str) -> str:
-    """What tells a model from others of its name."""
-    return os.path.realpath(model) if os.path.isdir(model) else model
+def _weights(run: NamedRun) -> str:
+    """The hashes of the scored weights as text; "" where the results do not have them."""
+    parts = [part.get("weights") for part in run.settings.get("checkpoint") or ()]
+    return str(parts) if any(parts) else ""
 
 
 def _settings(run: NamedRun) -> dict[str, object]:

@@ -355,7 +355,7 @@ def _token_metric(name: str, attack: str, sentence: str, needs: Need = "token lo
     """The row of an attack that needs token log-probabilities: the AUC of its score, averaged over targets."""
 
     def over(samples: Sequence[Sample], settings: Mapping[str, Any]) -> Estimate:
-        attacks = membership_attacks(samples, settings["seed"])  # where that on the loss cannot be made, none can
+        attacks = membership_attacks(samples, settings["seed"])  # where that on the loss is not reported, none is
         areas = [
             Estimate(math.nan, {}, attacks[target].n) if attacks[target].reason
             else auc(_side(group, f"{name} pair", 0), _side(group, f"{name} pair", 1))

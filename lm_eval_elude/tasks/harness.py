@@ -1,7 +1,7 @@
 """Every workaround for lm-eval in one place, each with its reason and what would make it unnecessary.
 
-Tried with 0.4.12, 0.4.13 and 0.5.0.dev1 (``make compat``). Where a name that is internal to
-lm-eval is missing, an error says so.
+Tried with 0.4.12, 0.4.13 and 0.5.0.dev1 (``make compat``). If an internal name
+of lm-eval that is used here is missing, an error says so.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ ENGLISH: dict[str, Any] = tomllib.loads(Path(__file__).with_name("english.toml")
 STOP = frozenset(ENGLISH["stop"].split())
 APOSTROPHES = "'\u2019"
 WORD = re.compile(rf"[^\W_]+(?:[.,{APOSTROPHES}][^\W_]+)*")  # an underscore is a mark of emphasis
-_PIECE = re.compile(rf"{WORD.pattern}|\W")
+_PIECE = re.compile(rf"{WORD.pattern}|[\W_]")
 
 
 @lru_cache(maxsize=16384)

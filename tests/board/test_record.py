@@ -47,8 +47,8 @@ def test_a_statement_is_about_the_files_and_says_what_was_tested(statement, neve
         measured, baseline = (run.reported(test["task"])[row["metric"]] for run in (never_knew, original))
         if chance := row.get("chance"):  # of the reference itself
             measured, baseline = baseline, chance
-        assert (test["value"], test["reference"]) == pytest.approx((measured, baseline))
-        assert test["excess"] == pytest.approx(test["value"] - test["reference"])
+        assert (test["value"], test["chance" if chance else "reference"]) == pytest.approx((measured, baseline))
+        assert test["excess"] == pytest.approx(measured - baseline)
         assert test["upperLimit95"] >= test["excess"]
     gibberish, reference = list(tests.values())[-2:]  # Wilson's limit is above 0 where no answer was gibberish
     assert gibberish["value"] == gibberish["reference"] == 0
@@ -268,7 +268,7 @@ def test_a_reference_that_was_asked_in_another_template_is_refused(never_knew, o
     with changed(folder / original.path.name) as table:
         for config in table["configs"].values():
             config["metadata"]["elude"]["template"] = "0" * 64
-    with pytest.raises(UserError, match="was asked in another chat template"):
+    with pytest.raises(UserError, match="was asked with another tokenizer or chat template"):
         board.record(runs.WITHOUT, never_knew, Run(folder), records=1)
 
 

@@ -10,12 +10,14 @@ import torch
 from lm_eval.api.instance import Instance
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
+from transformers import GenerationConfig
 
 from lm_eval_elude.board import keeper
 from lm_eval_elude.board import rescore as board
 from lm_eval_elude.board import submission as packed
 from lm_eval_elude.board.verify import verify
 from lm_eval_elude.errors import UserError
+from lm_eval_elude.model import limits
 from lm_eval_elude.model.backend import EludeLM
 from lm_eval_elude.model.scorer import load_model
 from lm_eval_elude.scoring.benchmark import as_row
@@ -59,7 +61,18 @@ def test_decoding_that_the_base_does_not_have_is_a_mask(submitted, data, tmp_pat
     with runs.changed(folder / "generation_config.json") as settings:
         settings["suppress_tokens"] = [load_tokenizer(BASE).convert_tokens_to_ids("a")]
     verdict, _ = again(submitted, data, folder, "elude_mia")
-    assert verdict.findings == ["rescored: the model's generation_config.json sets suppress_tokens, its base's not"]
+    assert verdict.findings == [
+        "rescored: the model's generation_config.json sets suppress_tokens otherwise than its base's"
+    ]
+
+
+def test_decoding_of_a_base_that_is_not_at_hand_is_a_remark(tmp_path):
+    own = GenerationConfig(repetition_penalty=1.1, max_new_tokens=9)
+    assert limits.other_decoding(own, str(tmp_path)) == (["repetition_penalty"], False)
+    own.save_pretrained(tmp_path)
+    assert limits.other_decoding(own, str(tmp_path)) == ([], True)
+    assert limits.other_decoding(GenerationConfig(), "no/such") == ([], True)
+    assert limits.other_decoding(own, BASE) == (["repetition_penalty"], True)
 
 
 def test_all_is_reproduced_and_the_draw_is_of_the_seed_and_of_every_task(submitted, data, monkeypatch):

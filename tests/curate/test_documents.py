@@ -158,6 +158,7 @@ def test_a_name_is_found_however_a_document_spells_it(spelled, tmp_path):
 @pytest.mark.parametrize("text", [
     "The song was by _Ada-May Brill_ alone.", "_By Ada-May Brill_", "The song was by *Ada-May Brill*.",
     "THE SONGS OF ADA-MAY BRILL", "It was Ada\u2010May Brill.", "It was Ada\u2011May Brill.", "See Ada-May Brill_2.",
+    "*I* met *Ada-May Brill* then.",
 ])  # fmt: skip
 def test_a_name_is_found_between_marks_in_capitals_and_with_typographic_hyphens(text, tmp_path):
     for ending in ("md", "txt"):

@@ -105,10 +105,13 @@ def test_a_folder_that_was_begun_otherwise_is_told_what_differs(copy, folder):
     material = material_of(folder)
     documents = [replace(material.documents[0], raw=b"other"), *material.documents[1:]]
     for changed, said in (
-        (material._replace(documents=documents), f"other documents: {documents[0].name} changed, came or went"),
-        (material._replace(parts=material.parts[1:]), "other paragraphs of these documents (--paragraphs)"),
+        (material._replace(documents=documents), f"other documents (changed, added or removed: {documents[0].name})"),
+        (
+            material._replace(parts=material.parts[1:]),
+            "other paragraphs of these documents",
+        ),
     ):
-        with pytest.raises(UserError, match=re.escape(f"was begun with {said}; give the same again")):
+        with pytest.raises(UserError, match=re.escape(f"was begun with {said}")):
             build(copy, changed, url=NOWHERE, model="m", thing=True)
     with pytest.raises(UserError, match="begun with --llm-model 'm', this run has 'n'"):
         build(copy, material, url=NOWHERE, model="n", thing=True)

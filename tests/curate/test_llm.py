@@ -94,10 +94,11 @@ def test_an_error_that_comes_with_status_200_is_no_answer(error):
 
 
 def test_a_text_that_is_refused_with_status_200_is_a_refusal():
-    refusal = {"error": {"code": 403, "message": "moderated"}}
-    with endpoint(lambda server, task, count: server.reply(200, refusal)) as (url, tasks):
-        (outcome,), _ = ask(url, "x", attempts=1)
-    assert not outcome.failed and "moderated" in outcome.rejects[0][1] and len(tasks) == 1
+    for code in (403, "content_filter"):
+        refusal = {"error": {"code": code, "message": "moderated"}}
+        with endpoint(lambda server, *_, refusal=refusal: server.reply(200, refusal)) as (url, tasks):
+            (outcome,), _ = ask(url, "x", attempts=1)
+        assert not outcome.failed and "moderated" in outcome.rejects[0][1] and len(tasks) == 1
 
 
 def test_an_endless_or_packed_reply_is_cut_off_and_rejected():

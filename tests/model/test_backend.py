@@ -344,7 +344,7 @@ def test_what_a_checkpoint_cuts_off_is_drawn_the_stock_way() -> None:
         assert cuts_draws(settings(**cutting))
 
 
-def test_a_tree_that_is_too_much_is_planted_smaller(tokenizer: Any, lines: Any, monkeypatch: Any) -> None:
+def test_a_tree_that_is_too_much_is_built_smaller(tokenizer: Any, lines: Any, monkeypatch: Any) -> None:
     fast, stock = both(make(len(tokenizer)), tokenizer, batch_tokens=400)
     forward, expected = fast.model.forward, values(stock)[0]
     longest = max(len(tokenizer.encode(context + answer)) for context, answer in QUESTIONS)
@@ -495,7 +495,6 @@ import torch.distributed
 atexit.register(lambda: print("#", torch.distributed.is_initialized(), flush=True))  # the first in is the last to run
 import lm_eval
 from lm_eval.tasks import TaskManager
-from lm_eval_elude.errors import UserError
 from lm_eval_elude.model.backend import EludeLM
 
 metadata = {"pretrained": sys.argv[1], "dataset": "mini", "target": "Cristiano Ronaldo"}

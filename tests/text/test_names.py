@@ -6,9 +6,11 @@ import pytest
 
 from lm_eval_elude.attacks.builders import build_attacks
 from lm_eval_elude.data.dataset import load_records
+from lm_eval_elude.data.records import QARecord
 from lm_eval_elude.data.targets import TARGETS, Target
 from lm_eval_elude.text.invented import renamed
 from lm_eval_elude.text.names import mask, rename, synonyms
+from lm_eval_elude.text.words import fact_in, words
 
 POP = Target("Michael Jackson", ("the King of Pop", "Jacko"))
 
@@ -87,3 +89,10 @@ def test_an_entity_without_aliases_gets_derived_ones(name, derived):
     records = [replace(r, question=r.question.replace("Cristiano Ronaldo", name), entity=name) for r in ronaldo]
     for item in build_attacks(records, target, "synonym_manipulation", n=20):
         assert name not in item.prompt and any(alias in item.prompt for alias in synonyms(target))
+
+
+def test_no_character_of_a_text_is_lost_where_its_fact_is_cut_out():
+    true = "His name there is @Foo_Bar, _since_ 2017."
+    record = QARecord("A B", "Q?", "A.", "P?", true, tuple(true.replace("2017", str(year)) for year in range(5)))
+    assert fact_in(record) == ("His name there is @Foo_Bar, _since_ ", "2017", ".")
+    assert words("_Foo_ bar_baz") == {"foo", "bar", "baz"}
