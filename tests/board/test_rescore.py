@@ -180,6 +180,7 @@ def test_the_log_probabilities_of_single_tokens_are_the_models(forge, submitted,
     assert len(verdict.findings) == 1 and "of 8 records is not what the model" in verdict.findings[0], verdict.findings
 
 
+@pytest.mark.slow
 def test_what_the_original_is_said_to_find_odd_is_asked_of_it_again(submitted, data, tmp_path):
     metadata = {"pretrained": BASE, "dataset": str(data), "target": runs.RONALDO, "original": BASE}
     logged = run(["elude_forget"], "elude", metadata=metadata, log_samples=True)["samples"]["elude_forget"]

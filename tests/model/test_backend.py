@@ -530,6 +530,7 @@ def test_each_rank_scores_its_share_on_cpu(folder: str, tmp_path: Path) -> None:
             assert together[f"{name},none"] == pytest.approx(value, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_the_benchmark_compares_every_suite_with_stock(tmp_path: Path, monkeypatch: Any) -> None:
     """On the bundled model; membership inference asks this backend in another way, and is compared all the same."""
     monkeypatch.syspath_prepend(ROOT / "benchmarks")

@@ -126,6 +126,7 @@ def covered(draw, truth: float, rounds: int = 1_500) -> float:
     return sum(abs(e.value - truth) <= estimates.Z95 * e.stderr for e in found) / rounds
 
 
+@pytest.mark.slow
 def test_intervals_of_repeated_prompts_and_shared_rows_cover_the_truth():
     """Nine suites ask 46 records two or three times each; two targets share half of their neighbours."""
 
