@@ -39,9 +39,8 @@ def check(run: Packed, docs: Sequence[Mapping[str, Any]], settings: Settings) ->
         if any(logged.count(doc) * len(expected) != expected.count(doc) * len(logged) for doc in expected):
             raise UserError(f"{STRESS}: the documents of {name}, {role}, are not those of the forget set")
         formed = as_row(task_report(TASK, of_point.samples(TASK), of_point.settings(TASK)))
-        known = {
-            key: value for key, value in formed.items() if value != "N/A" and not math.isnan(value)
-        }  # others are null
+        # An unknown number is null in the file, an unknown error the text "N/A".
+        known = {key: value for key, value in formed.items() if value != "N/A" and not math.isnan(value)}
         reported = {key: of_point.results["results"][TASK].get(key) for key in known}
         if differs := difference(reported, known):
             raise UserError(f"{STRESS}: {name}, {role}{differs}, which does not follow from the samples")

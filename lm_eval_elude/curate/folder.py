@@ -116,18 +116,18 @@ def keep_plan(out: Path, plan: Plan) -> None:
 
 def _difference(begun: Plan, plan: Plan) -> str:
     """What two plans differ in first; "" where they are the same."""
-    follow = ("documents", "aliases", "neighbours", "paragraphs")  # from others, or from the documents
-    for name in (*(name for name in Plan.__struct_fields__ if name not in follow), "documents", *follow[1:-1]):
-        before, now = getattr(begun, name), getattr(plan, name)
-        if before != now and name == "documents":
-            changed = dict.fromkeys(document for document, _ in sorted(before.items() ^ now.items()))
-            others = "" if begun.neighbours == plan.neighbours else " or --neighbours"
-            return f"other documents{others} (changed, added or removed: {', '.join([*changed][:3])})"
-        if before != now:
-            return f"{_FLAGS.get(name, f'--{name}')} {reprlib.repr(before)}, this run has {reprlib.repr(now)}"
-    if begun.paragraphs != plan.paragraphs:
-        return "other paragraphs of these documents (--paragraphs, or another version of elude cut them)"
-    return ""
+    differ = [name for name in Plan.__struct_fields__ if getattr(begun, name) != getattr(plan, name)]
+    names = [name for name in differ if name in ("aliases", "neighbours") and "documents" not in differ]
+    # Other documents may bring other names with them, and both of them other paragraphs.
+    settings = [name for name in differ if name not in ("documents", "paragraphs", "aliases", "neighbours")]
+    if given := [*settings, *names]:
+        before, now = (reprlib.repr(getattr(each, given[0])) for each in (begun, plan))
+        return f"{_FLAGS.get(given[0], f'--{given[0]}')} {before}, this run has {now}"
+    if "documents" in differ:
+        changed = dict.fromkeys(name for name, _ in sorted(begun.documents.items() ^ plan.documents.items()))
+        others = " or --neighbours" if "neighbours" in differ else ""
+        return f"other documents{others} (changed, added or removed: {', '.join([*changed][:3])})"
+    return "other paragraphs of these documents (--paragraphs, or another version of elude cut them)" if differ else ""
 
 
 def keep_period(out: Path, given: str | None, default: str) -> str:
