@@ -539,7 +539,7 @@ _ROWS = (
         "privleak", "PrivLeak", "ratio", (None, None), ("membership",),
         "(A - A_ref) / A_ref with A = 1 - AUC, on the loss (MUSE, Shi et al. 2024, has it on Min-K%): 0 where "
         "membership leaks as it does without training, below 0 where it leaks more, above it where the forget set is "
-        "over-unlearned.",
+        "over-unlearned. Non-members are paraphrases here and a holdout set there, so values are not MUSE's.",
         _less_reference("mia_auc"), _privleak, "reference",
     ),
     _token_metric(
