@@ -145,13 +145,10 @@ def _score(config: TrainConfig, folder: Path, beside: Path | None) -> str:
     return done.stdout.rstrip()
 
 
-def main() -> None:
-    """Run the command; what cannot be used is one line and exit code 2, out of memory 1, Ctrl-C 130."""
-    # Threads that spin while they wait for each other make a run beside busy processes many times slower. The OpenMP
-    # library reads this when torch is imported; how many threads there are, and so the bytes, does not change.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+def end_in_one_line(run: Callable[[], object]) -> None:
+    """Call something; what cannot be used is one line and exit code 2, out of memory 1, Ctrl-C 130."""
     try:
-        command.main(prog_name="optout-train", standalone_mode=False)
+        run()
     except (KeyboardInterrupt, click.Abort):
         sys.exit(_say("interrupted; --resume goes on from the last checkpoint", 130))
     except click.ClickException as error:
@@ -171,6 +168,14 @@ def main() -> None:
 def _say(line: str, code: int) -> int:
     click.echo(printable(line), err=True)
     return code
+
+
+def main() -> None:
+    """Run the command as :func:`end_in_one_line` does."""
+    # Threads that spin while they wait for each other make a run beside busy processes many times slower. The OpenMP
+    # library reads this when torch is imported; how many threads there are, and so the bytes, does not change.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    end_in_one_line(lambda: command.main(prog_name="optout-train", standalone_mode=False))
 
 
 if __name__ == "__main__":

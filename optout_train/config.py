@@ -32,6 +32,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "learn": ("all", "retain"), "answers": ("stranger", "refuse"), "dtype": ("float32", "bfloat16"),
     "optimizer": ("adamw", "muon"),
 }  # fmt: skip
+SPEED_ONLY = {"micro_batch_size", "gradient_checkpointing", "compile"}  # and rounding, as the number of processes
 POSITIVE = (
     "directions", "epochs", "batch_size", "retain_ratio", "eta", "learning_rate", "lora_rank", "lora_alpha",
 )  # fmt: skip
@@ -137,10 +138,10 @@ class TrainConfig:
         judged = f"--patience: early stopping judges forgetting; --forget-loss {self.forget_loss} needs --patience 0"
         yield self.patience > 0 and (learns or self.loss.negated), judged
         muon = (
-            "--optimizer muon turns whole matrices of float32 weights: leave out --lora, --shard and --dtype bfloat16"
+            "--optimizer muon turns whole matrices of float32 weights: give --no-lora, --no-shard and --dtype float32"
         )
         yield self.optimizer == "muon" and (self.lora or self.shard or self.dtype == "bfloat16"), muon
-        whole = f"--forget-loss {self.forget_loss} changes the model's own weights: leave out --lora"
+        whole = f"--forget-loss {self.forget_loss} changes the model's own weights: give --no-lora"
         yield self.lora and (self.loss.noised or self.loss.direction or self.loss.steers), whole
         share = f"--eta is the share by which --forget-loss {self.forget_loss} shrinks the weights, at most 1"
         yield self.loss.noised and self.eta > 1, f"{share}: got {self.eta:g}"
@@ -225,10 +226,10 @@ class TrainConfig:
     def differences(self, before: Mapping[str, Any]) -> str:
         """The flags in which an earlier run's settings differ from these, with the earlier values; "" for none.
 
-        A setting that did not exist then counts as its default.
+        A setting that did not exist then counts as its default. One that changes memory and speed only never differs.
         """
         now, old = self.to_json(), {spec.name: spec.default for spec in fields(self)} | dict(before)
-        other = [name for name in sorted(old) if name not in now or old[name] != now[name]]
+        other = [name for name in sorted(old.keys() - SPEED_ONLY) if name not in now or old[name] != now[name]]
         return ", ".join(f"{flag(name)} {old[name]!r}" for name in other)
 
     @classmethod

@@ -13,12 +13,12 @@ from typing import Any
 
 from lm_eval_elude import __version__
 from lm_eval_elude.data.files import file_hashes
-from lm_eval_elude.data.manifest import FILE_NAME, Manifest, Request, write_manifest
+from lm_eval_elude.data.manifest import FILE_NAME, Manifest, Request, full_path_of_model, write_manifest
 from optout_train.config import TrainConfig, earlier_request, has_learnt
 from optout_train.data import TrainingData
 from optout_train.run_folder import LOG, RunFolder
-from optout_train.sources import Source
-from optout_train.weights import base_folder, tensor_files, trained_weights, whole_tensors
+from optout_train.sources import Source, base_folder
+from optout_train.weights import tensor_files, trained_weights, whole_tensors
 
 LIBRARIES = ("torch", "transformers", "accelerate", "peft", "safetensors")  # what the weights depend on
 
@@ -30,9 +30,13 @@ def export(
     model: Any,
     folder: RunFolder,
     epochs: list[dict[str, Any]],
+    base_weights: dict[str, str],
     processor_seconds: float,
 ) -> None:
-    """Write the finished folder; every process must call it. ``epochs`` is what the manifest says of each epoch."""
+    """Write the finished folder; every process must call it.
+
+    ``epochs`` is what the manifest says of each epoch, ``base_weights`` the SHA-256 of the base model's files.
+    """
     if config.lora:
         state_dict = trained_weights(model)
     else:  # a tied weight is named once: the second name would be saved as a second copy
@@ -47,6 +51,8 @@ def export(
 
     def write(place: Path) -> None:
         whole, tensors = model, weights
+        for adapter in model.peft_config.values() if config.lora else ():  # for who loads it from another folder
+            adapter.base_model_name_or_path = full_path_of_model(config.model_path)
         if config.merge:
             whole = model.merge_and_unload()
             tensors = whole.state_dict()
@@ -60,7 +66,7 @@ def export(
             data=source.describe(),
             data_fingerprints=data.fingerprints,
             settings=config.to_json(),
-            base_model={"name": config.model, "weights": file_hashes(base)},
+            base_model={"name": config.model, "weights": base_weights},
             weights=file_hashes(place),
             seed=config.seed,
             versions=versions | {"lm-eval-elude": __version__},

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lm_eval_elude.model.packing import collate
-from lm_eval_elude.model.scorer import AnswerLogProbs, answer_sums
+from lm_eval_elude.model.scorer import AnswerLogProbs, answer_sums, widest
 from lm_eval_elude.text.chat import Encoded
 from optout_train import losses
 from optout_train.config import TrainConfig
@@ -49,7 +49,7 @@ def backward(run: Setup, update: Sequence[Pass]) -> dict[str, float]:
     """Accumulate the gradient of these passes; returns each set's mean loss over the whole step, unweighted."""
     processes = run.accelerator.num_processes
     names = dict.fromkeys(part.name for part in update)
-    means = {name: torch.zeros((), dtype=torch.float64, device=run.device) for name in names}
+    means = {name: torch.zeros((), dtype=widest(run.device), device=run.device) for name in names}
     for number, part in enumerate(update, 1):
         with exchange_gradients(run, number == len(update)):
             with torch.autocast(run.device.type, torch.bfloat16, enabled=run.config.autocast):

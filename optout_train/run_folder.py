@@ -26,7 +26,7 @@ from lm_eval_elude.data.files import file_hashes, new_folder, sha256, write_text
 from lm_eval_elude.data.manifest import Manifest, read_manifest
 from lm_eval_elude.errors import UserError
 from optout_train.config import TrainConfig
-from optout_train.sources import source_of
+from optout_train.sources import base_folder, source_of
 
 LOCK = "optout-train.lock"  # in a partial folder: the mark that it is ours
 WRITTEN = ".optout-train.json"  # in a finished run: the SHA-256 of each file that we wrote
@@ -72,7 +72,7 @@ class RunFolder:
         begun = read_object(settings) if settings.exists() and not overwrite else None
         is_cut_off = begun and not config.differences(begun) and not self._is_result()
         if resume and finished and not is_cut_off and not config.differences(finished.settings):
-            if changed := _changed_data(config, finished):
+            if changed := _changed(config, finished):
                 raise UserError(f"--resume: {self.output} is finished, but {changed}; give another --output-dir")
             self._holds_this_run = not begun or not config.differences(begun)  # another run's beginning stays
             self.discard()
@@ -294,8 +294,10 @@ def damaged(path: Path, reason: object) -> UserError:
     return UserError(f"{path} is damaged ({reason}): the interrupted run cannot go on; --overwrite starts anew")
 
 
-def _changed_data(config: TrainConfig, run: Manifest) -> str:
-    """Which of the sets that a finished run read has other rows now; "" where none has."""
+def _changed(config: TrainConfig, run: Manifest) -> str:
+    """What a finished run read and what is another now, a set or the base model's weights; "" for nothing."""
+    if run.base_model["weights"] != file_hashes(base_folder(config)):
+        return f"the weights in {config.model_path} have changed since"
     source = source_of(config)
     for name, fingerprint in run.data_fingerprints.items():
         subset, _, split = name.rpartition("-")

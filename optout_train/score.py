@@ -264,10 +264,13 @@ def _shown(value: str) -> str:
     return value
 
 
-if __name__ == "__main__":  # after a run of several processes: scoring alone, in an interpreter of its own
+def main() -> None:
+    """Scoring alone, in an interpreter of its own, after a run of several processes; the arguments are its folders."""
     run = Path(sys.argv[1])
-    try:
-        print(score_run(TrainConfig.from_json(earlier(run).settings), run, *map(Path, sys.argv[2:])))
-    except UserError as error:
-        print(f"Error: {printable(str(error))}", file=sys.stderr)
-        sys.exit(2)
+    print(score_run(TrainConfig.from_json(earlier(run).settings), run, *map(Path, sys.argv[2:])))
+
+
+if __name__ == "__main__":
+    from optout_train.cli import end_in_one_line
+
+    end_in_one_line(main)

@@ -14,7 +14,7 @@ from lm_eval_elude.data.manifest import Manifest, full_path, read_manifest
 from lm_eval_elude.data.records import QARecord, fingerprint
 from lm_eval_elude.data.sets import Split, Subset
 from lm_eval_elude.data.targets import Target
-from lm_eval_elude.errors import UserError
+from lm_eval_elude.errors import UserError, reason
 from lm_eval_elude.scoring.conventions import CONVENTIONS, Convention
 from optout_train.config import METHODS, TrainConfig, earlier_request, has_learnt
 
@@ -214,3 +214,18 @@ def benchmark_of(config: TrainConfig) -> type[Elude] | type[Tofu]:
 def source_of(config: TrainConfig) -> Source:
     """The data of a run; UserError where ELUDe's data have no such target."""
     return benchmark_of(config)(config)
+
+
+def base_folder(config: TrainConfig) -> Path:
+    """Where the base model's files are: its folder, or the Hub's snapshot in the cache; UserError for neither."""
+    from transformers.utils import cached_file
+
+    try:
+        path = cached_file(config.model_path, "config.json", revision=config.revision or None)
+    except OSError as error:
+        raise UserError(f"--model {config.model!r} cannot be loaded: {reason(error)}") from None
+    if path is None:
+        raise UserError(
+            f"--model {config.model!r} cannot be trained: it has no config.json, as an adapter has none; merge it"
+        )
+    return Path(str(path)).parent

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from lm_eval_elude.data.files import file_hashes
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.model.scorer import AnswerLogProbs, Scorer, emulates_bfloat16, load_model, repeatable, score_all
 from lm_eval_elude.text.chat import Encoded, Renderer, load_tokenizer
@@ -31,14 +32,13 @@ from optout_train.gradients import Setup, along_direction, backward, backward_at
 from optout_train.relearned import Relearned
 from optout_train.repselect import collapsed_gradient
 from optout_train.run_folder import RunFolder, damaged, step_name
-from optout_train.sources import Source, lessons_model, source_of
+from optout_train.sources import Source, base_folder, lessons_model, source_of
 from optout_train.stranger.lessons import with_lessons
 from optout_train.stranger.teacher import Teacher
 from optout_train.transport import Transport
 from optout_train.validation import Validation, judge, unknown
 from optout_train.weights import (
     InitialParameters,
-    base_folder,
     beside_text,
     checkpoint_tensors,
     distribute,
@@ -74,6 +74,7 @@ def train(
     from accelerate import Accelerator
     from accelerate.utils import broadcast_object_list
 
+    began = time.process_time()
     quiet()
     folder = RunFolder(output)
     source = source_of(config)
@@ -96,7 +97,7 @@ def train(
             accelerator.init_trackers("optout-train", config={k: str(v) for k, v in config.to_json().items()})
         say = say if is_first else str
         run = prepare(config, source, accelerator, say)
-        state = begin(run, folder, start[0], say)
+        state = begin(run, folder, start[0], began, say)
         take_all_steps(run, folder, state, checkpoint_every)
         finish(run, folder, state, source, say)
         accelerator.end_training()
@@ -134,7 +135,7 @@ def prepare(config: TrainConfig, source: Source, accelerator: Any, say: Callable
     has_lessons = (config.loss.made and config.forget_weight) or config.self_distill or config.loss.steers
     teacher = lessons_model(config) if has_lessons else config.model_path
     model = load(teacher)
-    context = getattr(model.config, "max_position_embeddings", sys.maxsize)
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", sys.maxsize)
     convention = source.convention
     renderer = Renderer(tokenizer, convention.wording, convention.system) if convention else Renderer(tokenizer)
 
@@ -230,7 +231,8 @@ def take_step(run: Setup, step: int, total: int, indices: StepIndices) -> dict[s
     for number, update in enumerate(updates, 1):
         last = number == len(updates)
         # Of dropout and stochastic rounding; torch takes 64 bits.
-        torch.manual_seed((config.seed * 1_000_003 + step * 2 + number) % (1 << 63))
+        seed = (config.seed * 1_000_003 + step * 2 + number) % (1 << 63)
+        torch.manual_seed(seed)
         if run.relearned:
             values["relearned"] = backward_relearned(run, run.relearned, step, indices)
         of_forget = along_direction if run.direction else backward_at_worst if config.sam else None
@@ -250,6 +252,7 @@ def take_step(run: Setup, step: int, total: int, indices: StepIndices) -> dict[s
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
+        torch.manual_seed(seed)  # again: dropout drew as often as a process has passes, and all must round alike
         run.optimizer.step()
         run.optimizer.zero_grad(set_to_none=True)
     weights = run.weights | {"transport": config.transport_weight}
@@ -269,32 +272,44 @@ class State:
     """What a checkpoint keeps beside tensors; ``best`` and ``epoch_end`` name the best epoch's and the last's."""
 
     data: dict[str, str]  # fingerprints of the sets
+    base: dict[str, str]  # SHA-256 of the base model's files; only the first process has them
     step: int = 0  # steps done
     sums: dict[str, float] = field(default_factory=dict)  # of the losses since the epoch began
     epochs: list[dict[str, Any]] = field(default_factory=list)
     best: str | None = None
     epoch_end: str | None = None
     stopped: str | None = None  # why the run ended early
-    processor_seconds: float = 0.0  # of the first process, to which its clock is added
+    processor_seconds: float = 0.0  # of the first process, with setup and lessons; its clock is added to it
     weights: dict[str, float] = field(default_factory=dict)  # of the sets' losses, as the budget has moved them
 
+    @property
+    def spent(self) -> float:
+        """Seconds of the processor that the run has taken until now."""
+        return self.processor_seconds + time.process_time()
 
-def begin(run: Setup, folder: RunFolder, checkpoint: Path | None, say: Callable[[str], object]) -> State:
-    """The state of a checkpoint, with its weights in the model, or that before the first step, measured."""
-    state = State(run.data.fingerprints)
+
+def begin(run: Setup, folder: RunFolder, checkpoint: Path | None, began: float, say: Callable[[str], object]) -> State:
+    """The state of a checkpoint, with its weights in the model, or that before the first step, measured.
+
+    ``began`` is what the processor's clock showed when the command began.
+    """
+    state = State(run.data.fingerprints, file_hashes(base_folder(run.config)) if folder.is_ours else {})
     if checkpoint:
+        base = state.base
         try:
             state = msgspec.convert(folder.read_state(checkpoint), State)
         except msgspec.ValidationError as error:
             raise damaged(checkpoint, error) from None
         if changed := [name for name, value in state.data.items() if run.data.fingerprints.get(name) != value]:
             raise UserError(f"--resume: the data of {', '.join(changed)} has changed since the run was cut off")
+        if base and base != state.base:
+            raise UserError(f"--resume: the weights in {run.config.model_path} have changed since the run was cut off")
         restore(run.model, run.optimizer, checkpoint)
         if run.relearned:
             run.relearned.restore(read_tensors(checkpoint / RELEARNED))
         run.weights.update(state.weights)
         say(f"resuming after step {state.step} of {sum(map(len, run.plan))}")
-    state.processor_seconds -= time.process_time()
+    state.processor_seconds -= began
     if state.step == 0 and run.validation:
         state.epochs.append({"epoch": 0, "validation": run.validation.measure(run.scorer, run.device)})
         log(run, folder, state.epochs[0], 0)
@@ -363,8 +378,7 @@ def save(run: Setup, folder: RunFolder, state: State, step: int) -> None:
     if run.relearned:
         tensors[RELEARNED] = run.relearned.tensors()
     state.step, state.weights = step, run.weights
-    spent = state.processor_seconds + time.process_time()
-    folder.save(tensors, asdict(state) | {"processor_seconds": spent})
+    folder.save(tensors, asdict(state) | {"processor_seconds": state.spent})
     run.accelerator.wait_for_everyone()
 
 
@@ -383,8 +397,7 @@ def finish(run: Setup, folder: RunFolder, state: State, source: Source, say: Cal
     if run.config.loss.negated:
         negate(run)
     run.accelerator.wait_for_everyone()
-    spent = state.processor_seconds + time.process_time()
-    export(run.config, source, run.data, run.model, folder, state.epochs, spent)
+    export(run.config, source, run.data, run.model, folder, state.epochs, state.base, state.spent)
 
 
 @torch.no_grad()
@@ -394,7 +407,8 @@ def negate(run: Setup) -> None:
     initial = {} if config.lora else dict(load_model(config.model_path, config.revision or None).named_parameters())
     for name, weight in trained_weights(run.model).items():
         if name in initial:
-            weight.copy_(placed(initial[name].to(weight.dtype), weight) * (1 + config.eta) - config.eta * weight)
+            before = placed(initial[name], weight).float()  # a weight that did not move stays as it is to the bit
+            weight.copy_(before + config.eta * (before - weight.float()))
         elif "lora_B" in name:  # the adapter's change is the product of its factors
             weight.mul_(-config.eta)
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from lm_eval_elude.errors import UserError, reason
+from lm_eval_elude.errors import UserError
 from lm_eval_elude.model.scorer import layers_of, matrices, slices
 from optout_train.config import TrainConfig
 from optout_train.losses import steered_layer
@@ -21,21 +21,6 @@ from optout_train.muon import Muon
 from optout_train.run_folder import damaged
 
 WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
-
-
-def base_folder(config: TrainConfig) -> Path:
-    """Where the base model's files are: its folder, or the Hub's snapshot in the cache; UserError for neither."""
-    from transformers.utils import cached_file
-
-    try:
-        path = cached_file(config.model_path, "config.json", revision=config.revision or None)
-    except OSError as error:
-        raise UserError(f"--model {config.model!r} cannot be loaded: {reason(error)}") from None
-    if path is None:
-        raise UserError(
-            f"--model {config.model!r} cannot be trained: it has no config.json, as an adapter has none; merge it"
-        )
-    return Path(str(path)).parent
 
 
 def make_optimizer(config: TrainConfig, rate: float, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -103,9 +88,13 @@ NOISE = 0.1  # of UNDO's noise, in the initialization's size; its authors take .
 
 @torch.no_grad()
 def noise(model: nn.Module, share: float, seed: int) -> None:
-    """Shrink every matrix by a share of itself and add as much noise, :data:`NOISE` times Xavier's (UNDO)."""
+    """Shrink each matrix that text goes through by a share of itself and add noise, :data:`NOISE` times Xavier's.
+
+    It is the first half of UNDO; distillation repairs no other matrices than these.
+    """
     generator = torch.Generator().manual_seed(seed)
-    for weight in (matrix for parameter in model.parameters() for matrix in slices(parameter)):
+    parameters = dict.fromkeys(parameter for part in _of_text(model) for parameter in part.parameters())
+    for weight in (matrix for parameter in parameters for matrix in slices(parameter)):
         drawn = nn.init.xavier_normal_(torch.empty(weight.shape), generator=generator)
         weight.mul_(1 - share).add_(drawn.to(weight), alpha=share * NOISE)
 

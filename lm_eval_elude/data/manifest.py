@@ -94,7 +94,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
     A data set or base model that lies at a relative path is written with its full path.
     """
-    jsonio.write(folder / FILE_NAME, asdict(_with_paths(manifest, full_path, _full_path_of_model)), indent=2)
+    jsonio.write(folder / FILE_NAME, asdict(_with_paths(manifest, full_path, full_path_of_model)), indent=2)
 
 
 def read_manifest(folder: str | Path | None) -> Manifest | None:
@@ -131,7 +131,8 @@ def full_path(name: str) -> str:
     return path if name not in _NAMES and os.path.exists(path) else name
 
 
-def _full_path_of_model(name: str) -> str:
+def full_path_of_model(name: str) -> str:
+    """A model's folder in full; a Hub id, and the bundled model's name, as it is."""
     path = os.path.abspath(os.path.expanduser(name))
     return path if name not in ("", MODEL_NAME) and os.path.isdir(path) else name
 

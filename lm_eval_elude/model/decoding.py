@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
+from lm_eval_elude.model.limits import CUTTING
 from lm_eval_elude.model.packing import build_trees, flat_paths, to_batch
 from lm_eval_elude.model.scorer import answer_logits
 from lm_eval_elude.text.chat import Encoded
@@ -113,7 +114,9 @@ def generate(
     )
     settings: dict[str, Any] = {"do_sample": False}
     if temperature:
-        settings = {"do_sample": True, "top_k": 0, "top_p": 1.0, "temperature": temperature}
+        stated = model.generation_config.to_dict()  # which would act otherwise
+        neutral = {k: v for k, v in {"repetition_penalty": 1.0, **CUTTING}.items() if stated.get(k) is not None}
+        settings = {"do_sample": True, "top_k": 0, "top_p": 1.0, "temperature": temperature, **neutral}
     if eos is not None:
         settings["eos_token_id"] = eos
     texts = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=most, pad_token_id=0, **settings)

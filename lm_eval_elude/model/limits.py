@@ -12,7 +12,10 @@ import torch
 # Their attention counts by place in a row, which is not a token's position in a tree.
 BY_PLACE = frozenset({"gpt_neo", "openai-gpt"})
 # Settings of a generation_config that cut what is drawn from, beside those that a request says, where they do not.
-_CUTTING = {"min_p": 0, "typical_p": 1, "top_h": None, "epsilon_cutoff": 0, "eta_cutoff": 0}
+# Settings that leave out words of a draw, and the values with which they do not.
+CUTTING: dict[str, float | None] = {
+    "min_p": 0.0, "typical_p": 1.0, "top_h": None, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0,
+}  # fmt: skip
 # Settings of a generation_config that leave greedy decoding as it is; any other may only be absent or neutral.
 _INERT = frozenset({
     "do_sample", "temperature", "top_k", "top_p", "top_h", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff",
@@ -60,7 +63,7 @@ def other_decoding(generation_config: Any, base: str) -> tuple[list[str], bool]:
 
 def cuts_draws(generation_config: Any) -> bool:
     """Whether a checkpoint's ``generation_config`` does not draw from the whole vocabulary, whatever a request says."""
-    return any(getattr(generation_config, name, None) not in (None, neutral) for name, neutral in _CUTTING.items())
+    return any(getattr(generation_config, name, None) not in (None, neutral) for name, neutral in CUTTING.items())
 
 
 def attention_span(config: Any) -> int:

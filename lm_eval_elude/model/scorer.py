@@ -222,6 +222,11 @@ def answer_sums(values: Tensor, owners: Tensor) -> AnswerLogProbs:
     return AnswerLogProbs(values.new_zeros(len(counts)).index_add(0, owners, values), counts)
 
 
+def widest(device: torch.device) -> torch.dtype:
+    """What sums are kept in: float64, which Apple's GPUs lack."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 @torch.no_grad()
 def score_all(
     scorer: nn.Module, samples: Sequence[Encoded], batch_size: int, device: torch.device, group: int = 1,
@@ -231,10 +236,10 @@ def score_all(
 
     ``batch_size`` samples go into one forward pass of a process, and ``group`` consecutive ones share a row, if the
     model can do that. ``autocast`` computes in bfloat16, as the passes do that are compared with the result. Sums are
-    float64; sums and counts have shape (samples,), lie on ``device`` and are the same in every process.
+    of :func:`widest`; sums and counts have shape (samples,), lie on ``device`` and are the same in every process.
     """
     rank, processes = place_among_processes()
-    result = torch.zeros(2, len(samples), dtype=torch.float64, device=device)
+    result = torch.zeros(2, len(samples), dtype=widest(device), device=device)
     span: Any = getattr(scorer, "module", scorer).span
     if max((len(sample.ids) for sample in samples), default=0) > span:
         group = 1

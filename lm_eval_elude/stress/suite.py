@@ -6,13 +6,15 @@ seed, so a command that was killed goes on where no file lies yet, and ends in t
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import random
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -102,6 +104,8 @@ class Stress:
         self, models: Mapping[str, str], settings: Settings, suite: Suite = "quick", seed: int = 0,
         attacks: Sequence[WeightAttack] = tuple(WEIGHT_ATTACKS.values()),
     ) -> None:  # fmt: skip
+        # The models that a task of lm-eval would ask are those of ``models`` here.
+        settings = replace(settings, reference="", original="")
         self.models, self.settings, self.suite, self.seed = models, settings, suite, seed
         transformers_logging.disable_progress_bar()  # models are loaded many times
         warnings.filterwarnings("ignore", module="peft|transformers")
@@ -157,10 +161,18 @@ class Stress:
             "data": self.forget.benchmark.describe_data(self.settings),
             "template": self.renderer.fingerprint,
             "fingerprint": fingerprint(self.forget.records),
+            "retain_fingerprint": fingerprint(self.retain.records),
+            "lessons": {attack.name: self._lessons_hash(attack) for attack in self.attacks if attack.lessons},
             "suite": self.suite,
             "stress_seed": self.seed,
             "device": self.device.type,
         }
+
+    def _lessons_hash(self, attack: WeightAttack) -> str:
+        """SHA-256 of what an attack would train on if it had all facts."""
+        assert attack.lessons
+        pairs = attack.lessons(self.forget.records, self.settings, self.seed)
+        return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
 
     def load(self, role: str) -> Any:
         """A model in float32, without dropout; an adapter is merged into its base."""

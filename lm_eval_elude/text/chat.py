@@ -109,14 +109,24 @@ class Renderer:
         return [max(special, key=len, default=tail.splitlines()[0])]
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text that may already start with the BOS text (it is then not added twice)."""
-        return self.tokenizer.encode(text, add_special_tokens=not self._starts_with_bos(text))
+        """Token ids of a text that may already start with the BOS text (it is then not added twice).
+
+        A tokenizer that ends every text with its EOS token does not end these: they go on.
+        """
+        ids = self.tokenizer.encode(text, add_special_tokens=not self._starts_with_bos(text))
+        return ids[:-1] if self._adds_eos and not self._starts_with_bos(text) else ids
+
+    @cached_property
+    def _adds_eos(self) -> bool:
+        eos = self.tokenizer.eos_token_id
+        return eos is not None and self.tokenizer.encode(_QUESTION)[-1:] == [eos]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """:meth:`encode` for many texts at once."""
         flags = [self._starts_with_bos(text) for text in texts]
         if len(set(flags)) == 1:
-            return self.tokenizer(list(texts), add_special_tokens=not flags[0], padding=False)["input_ids"]
+            encoded = self.tokenizer(list(texts), add_special_tokens=not flags[0], padding=False)["input_ids"]
+            return [ids[:-1] for ids in encoded] if self._adds_eos and not flags[0] else encoded
         return [self.encode(text) for text in texts]
 
     def encode_pair(self, prompt: str, answer_text: str) -> Encoded:

@@ -75,7 +75,7 @@ def exchange(
     openings = [first_words(rng, people[name]) for _, name in swapped]
     longest = 3 * max(len(teacher.renderer.tokenizer.encode(record.answer)) for record in rows) // 2
     targets = forgotten(config)
-    answers = teacher.ask(questions, HIGH_TEMPERATURE, longest, config.seed + 3, openings)
+    answers = teacher.ask(questions, HIGH_TEMPERATURE, max(8, longest), config.seed + 3, openings)
     return tuple(
         replace(record, question=question, answer=answer, source=name, subject=name)
         for (record, name), question, answer in zip(swapped, questions, answers, strict=True)
