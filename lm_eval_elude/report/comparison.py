@@ -13,8 +13,9 @@ from lm_eval_elude.data import jsonio
 from lm_eval_elude.data.manifest import Manifest, read_manifest
 from lm_eval_elude.errors import UserError, reason
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS, GROUPS
-from lm_eval_elude.scoring.estimates import Estimate, difference, interval
+from lm_eval_elude.scoring.estimates import Estimate, difference
 from lm_eval_elude.scoring.logs import open_run
+from lm_eval_elude.scoring.metrics import mcnemar
 from lm_eval_elude.scoring.runs import Run, results_files
 from lm_eval_elude.stress.outcome import CHECKPOINT, SUMMARY, Outcome
 
@@ -115,9 +116,8 @@ class NamedRun:
 class Change(NamedTuple):
     """How one number differs between two runs, after minus before, with its error and its 95 % interval.
 
-    The p-value is two-sided, of no difference (the normal distribution, or McNemar's exact test where every record
-    differs); NaN where the error is not known. ``records`` are those that both
-    runs asked; the others count as independent draws.
+    The p-value is two-sided, of no difference, by the normal distribution; NaN where the error is not known.
+    ``records`` are those that both runs asked; the others count as independent draws.
     """
 
     difference: float
@@ -132,14 +132,20 @@ def change(after: Estimate, before: Estimate) -> Change:
     """The difference of two estimates, paired by record, and the test of no difference."""
     gap = difference(after, before)
     value, error = gap.value, gap.stderr
+    p_value = math.erfc(abs(value) / error / math.sqrt(2)) if error > 0 else 1.0 if value == error == 0 else math.nan
     shared = len(after.influence.keys() & before.influence.keys())
-    if value == 0 and error == 0:
-        p_value = 1.0
-    elif error == 0 and after.binary and before.binary and shared == after.records == before.records:
-        p_value = min(1.0, 2.0 ** (1 - shared))
-    else:
-        p_value = math.erfc(abs(value) / error / math.sqrt(2)) if error > 0 else math.nan
-    return Change(value, error, *interval(after, before), p_value, shared)
+    return Change(value, error, *gap.bounds, p_value, shared)
+
+
+def change_of(task: str, metric: str, after: NamedRun, before: NamedRun) -> Change:
+    """The change of a number that both runs have over all targets; of a share of yes and no by McNemar's exact test."""
+    now, then = after.estimates[task, "", metric], before.estimates[task, "", metric]
+    changed = change(now, then)
+    here, there = (run.run.samples(task) if task in BENCHMARKS else [] for run in (after, before))
+    if now.binary and then.binary and all(side and metric in side[0].values for side in (here, there)):
+        exact = mcnemar(here, there, metric)
+        changed = changed._replace(p_value=changed.p_value if math.isnan(exact) else exact)
+    return changed
 
 
 def named_runs(paths: Sequence[str], reference: str = "", *, utility: bool = False) -> list[NamedRun]:
@@ -198,14 +204,15 @@ def _name(runs: Sequence[NamedRun], given: Sequence[tuple[str, Path, bool]]) -> 
     unnamed = [run for run, (_, _, named) in zip(runs, given, strict=True) if not named]
     methods = [run.method for run in unnamed]
     for run in unnamed:
-        if run.method and run.method not in names:
-            run.name = _free(run.method if methods.count(run.method) == 1 else f"{run.method} ({run.name})", names)
+        alone = methods.count(run.method) == 1 and run.method not in names
+        if run.method and run.method != run.name:
+            run.name = _free(run.method if alone else f"{run.method} ({run.name})", names)
     return names
 
 
 def _free(name: str, taken: Sequence[str]) -> str:
-    """The name, or where it is taken the first that is not of those with a number behind it."""
-    return next(free for free in chain([name], (f"{name} {n}" for n in count(2))) if free not in taken)
+    """The name, or where it is taken the first that is not of those with a number behind it; ``n`` is a column."""
+    return next(free for free in chain([name], (f"{name} {n}" for n in count(2))) if free not in (*taken, "n"))
 
 
 def _attacks_near(run: NamedRun) -> tuple[Outcome | None, list[str]]:

@@ -99,8 +99,11 @@ def _interval_of_mean(by_seed: pd.DataFrame, wide: pd.DataFrame, targets: int) -
     """Put the ends of the mean AUC's interval in the place of the mean ends; targets are independent of each other."""
     ends = [("elude_mia", "mia_auc_low"), ("elude_mia", "mia_auc_high")]
     if targets > 1 and {MIA_AUC, *ends} <= {*wide.columns}:
-        squares = ((wide[ends[1]] - wide[ends[0]]) / 2) ** 2
-        half = squares.groupby(["run", "seed"]).sum(min_count=targets) ** 0.5 / targets
+        # The longer of the two arms: the other one may have been cut at 0 or 1.
+        arms = [(wide[end] - wide[MIA_AUC]).abs() for end in ends]
+        half = (arms[0].where(arms[0] > arms[1], arms[1]) ** 2).groupby(["run", "seed"]).sum(
+            min_count=targets
+        ) ** 0.5 / targets
         for end, sign in zip(ends, (-1, 1), strict=True):
             by_seed[end] = (by_seed[MIA_AUC] + sign * half).clip(0, 1)
 

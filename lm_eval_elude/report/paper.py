@@ -134,7 +134,11 @@ def _entry(row: Row | None, key: Key, paper: float | str | None) -> tuple[Any, .
 def table(name: str, rows: Sequence[Row], model: str) -> Table:
     """A table as it is shown: its name, caption and texts."""
     of_table, entries = TABLES[name], cells(name, rows, model)
-    compared = f"beside {model} where the model is neither of its two" if name in PAPER else "which has no numbers"
+    compared = (
+        f"beside {model} where the model is neither of its two"
+        if of_table.get("values", name) in PAPER
+        else "which has no numbers"
+    )
     caption = f"{of_table['caption']} The paper's {of_table['where']}, {compared}."
     title = name.replace("_", " ").capitalize()
     if entries.empty:

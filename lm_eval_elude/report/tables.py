@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 import pandas as pd
 
 from lm_eval_elude.report import weights
-from lm_eval_elude.report.comparison import Change, NamedRun, change
+from lm_eval_elude.report.comparison import Change, NamedRun, change_of
 from lm_eval_elude.report.frame import FORGET_SETS, SECTIONS, Table, attack_name, cell, frame
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS
 from lm_eval_elude.scoring.benchmarks.elude import ATTACK, CONTROL, MENTION
@@ -149,9 +149,9 @@ def changes(runs: Sequence[NamedRun]) -> pd.DataFrame:
     """What changed between the first run and each other one, paired by record."""
     before = runs[0]
     rows = [
-        (run.name, before.name, task, metric, *change(run.estimates[task, "", metric], earlier))
+        (run.name, before.name, task, metric, *change_of(task, metric, run, before))
         for run in runs[1:]
-        for (task, target, metric), earlier in before.estimates.items()
+        for task, target, metric in before.estimates
         if not target and (task, "", metric) in run.estimates
     ]
     return pd.DataFrame(rows, columns=["run", "before", "task", "metric", *Change._fields])
@@ -160,14 +160,16 @@ def changes(runs: Sequence[NamedRun]) -> pd.DataFrame:
 def differences(runs: Sequence[NamedRun]) -> Table:
     """What changed between the first run and each other one, with the test of no difference."""
     columns: dict[str, dict[str, str]] = {}
+    counts: dict[str, list[str]] = {}
     of_place = labels(SECTIONS, False)
     for row in changes(runs).itertuples():
         if label := of_place.get((row.task, row.metric)):
             text = cell(row.difference, row.low, row.high, unit(row.metric), "+")
-            texts = {row.run: text, f"p: {row.run}": number(row.p_value, "p-value"), "n": str(row.records)}
-            for column, shown in texts.items():
+            for column, shown in {row.run: text, f"p: {row.run}": number(row.p_value, "p-value")}.items():
                 columns.setdefault(column, {})[label] = shown if row.records else NONE
-    columns |= {"n": columns.pop("n")} if columns else {}
+            if row.records:
+                counts.setdefault(label, []).append(str(row.records))
+    columns |= {"n": {label: " / ".join(dict.fromkeys(of_label)) for label, of_label in counts.items()}}
     index = [label for label in of_place.values() if any(label in column for column in columns.values())]
     return Table(
         f"Differences from {runs[0].name}",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from lm_eval_elude.data import jsonio
@@ -12,7 +12,7 @@ from lm_eval_elude.report.frame import FORGET_SETS, SECTIONS, attack_name, frame
 from lm_eval_elude.report.tables import changes, tables
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS
 from lm_eval_elude.scoring.benchmarks.elude import CLOZE, LEAK
-from lm_eval_elude.scoring.estimates import difference, interval
+from lm_eval_elude.scoring.estimates import difference
 from lm_eval_elude.scoring.metrics import METRICS
 from lm_eval_elude.stress.outcome import REFERENCE, Worst
 
@@ -43,6 +43,9 @@ SHARED = {
 }  # fmt: skip
 
 
+_OF_FACTS = ("targets", "fingerprint", "split")
+
+
 class Judgement(NamedTuple):
     """What a run shows: its title, a judgement ("" where there is none to be had), and the numbers behind it."""
 
@@ -55,9 +58,16 @@ class Judgement(NamedTuple):
 
 
 def verdicts(runs: Sequence[NamedRun]) -> list[Judgement]:
-    """A verdict for each run, in their order, beside the model from before unlearning and the one that never knew."""
-    before, reference = original(runs), next((run for run in runs if run.reference), None)
-    return [Judgement(run.title, _judgement(run, before, reference), _facts(run, before, reference)) for run in runs]
+    """A verdict for each run, in their order, beside the model from before unlearning and the one that never knew.
+
+    Only runs that were asked about the same facts are set beside each other.
+    """
+    found = []
+    for run in runs:
+        alike = [other for other in runs if other is run or not _others(run, other, *_OF_FACTS)]
+        before, reference = original(alike), next((other for other in alike if other.reference), None)
+        found.append(Judgement(run.title, _judgement(run, before, reference), _facts(run, before, reference)))
+    return found
 
 
 def original(runs: Sequence[NamedRun]) -> NamedRun | None:
@@ -86,22 +96,26 @@ def _judgement(run: NamedRun, before: NamedRun | None, reference: NamedRun | Non
         return ""
     # How much unlearning had to take, the share of it that is left, and half the width of that share's interval.
     judged: list[tuple[float, float, float]] = []
-    compared = False
+    compared, lacking = False, False
     for task, metric, _ in KNOWN:
         value, never = run.estimate(task, metric), reference.estimate(task, metric)
         known = before.estimate(task, metric) if before else None
         if value and never:
             whole = (known.value if known else 1.0) - never.value
             compared = True
-            if whole <= 0:
+            if math.isnan(whole + value.value):
+                lacking = True
+            if not whole > 0:
                 continue
             excess = difference(value, never)
-            low, high = interval(value, never)
+            low, high = excess.bounds
             judged.append((whole, excess.value / whole, (high - low) / 2 / whole))
+    if lacking:
+        return "cannot be judged, for a number is missing"
     if not judged:
         return "had nothing to forget" if compared else ""
     least = min(MIN_EFFECT, max(whole for whole, _, _ in judged))
-    left = [(share, half) for whole, share, half in judged if not whole < least]  # NaN is not
+    left = [(share, half) for whole, share, half in judged if whole >= least]
     if any(share > KNOWN_ABOVE and (half <= KNOWN_ABOVE or share - half > KNOWN_ABOVE) for share, half in left):
         return "still knows the facts"
     if any(not half <= KNOWN_ABOVE for _, half in left):
@@ -137,8 +151,8 @@ def _facts(run: NamedRun, before: NamedRun | None, reference: NamedRun | None) -
         worst = [f"{_percent(share)} of the {_place(task)}" for task, share in list(shares.items())[:3]]
         more = [f"a part of {len(shares) - 3} more tasks"] if len(shares) > 3 else []
         clauses.append(f"gibberish on {', '.join(worst + more)}")
-    elif any(metric == "degenerate" for _, _, metric in run.estimates):
-        clauses.append("no gibberish")
+    elif shares := [e.value for (_, _, metric), e in run.estimates.items() if metric == "degenerate"]:
+        clauses.append("hardly any gibberish" if max(shares) > 0 else "no gibberish")
     clauses += compared("elude_forget", "oddness", "oddness of its words {} nats a token")
     if run.outcome and (strongest := run.outcome.strongest()):
         clauses.append(_recovered(strongest))
@@ -167,8 +181,14 @@ def warnings(runs: Sequence[NamedRun]) -> list[str]:
     lines: dict[str, list[str]] = {}
     reference = next((run for run in runs if run.reference), None)
     scored = reference.settings.get("checkpoint") or () if reference else ()
-    if not reference:
+    if not reference and any(METRICS[metric].is_distance for run in runs for _, _, metric in run.estimates):
+        lines["No run is the reference, though some were scored beside one: name it by --reference; gibberish alone is "
+              "judged."] = []  # fmt: skip
+    elif not reference:
         lines["No reference: what a model that never knew would score is not known; gibberish alone is judged."] = []
+    elif not original(runs):
+        lines["No run is of the model before unlearning (original=PATH): the verdicts take it to have known every "
+              "fact."] = []  # fmt: skip
     for run in runs:
         for text in [*_of_run(run), *(_beside(run, runs[0]) if run is not runs[0] else ())]:
             lines.setdefault(text, []).append(run.name)
@@ -213,16 +233,27 @@ def _beside(run: NamedRun, first: NamedRun) -> Iterator[str]:
     """What keeps a run from being compared with the first one."""
     other: dict[str, list[str]] = {}
     for task in [task for task in run.run.tasks if task in first.run.tasks]:
-        in_first, in_run = first.run.settings(task), run.run.settings(task)
-        keys = [
-            words for key, words in SHARED.items() if key in in_first and key in in_run and in_first[key] != in_run[key]
-        ]
-        if keys:  # of what both say: a released log knows little of itself
-            other.setdefault(", ".join(keys), []).append(_place(task))
+        keys = _other_settings(run, first, task, SHARED)
+        if not any(sample.target for sample in run.run.samples(task)):  # the world set, which is no target's
+            keys = [key for key in keys if key != "targets"]
+        if keys:
+            other.setdefault(", ".join(SHARED[key] for key in keys), []).append(_place(task))
     for names, places in other.items():
         yield f"not the same questions as {first.name}: other {names} in {', '.join(places)}"
     if lacking := [_place(task) for task in first.run.tasks if task not in run.run.tasks]:
         yield f"lacks {', '.join(lacking)}, which {first.name} has"
+
+
+def _others(run: NamedRun, other: NamedRun, *keys: str) -> list[str]:
+    """The settings in which two runs differ on the sets that are to be forgotten."""
+    tasks = [task for task in (*FORGET_SETS, CLOZE, LEAK) if task in run.run.tasks and task in other.run.tasks]
+    return [key for task in tasks for key in _other_settings(run, other, task, keys)]
+
+
+def _other_settings(run: NamedRun, other: NamedRun, task: str, keys: Iterable[str]) -> list[str]:
+    """In which of these settings of a task two runs differ, of what both say: a released log knows little of itself."""
+    one, two = run.run.settings(task), other.run.settings(task)
+    return [key for key in keys if key in one and key in two and one[key] != two[key]]
 
 
 def _differs(reported: Any, value: float) -> bool:

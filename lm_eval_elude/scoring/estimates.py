@@ -32,12 +32,20 @@ class Observation(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """A value, its influence by record, the number of samples behind it, and whether each of them is exactly 0 or 1."""
+    """A value with what its error follows from.
+
+    Attributes:
+        influence: by record.
+        n: the number of samples behind it.
+        binary: whether each of them is exactly 0 or 1.
+        ends: of its 95 % interval, where that is not formed from the standard error.
+    """
 
     value: float
     influence: Mapping[str, float]
     n: int
     binary: bool = False
+    ends: tuple[float, float] | None = None
 
     @property
     def stderr(self) -> float:
@@ -57,7 +65,7 @@ class Estimate(NamedTuple):
     def bounds(self) -> tuple[float, float]:
         """The 95 % interval of any other value, which may lie below 0 or above 1."""
         half = Z95 * self.stderr
-        return self.value - half, self.value + half
+        return self.ends or (self.value - half, self.value + half)
 
     @property
     def records(self) -> int:
@@ -133,20 +141,17 @@ def harmonic(parts: Sequence[Estimate]) -> Estimate:
 
 
 def difference(after: Estimate, before: Estimate) -> Estimate:
-    """After minus before, paired by record; ``n`` is that of ``after``."""
-    return combine(after.value - before.value, [after, before], [1.0, -1.0])._replace(n=after.n)
+    """After minus before, paired by record; ``n`` is that of ``after``.
 
-
-def interval(after: Estimate, before: Estimate) -> tuple[float, float]:
-    """The 95 % interval of a difference, paired by record.
-
-    Where two shares of yes and no differ by the same in every record (from 1 to 0, or not at all) that would be a
-    single point: there it is that of Newcombe (1998), formed of the two shares' Wilson intervals.
+    The interval of shares of yes and no ends at -1 and 1. Where they differ by the same in every record (from 1 to 0,
+    or not at all) it would be a single point: there it is that of Newcombe (1998), formed of the two shares' Wilson
+    intervals.
     """
-    gap = difference(after, before)
-    if gap.stderr == 0 and after.binary and before.binary:
-        return newcombe(after, before)
-    return gap.bounds
+    gap = combine(after.value - before.value, [after, before], [1.0, -1.0])._replace(n=after.n)
+    if not (after.binary and before.binary):
+        return gap
+    low, high = newcombe(after, before) if gap.stderr == 0 else gap.bounds
+    return gap._replace(ends=(max(low, -1.0), min(high, 1.0)))
 
 
 def newcombe(after: Estimate, before: Estimate, z: float = Z95) -> tuple[float, float]:

@@ -221,7 +221,7 @@ def ks_p_value(samples: Sequence[Sample], settings: Mapping[str, Any] | None = N
 
     name, sides = "truth_ratio_raw", (samples, of_reference(samples))
     if "attack_prompts" in (settings or {}):
-        draws = [_by_record(side, name) for side in sides]
+        draws = [[*_by_record(side, name).values()] for side in sides]
     else:
         draws = [[sample.values[name] for sample in side] for side in sides]
     with warnings.catch_warnings():  # of many draws it says that it takes the asymptotic p-value
@@ -229,24 +229,31 @@ def ks_p_value(samples: Sequence[Sample], settings: Mapping[str, Any] | None = N
         return Estimate(float(ks_2samp(*draws).pvalue), {}, len(samples))
 
 
-def _by_record(samples: Sequence[Sample], name: str) -> list[float]:
-    """The mean of a value for each record."""
+def _by_record(samples: Sequence[Sample], name: str) -> dict[tuple[str, str], float]:
+    """The mean of a value for each record of a target."""
     values: dict[tuple[str, str], list[float]] = {}
     for sample in samples:
         values.setdefault((sample.target, sample.record), []).append(sample.values[name])
-    return [fmean(of_record) for of_record in values.values()]
+    return {record: fmean(of_record) for record, of_record in values.items()}
+
+
+def mcnemar(after: Sequence[Sample], before: Sequence[Sample], name: str) -> float:
+    """Exact two-sided p-value of McNemar's test: of the records in which one side alone has it, whose are more.
+
+    NaN where a value is, or where the two sides are not of the same records.
+    """
+    from scipy.stats import binomtest
+
+    here, there = _by_record(after, name), _by_record(before, name)
+    gaps = [here[record] - there[record] for record in here] if here.keys() == there.keys() else [math.nan]
+    if any(map(math.isnan, gaps)):
+        return math.nan
+    differing = sum(gap != 0 for gap in gaps)
+    return float(binomtest(sum(gap > 0 for gap in gaps), differing).pvalue) if differing else 1.0
 
 
 def truth_first_p(samples: Sequence[Sample], settings: Mapping[str, Any] | None = None) -> Estimate:
-    """Exact p-value of McNemar's test: of the records that one model alone gets first, whose are more."""
-    from scipy.stats import binomtest
-
-    pairs = [*zip(*(_by_record(side, "truth_first") for side in (samples, of_reference(samples))), strict=True)]
-    if any(math.isnan(value) for pair in pairs for value in pair):
-        return Estimate(math.nan, {}, len(samples))
-    alone, reference_alone = (sum(one[i] > one[1 - i] for one in pairs) for i in (0, 1))
-    differing = alone + reference_alone
-    return Estimate(float(binomtest(alone, differing).pvalue) if differing else 1.0, {}, len(samples))
+    return Estimate(mcnemar(samples, of_reference(samples), "truth_first"), {}, len(samples))
 
 
 def membership_attacks(samples: Sequence[Sample], seed: int = 0) -> dict[str, MembershipAttack]:

@@ -139,14 +139,18 @@ class Run:
         if [s[:3] for s in self.samples(task)] != [s[:3] for s in reference.samples(task)]:
             return None
         pairs = [*zip(self.rows(task), reference.rows(task), strict=True)]
-        return pairs if all(same_answers(row["doc"], other["doc"]) for row, other in pairs) else None
+        alike = (
+            row["doc"].get("question") == other["doc"].get("question") and same_answers(row["doc"], other["doc"])
+            for row, other in pairs
+        )
+        return pairs if all(alike) else None
 
     def _measure(self, task: str, rows: Sequence[Mapping[str, Any]]) -> list[Sample]:
         settings, samples = self.settings(task), []
         for number, row in enumerate(rows, 1):
             try:
                 samples.append(BENCHMARKS[task].measure(row, settings))
-            except (KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError) as error:
+            except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
                 where = f"{self.sample_file(task).name}, row {number}"
                 problem = f"{error} is missing" if isinstance(error, KeyError) else repr(error)
                 raise UserError(f"{where}: cannot be measured ({problem})") from None

@@ -18,7 +18,7 @@ from lm_eval_elude.data import jsonio
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.scoring.benchmark import as_row
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS, task_report
-from lm_eval_elude.scoring.estimates import Estimate, Observation, average, combine, interval, mean_over_targets
+from lm_eval_elude.scoring.estimates import Estimate, Observation, average, combine, difference, mean_over_targets
 from lm_eval_elude.scoring.runs import CURVES, SUMMARY, Run
 from lm_eval_elude.scoring.samples import Sample, mean
 
@@ -66,7 +66,7 @@ class Worst(NamedTuple):
         """
         if self.recovery[metric].stderr != 0:
             return self.recovery[metric].bounds
-        low, high = interval(self.values[CHECKPOINT][metric], self.values[REFERENCE][metric])
+        low, high = difference(self.values[CHECKPOINT][metric], self.values[REFERENCE][metric]).bounds
         whole = known[ORIGINAL][metric].value - known[REFERENCE][metric].value
         return low / whole, high / whole
 

@@ -20,10 +20,12 @@ from lm_eval_elude.data.files import sha256
 from lm_eval_elude.data.manifest import FILE_NAME, Manifest, write_manifest
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.report import frame, tables
-from lm_eval_elude.report.comparison import change, named_runs
+from lm_eval_elude.report.comparison import NamedRun, change, change_of, named_runs
 from lm_eval_elude.report.page.page import write_report
 from lm_eval_elude.report.verdict import _judgement, report_text, verdicts, warnings
 from lm_eval_elude.scoring.estimates import Observation, mean_over_targets
+from lm_eval_elude.scoring.metrics import METRICS
+from lm_eval_elude.scoring.samples import Sample
 from lm_eval_elude.scoring.units import number
 from tests.board.runs import changed
 from tests.report.made import made_run
@@ -157,15 +159,80 @@ def test_a_difference_is_the_paired_test():
 
 
 @pytest.mark.parametrize("records", [2, 3, 40])
-def test_where_every_record_changes_the_interval_is_no_point_and_the_test_is_mcnemars(records):
+def test_where_every_record_changes_the_interval_is_no_point(records):
     before, after = (mean_over_targets(Observation("", str(i), v) for i in range(records)) for v in (1.0, 0.0))
     found = change(after, before)
     assert (found.difference, found.low) == (-1, -1) and -1 < found.high < 0
     end = stats.binomtest(records, records).proportion_ci(method="wilson").low
     assert found.high == pytest.approx(-1 + math.hypot(1 - end, 1 - end))
-    assert found.p_value == pytest.approx(stats.binomtest(0, records).pvalue)
     same = change(after, after)
     assert same.low == pytest.approx(-same.high) and same.high > 0 and same.p_value == 1
+
+
+def firsts(run: NamedRun) -> list[float]:
+    return [sample.values["truth_first"] for sample in run.run.samples("elude_forget")]
+
+
+@pytest.mark.parametrize("flipped", [0, 1, 5, 9])
+def test_a_change_of_yes_and_no_is_tested_exactly_and_as_the_distance_from_the_reference_is(flipped, tmp_path):
+    path = made_run(tmp_path / "a", known=0.9, tasks=("elude_forget",))
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    samples = tmp_path / "b" / "samples_elude_forget_2026.jsonl"
+    rows = [json.loads(line) for line in samples.read_text().splitlines()]
+    for row in rows[:flipped]:  # the first wrong answer becomes the likeliest
+        row["doc"]["answer_scores"][2] = [-0.01, 10]
+    write_jsonl(samples, rows)
+    first, second = pair = named_runs([str(path), str(tmp_path / "b")], str(tmp_path / "b"))
+    assert sum(firsts(first)) - sum(firsts(second)) == flipped
+    by_hand = stats.binomtest(0, flipped).pvalue if flipped else 1.0
+    assert change_of("elude_forget", "truth_first", second, first).p_value == pytest.approx(by_hand)
+    distance = first.estimate("elude_forget", "truth_first_p")
+    assert distance and distance.value == pytest.approx(by_hand)
+    assert by_name(pair)["Differences from a"].cells.loc["forget set: first", "p: b"]
+
+
+def test_the_gap_of_two_shares_has_an_interval_within_its_range_that_is_no_point():
+    for here, there in ((1.0, 0.0), (0.0, 0.0), (1.0, 1.0)):
+        sides = [Sample("a", str(i), i, {"truth_first": here, "reference": {"truth_first": there}}) for i in range(12)]
+        gap = METRICS["truth_first_gap"].of_set(sides, {})
+        low, high = frame.bounds(gap, "difference of shares")
+        assert -1 <= low <= gap.value <= high <= 1 and low < high
+    mixed = [
+        Sample("a", str(i), i, {"truth_first": 1.0, "reference": {"truth_first": float(i == 0)}}) for i in range(6)
+    ]
+    assert frame.bounds(METRICS["truth_first_gap"].of_set(mixed, {}), "difference of shares")[1] == 1
+
+
+def test_a_verdict_compares_only_runs_that_were_asked_about_the_same(runs, tmp_path):
+    made_run(tmp_path / "swift", known=0.3, entity="Taylor Swift")
+    mixed = [*runs, *named_runs([str(tmp_path / "swift")])]
+    swift = verdicts(mixed)[-1]
+    assert swift.title == "swift" and swift.judgement == ""
+    assert "→" not in str(swift) and "never knew" not in str(swift)
+    assert [str(verdict) for verdict in verdicts(mixed)[:3]] == [str(verdict) for verdict in verdicts(runs)]
+
+
+def test_what_verdicts_stand_on_is_said(runs, folder):
+    assert any("take it to have known every fact" in line for line in warnings(runs[1:]))
+    assert not any("take it to have known" in line for line in warnings(runs))
+    alone = named_runs([str(folder / "after")])
+    assert any(line.startswith("No reference: ") for line in warnings(alone))
+
+
+def test_a_run_that_other_words_asked_is_not_paired(folder, tmp_path):
+    other = shutil.copytree(folder / "retrained", tmp_path / "retrained")
+    samples = other / "samples_elude_attack_role_playing_2026.jsonl"
+    rows = [json.loads(line) for line in samples.read_text().splitlines()]
+    rows[0]["doc"]["question"] += " Now!"
+    write_jsonl(samples, rows)
+    first, *_ = named_runs([str(folder / "before"), str(other)], "retrained")
+    gaps = {task for task, _, metric in first.estimates if metric == "truth_first_gap"}
+    assert "elude_forget" in gaps and "elude_attack_role_playing" not in gaps
+
+
+def test_no_run_takes_the_name_of_a_column(folder):
+    (run,) = named_runs([f"n={folder / 'after'}"])
+    assert run.name == "n 2"
 
 
 def by_name(runs) -> dict[str, frame.Table]:

@@ -417,8 +417,11 @@ def command(run: NamedRun) -> str:
     options = {
         "model": config.get("model"), "model_args": arguments, "tasks": tasks, "limit": config.get("limit"),
         "metadata": json.dumps(metadata, ensure_ascii=False), "batch_size": config.get("batch_size"),
+        "system_instruction": results.get("system_instruction"),
     }  # fmt: skip
     flags = [f"--{flag} {shlex.quote(str(value))}" for flag, value in options.items() if value not in (None, "")]
+    if isinstance(drawn := config.get("gen_kwargs"), dict) and drawn:
+        flags.append(" ".join(["--gen_kwargs", *(shlex.quote(f"{key}={value!r}") for key, value in drawn.items())]))
     return f"lm_eval run {' '.join(flags)} --output_path OUT --log_samples"
 
 
