@@ -111,8 +111,13 @@ def bars(title: str, groups: Sequence[str], series: Mapping[str, Sequence[Estima
             shown = [(x, v) for x, v in zip(at, values, strict=True) if v is not None and not math.isnan(v.value)]
             errors = np.array([_errors(v) for _, v in shown]).reshape(-1, 2).T
             heights = [100 * v.value for _, v in shown]
-            axes.bar([x for x, _ in shown], heights, 0.9 * width, yerr=errors, color=color(place), label=_name(name),
-                     error_kw={"elinewidth": 0.8})  # fmt: skip
+            style: dict[str, Any] = {"color": color(place), "label": _name(name)}
+            if shown:
+                axes.bar(
+                    [x for x, _ in shown], heights, 0.9 * width, yerr=errors, error_kw={"elinewidth": 0.8}, **style
+                )
+            else:  # in the legend alone
+                axes.plot([], [], linewidth=6, **style)
             for x in set(at) - {x for x, _ in shown}:
                 axes.text(x, 1, "–", ha="center")
         axes.set(ylim=(0, 100), ylabel="%")

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from lm_eval_elude.data import jsonio
 from lm_eval_elude.data.sets import COLLAPSE
 from lm_eval_elude.data.targets import slugify
-from lm_eval_elude.report.comparison import ORIGINAL, NamedRun
+from lm_eval_elude.report.comparison import BEFORE, ORIGINAL, NamedRun
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS, GROUPS, UTILITY, UTILITY_BENCHMARKS
 from lm_eval_elude.scoring.estimates import Estimate, average, exact
 from lm_eval_elude.scoring.units import unit
@@ -68,6 +68,7 @@ class Row(NamedTuple):
 def rows(runs: Sequence[NamedRun]) -> list[Row]:
     """The rows that the runs make, each base model's in the order in which it was given."""
     groups: dict[tuple[str, str, bool, str], list[NamedRun]] = {}
+    bases = {Path(str(run.manifest.first_base)).name for run in runs if run.manifest}
     of_path = {run.model: _weights(run) for run in runs if _weights(run)}
     for run in runs:
         of_tofu = "tofu_forget" in run.run.tasks
@@ -75,7 +76,7 @@ def rows(runs: Sequence[NamedRun]) -> list[Row]:
         name = "" if of_tofu else Path(str(base or run.model)).name
         # Models without a manifest are told apart by their weights; a run that does not have these goes by its path.
         identity = "" if run.manifest else _weights(run) or of_path.get(run.model, run.model.rstrip("/"))
-        groups.setdefault((name, _method(run), of_tofu, identity), []).append(run)
+        groups.setdefault((name, _method(run, bases), of_tofu, identity), []).append(run)
     made = []
     alike_named = Counter(key[:3] for key in groups)
     for (base, method, of_tofu, identity), members in groups.items():
@@ -196,13 +197,15 @@ def _utility(run: NamedRun) -> dict[Key, Estimate]:
     return accuracies
 
 
-def _method(run: NamedRun) -> str:
+def _method(run: NamedRun, bases: Collection[str]) -> str:
+    """What a row is called; ``bases`` are the models that checkpoints among the runs were made from, by name."""
     if run.manifest is None:
         unknown = bool(run.run.tasks) and "checkpoint" not in run.settings  # a released log does not say of what it is
         lost = not run.run.tasks and run.model.count("/") > 1 and not Path(run.model).exists()
         scored = run.settings.get("checkpoint") or ()
-        if unknown or lost or len(scored) > 1 or any("manifest" in part for part in scored):
-            return run.name  # an adapter, or its checkpoint is not here to say
+        other = bases and Path(run.model).name not in bases and run.name not in (ORIGINAL, BEFORE)
+        if unknown or lost or other or len(scored) > 1 or any("manifest" in part for part in scored):
+            return run.name  # of another model or an adapter, or its checkpoint is not here to say
         return "guardrail" if run.settings.get("guardrail") else ORIGINAL
     kept = run.method.endswith("+rt") or run.method.startswith("opt-out")
     return run.method + (WORLD_ONLY if kept and run.manifest.settings.get("retain_weight") == 0 else "")

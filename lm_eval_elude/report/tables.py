@@ -73,7 +73,9 @@ def tables(runs: Sequence[NamedRun]) -> list[Table]:
 
 def summary(numbers: pd.DataFrame) -> Table:
     """What a first look needs: a row for each run."""
-    cells = pivot(numbers, {place: METRICS[place[1]].label for place in FIRST})
+    both = {*FORGET_SETS} <= {*numbers.task}
+    of = {place: METRICS[place[1]].label + (" (TOFU)" if both and "tofu" in place[0] else "") for place in FIRST}
+    cells = pivot(numbers, of)
     return Table(
         "Summary",
         "Per cent, with 95 % intervals. Of the forget set: first, share of facts whose truth is likelier than every "

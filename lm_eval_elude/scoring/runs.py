@@ -58,6 +58,8 @@ class Run:
         if not isinstance(settings, dict) or not settings.keys() >= _SETTINGS.keys():
             raise UserError(f"{self.path}: {task} does not say what was scored (configs, metadata, elude)")
         _check(settings, {**_SETTINGS, "checkpoint": list[dict[str, Any]] | None}, f"{self.path}: {task}")
+        if not 0 <= settings["seed"] < 1 << 32:
+            raise UserError(f"{self.path}: {task}: seed {settings['seed']} is none from 0 to 2**32 - 1")
         return settings
 
     @property

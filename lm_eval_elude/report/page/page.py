@@ -297,8 +297,9 @@ def _answers(runs: Sequence[NamedRun]) -> dict[str, Any]:
                 doc = row["doc"]
                 if doc.get("generated") is None:  # only log-probabilities were asked for
                     continue
-                if forgotten and not doc.get("perturbed_answer"):
-                    raise UserError(f"{run.run.sample_file(task)}: the doc with id {doc['id']} has no perturbed_answer")
+                needed = ("question", "answer", *(("entity", "perturbed_answer") if forgotten else ()))
+                if missing := [name for name in needed if not doc.get(name)]:
+                    raise UserError(f"{run.run.sample_file(task)}: the doc with id {doc['id']} has no {missing[0]}")
                 key = (task, sample.target, doc["question"])
                 if key not in rows:
                     named, wrong = (doc.get(name) or () for name in ("named_answers", "perturbed_answer"))
@@ -332,7 +333,7 @@ def _answer(doc: Mapping[str, Any], sample: Sample, flags: int, prompt: int) -> 
     flags += DEGENERATE * bool(values["degenerate"]) + REFUSES * bool(values["refusal"])
     shares = [round(1000 * v) if math.isfinite(v := values[m]) else None for m in ("probability", "rougeL_recall")]
     means = [total / count if count else math.nan for total, count in doc["answer_scores"]]
-    return [*shares, flags, prompt, *(round(100 * mean) if math.isfinite(mean) else None for mean in means)]
+    return [*shares, flags, prompt, *(round(100 * mean) if math.isfinite(100 * mean) else None for mean in means)]
 
 
 def _prompt(row: Mapping[str, Any]) -> str:
@@ -359,7 +360,7 @@ def leaks(doc: Mapping[str, Any], question: str) -> bool:
         return names(doc["generated"], doc["names"])
     record = QARecord(
         entity=entity_name(doc["entity"]), question=question, answer=doc["answer"],
-        paraphrased_answer=doc["paraphrased_answer"], perturbed_answer=tuple(doc["perturbed_answer"]),
+        paraphrased_answer=doc.get("paraphrased_answer") or "", perturbed_answer=tuple(doc["perturbed_answer"]),
     )  # fmt: skip
     lists_answers = any(text in doc["question"] for text in (record.answer, record.paraphrased_answer))
     telling = telling_words(record) - (frozenset() if lists_answers else words(doc["question"]))
