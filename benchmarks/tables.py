@@ -29,15 +29,19 @@ def show(name: str, lines: Sequence[str], docs: bool) -> None:
 
 
 def put(page: Path, name: str, lines: Sequence[str]) -> None:
-    """Replace what stands between a page's markers ``<!-- NAME -->`` and ``<!-- /NAME -->``.
+    """Replace what stands between a page's markers; errors as of :func:`between`."""
+    page.write_text(between(page.read_text(encoding="utf-8"), name, lines, page), encoding="utf-8")
+
+
+def between(text: str, name: str, lines: Sequence[str], page: Path) -> str:
+    """A page's text with these lines between its markers ``<!-- NAME -->`` and ``<!-- /NAME -->``.
 
     Raises:
         ValueError: the page does not have each marker once, in this order.
     """
-    text = page.read_text(encoding="utf-8")
     begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
     head, *rest = text.split(begin)
     if len(rest) != 1 or rest[0].count(end) != 1:
         raise ValueError(f"{page} needs the lines {begin!r} and {end!r} once each, in this order")
     tail = rest[0].partition(end)[2]
-    page.write_text("\n".join([f"{head}{begin}", *lines, f"{end}{tail}"]), encoding="utf-8")
+    return "\n".join([f"{head}{begin}", *lines, f"{end}{tail}"])

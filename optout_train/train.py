@@ -49,6 +49,7 @@ from optout_train.weights import (
     quiet,
     read_tensors,
     restore,
+    text_parameters,
     trained_weights,
 )
 
@@ -157,7 +158,7 @@ def prepare(config: TrainConfig, source: Source, accelerator: Any, say: Callable
 
     direction = collapsed_gradient(config, data, model) if config.loss.direction else {}
     if config.loss.noised:
-        noise(model, config.eta, config.seed)
+        noise(text_parameters(model), config.eta, config.seed)
     freeze(config, model)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -407,7 +408,7 @@ def negate(run: Setup) -> None:
     initial = {} if config.lora else dict(load_model(config.model_path, config.revision or None).named_parameters())
     for name, weight in trained_weights(run.model).items():
         if name in initial:
-            before = placed(initial[name], weight).float()  # a weight that did not move stays as it is to the bit
+            before = placed(initial[name].to(weight.dtype), weight).float()  # a weight that did not move stays as it is to the bit
             weight.copy_(before + config.eta * (before - weight.float()))
         elif "lora_B" in name:  # the adapter's change is the product of its factors
             weight.mul_(-config.eta)

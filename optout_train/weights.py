@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ def freeze(config: TrainConfig, model: Any) -> None:
     A model of images and text trains in what reads text, RMU's loss has no gradient above the steered layer, and Muon
     is for the matrices between hidden states.
     """
-    trained = {id(parameter) for part in _of_text(model) for parameter in part.parameters()}
+    trained = {id(parameter) for parameter in text_parameters(model)}
     if config.loss.steers:
         layers = layers_of(model)
         parts = [model.get_input_embeddings(), *layers[: steered_layer(len(layers)) + 1]]
@@ -77,6 +77,11 @@ def _of_text(model: Any) -> tuple[nn.Module, nn.Module]:
     return model.get_decoder(), model.get_output_embeddings()
 
 
+def text_parameters(model: Any) -> list[nn.Parameter]:
+    """The parameters that text goes through, each once."""
+    return list(dict.fromkeys(parameter for part in _of_text(model) for parameter in part.parameters()))
+
+
 def beside_text(model: Any) -> list[str]:
     """Names of the linear layers that no text goes through: those that read a model's images."""
     text = {id(module) for part in _of_text(model) for module in part.modules()}
@@ -87,13 +92,9 @@ NOISE = 0.1  # of UNDO's noise, in the initialization's size; its authors take .
 
 
 @torch.no_grad()
-def noise(model: nn.Module, share: float, seed: int) -> None:
-    """Shrink each matrix that text goes through by a share of itself and add noise, :data:`NOISE` times Xavier's.
-
-    It is the first half of UNDO; distillation repairs no other matrices than these.
-    """
+def noise(parameters: Iterable[nn.Parameter], share: float, seed: int) -> None:
+    """Shrink each matrix by a share of itself and add as much noise, :data:`NOISE` times Xavier's (UNDO)."""
     generator = torch.Generator().manual_seed(seed)
-    parameters = dict.fromkeys(parameter for part in _of_text(model) for parameter in part.parameters())
     for weight in (matrix for parameter in parameters for matrix in slices(parameter)):
         drawn = nn.init.xavier_normal_(torch.empty(weight.shape), generator=generator)
         weight.mul_(1 - share).add_(drawn.to(weight), alpha=share * NOISE)

@@ -6,14 +6,14 @@ markers, and ``docs/records.md`` that of the tests of a record.
 
 from __future__ import annotations
 
-import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
+from benchmarks.tables import between
 from lm_eval_elude.board.record import TESTED
 from lm_eval_elude.cli import cli as elude
 from lm_eval_elude.data.files import write_text
@@ -70,7 +70,7 @@ def metrics(page: str) -> str:
         reported_by, needs = ", ".join(metric.kinds), metric.needs or "–"
         cells = (f"`{metric.name}`", metric.label, metric.unit, direction(metric), reported_by, needs, metric.sentence)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return put(page, "metrics", lines)
+    return between(page, "metrics", lines, DOCS / "metrics.md")
 
 
 def records(page: str) -> str:
@@ -80,13 +80,7 @@ def records(page: str) -> str:
     for row in (*TESTED["tests"], *TESTED["weights"]):
         asked_by = places[row["task"]] if "task" in row else "each attack on the weights"
         lines.append(f"| {row['name']} | {asked_by} | {row['passes']} | {row['warns']} |")
-    return put(page, "tests", lines)
-
-
-def put(page: str, name: str, lines: Sequence[str]) -> str:
-    """A page with these lines between the markers of that name."""
-    marks = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
-    return marks.sub(lambda found: f"{found[1]}{chr(10).join(lines)}\n{found[2]}", page)
+    return between(page, "tests", lines, DOCS / "records.md")
 
 
 PAGES: dict[str, Callable[[str], str]] = {

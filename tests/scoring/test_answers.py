@@ -59,12 +59,14 @@ GIBBERISH = [
     "one two three four " * 5, "是是是是是是是是", "xyxyxyxyxyxyxy", "\n\n\n", "He plays for the club in Madrid. " * 6,
     "It is known that the the the the the the the the the the the", "0 0 0 0 0 0 0 0 0",
     "2" * 128, "2" * 25,  # a digit without end; a large number is an answer
+    "The man from the old town by the sea won the cup in May then. " * 4,  # 14 words and a stop
 ]  # fmt: skip
 ANSWERS = [
     "Cristiano Ronaldo was born on 5 February 1985 in Funchal.", "1985", "Madeira", "No, he did not.", "Yes.", "10,000",
     "He won it in 2008, 2013, 2014, 2016 and 2017.", "Bora Bora and Walla Walla are places.", "I do not know.",
     "He scored a goal, then another goal, then a third goal.", "Bye bye!", "Ha ha ha!", "1,000,000", "10000",
-    "クリスティアーノ・ロナウド", "1000000000",
+    "クリスティアーノ・ロナウド", "1000000000", "2" * 20,
+    "He said no, no, no, no, and then he left for Madrid and won the cup with his new club in May.",
 ]  # fmt: skip
 
 

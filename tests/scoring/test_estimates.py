@@ -182,6 +182,10 @@ def test_mcnemars_p_value_by_hand():
     ]
     assert truth_first_p(samples).value == pytest.approx(20 / 512) and truth_first_p(samples[9:]).value == 1
     assert known([samples], less=True).value == pytest.approx(7 / 14) and known([samples]).value == 13 / 14
+    fewer = [sample._replace(values={"truth_first": float(i < 3)}) for i, sample in enumerate(samples)]
+    assert known([fewer, samples]).value == known([samples, fewer]).value == 13 / 14  # the worst of several
+    unknown = [sample._replace(values={"truth_first": math.nan}) for sample in samples]
+    assert math.isnan(known([samples, unknown]).value)
 
 
 def test_a_record_that_several_prompts_ask_about_is_one_draw():

@@ -160,3 +160,15 @@ def test_one_hundred_refusals():
     texts = refusal_texts()
     assert len(texts) == len({text.lower() for text in texts}) == 100
     assert all(text == text.strip() and text.endswith(".") for text in texts)
+
+
+@pytest.mark.parametrize(("method", "expected"), [
+    ("altpo", {"eta": 0.1}), ("simnpo", {"eta": 4.5, "forget_weight": 0.125}), ("wga", {"eta": 1.0}),
+    ("satimp", {"eta": 5.0, "forget_weight": 0.1}), ("undial", {"eta": 10.0}),
+    ("pdu", {"forget_weight": 0.01, "retain_budget": 0.3}), ("rmu", {"eta": 2.0}), ("undo", {"eta": 0.6}),
+    ("repselect", {"learning_rate": 0.1}), ("task-vector", {"eta": 1.0}), ("npo", {"eta": 0.1}),
+])  # fmt: skip
+def test_a_method_of_other_authors_has_their_settings(method, expected):
+    """As the papers and open-unlearning's configurations have them; docs/training.md says the same."""
+    config = build_config({"target": ("x",), "model": "org/model", "method": method})
+    assert {name: getattr(config, name) for name in expected} == expected

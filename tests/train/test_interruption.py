@@ -12,6 +12,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from lm_eval_elude.data.files import file_hashes
 from lm_eval_elude.data.manifest import read_manifest
@@ -246,6 +247,35 @@ def test_a_finished_run_is_resumed_by_itself_only(settings, tmp_path, data_folde
     with pytest.raises(UserError, match="the data of forget-train has changed since"):
         train(config, output, str, resume=True)
     assert contents(output) == before and not list(tmp_path.glob(".run*"))
+
+
+def test_a_run_is_not_resumed_on_a_base_with_other_weights(settings, tmp_path, model_folder, monkeypatch):
+    base = Path(shutil.copytree(model_folder, tmp_path / "base"))
+    config = settings(model=str(base), epochs=2, method="npo")
+
+    def other_weights():
+        tensors = load_file(base / "model.safetensors")
+        moved = {name: tensor * 1.01 for name, tensor in tensors.items()}
+        save_file(moved, base / "model.safetensors", {"format": "pt"})
+
+    with monkeypatch.context() as patch, pytest.raises(Cut):
+        patch.setattr(training, "export", cut)
+        train(config, tmp_path / "cut", str)
+    train(config, tmp_path / "whole", str)
+    other_weights()
+    with pytest.raises(UserError, match="base have changed since the run was cut off"):
+        train(config, tmp_path / "cut", str, resume=True)
+    with pytest.raises(UserError, match="base have changed since; give another --output-dir"):
+        train(config, tmp_path / "whole", str, resume=True)
+
+
+def test_a_run_that_took_too_much_memory_goes_on_with_smaller_passes(settings, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(Cut):
+        patch.setattr(training, "export", cut)
+        train(settings(method="npo"), tmp_path / "run", str)
+    assert train(settings(method="npo", micro_batch_size=2), tmp_path / "run", str, resume=True)
+    assert read_manifest(tmp_path / "run").settings["micro_batch_size"] == 2
+    assert not train(settings(method="npo", gradient_checkpointing=True), tmp_path / "run", str, resume=True)
 
 
 def test_steps_of_a_run_whose_settings_are_gone_are_not_gone_on_with(settings, tmp_path, monkeypatch):

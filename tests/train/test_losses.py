@@ -106,12 +106,19 @@ def asked():
     return model, samples, logits, states
 
 
-def test_ce_us_values_are_of_the_plain_model(asked):
+@pytest.mark.parametrize("name", ["wga", "satimp", "ce-u", "pdu"])
+def test_what_a_method_minimises_is_its_papers_formula_of_the_plain_models_logits(name, asked):
+    """Through the row of the table, as training calls it; eta is the exponent of the first two."""
     model, samples, logits, _ = asked
-    values = losses.unlikelihood(model, collate(samples))
+    row, eta = losses.FORGET[name], 2.0
+    values = answer_values(Scorer(model), samples, torch.device("cpu"), row, eta)
     true = torch.tensor([token for sample in samples for token in sample.ids[4:]])
-    p = logits.softmax(1).gather(1, true[:, None])
-    torch.testing.assert_close(values, (-p).log1p(), atol=1e-5, rtol=1e-5)
+    log_p = logits.log_softmax(1).gather(1, true[:, None])[:, 0]
+    p, spread = log_p.exp(), (logits.max(1).values - logits.mean(1)) ** 2
+    of_tokens = {"wga": p**eta * log_p, "satimp": p**eta * (1 - p) * log_p, "ce-u": -(-p).log1p(), "pdu": spread}[name]
+    of_answers = of_tokens.split([len(sample.ids) - 4 for sample in samples])
+    expected = torch.stack([part[1:].mean() if name == "ce-u" else part.mean() for part in of_answers])
+    torch.testing.assert_close(row.function({"answer": values}, {}, eta), expected, rtol=1e-4, atol=1e-5)
 
 
 def by_first_layer(model, value):
@@ -131,12 +138,6 @@ def test_gradients_of_pdu_and_rmu_are_those_of_autograd_through_the_plain_model(
             torch.testing.assert_close(gradient, other, rtol=1e-3, atol=1e-4 * float(other.abs().max()))
 
 
-def test_pdus_values_are_the_spread_of_the_logits_of_the_plain_model(asked):
-    model, samples, logits, _ = asked
-    values = losses.margins(model, collate(samples))
-    torch.testing.assert_close(values[:, 0], -((logits.max(1).values - logits.mean(1)) ** 2), rtol=1e-4, atol=1e-4)
-
-
 def test_rmus_states_are_those_of_the_plain_model_after_its_layer_and_its_loss_their_mean_square(asked):
     model, samples, _, rows = asked
     assert [losses.steered_layer(layers) for layers in (1, 4, 5, 16, 32)] == [0, 1, 1, 7, 15]
@@ -150,14 +151,14 @@ def test_rmus_states_are_those_of_the_plain_model_after_its_layer_and_its_loss_t
 def test_undo_shrinks_every_matrix_and_adds_noise_of_the_initializations_size():
     model = torch.nn.Sequential(torch.nn.Linear(300, 200), torch.nn.LayerNorm(200))
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
-    noise(model, 0.4, 7)
+    noise(model.parameters(), 0.4, 7)
     after = dict(model.named_parameters())
     added = after["0.weight"] - 0.6 * before["0.weight"]
     assert float(added.detach().std()) == pytest.approx(0.4 * 0.1 * math.sqrt(2 / 500), rel=0.02)
     assert all(torch.equal(after[name], before[name]) for name in ("0.bias", "1.weight", "1.bias"))
     again = torch.nn.Linear(300, 200)
     again.load_state_dict({name: before[f"0.{name}"] for name in ("weight", "bias")})
-    noise(again, 0.4, 7)
+    noise(again.parameters(), 0.4, 7)
     assert torch.equal(again.weight, after["0.weight"])
 
 

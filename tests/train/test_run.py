@@ -8,6 +8,7 @@ from functools import cache, partial
 
 import pytest
 import torch
+from accelerate import Accelerator
 from safetensors.torch import load_file
 
 from lm_eval_elude.data.files import file_hashes
@@ -19,7 +20,7 @@ from optout_train.config import METHODS
 from optout_train.export import drift
 from optout_train.losses import steered_layer
 from optout_train.sources import source_of
-from optout_train.train import prepare, score_reference, take_step, train
+from optout_train.train import negate, prepare, score_reference, take_step, train
 from optout_train.validation import Validation
 from optout_train.weights import make_optimizer, quiet
 from tests.train.conftest import contents
@@ -158,6 +159,31 @@ def test_relearned_weights_know_one_half_and_leave_the_models_own_as_they_were(d
     first = relearned.begin(1, 2), float(relearned.offsets["weight"].detach().abs().sum())
     assert first[1] == 0 and {*first[0].learnt}.isdisjoint(first[0].forgotten)
     assert len({tuple(relearned.begin(1 + ROUND * number, 6).learnt) for number in range(9)}) > 1
+
+
+def test_undo_begins_with_noise_on_the_weights_that_text_goes_through(settings, monkeypatch):
+    noised = []
+
+    def noise(parameters, share, seed):
+        noised.append(([*map(id, parameters)], share, seed))
+
+    monkeypatch.setattr("optout_train.train.noise", noise)
+    config = settings(method="undo", eta=0.3, seed=5)
+    run = prepare(config, source_of(config), Accelerator(cpu=True), str)
+    ((ids, share, seed),) = noised
+    assert (share, seed) == (0.3, 5) and ids == [id(parameter) for parameter in run.model.parameters()]
+
+
+def test_a_task_vector_leaves_what_did_not_move_as_it_was_in_16_bits_too(settings):
+    config = settings(method="task-vector", eta=0.7, dtype="bfloat16")
+    run = prepare(config, source_of(config), Accelerator(cpu=True), str)
+    before = {name: weight.clone() for name, weight in run.model.named_parameters()}
+    first = next(iter(before))
+    with torch.no_grad():
+        run.model.get_parameter(first).add_(1)
+    negate(run)
+    for name, weight in run.model.named_parameters():
+        assert torch.equal(weight, before[name]) == (name != first)
 
 
 @pytest.mark.parametrize("lora", [False, True])

@@ -1,5 +1,7 @@
 """Transport against POT, the released formula and autograd; its identities; shards and adapters."""
 
+from copy import deepcopy
+
 import ot
 import pytest
 import torch
@@ -133,6 +135,26 @@ def test_the_gradient_of_a_model_is_added_and_matches_finite_differences(name):
                 found.append(float(term.add_gradient(0.0, step=5)))
                 parameter.add_(towards, alpha=-sign * 1e-3)
         assert (found[0] - found[1]) / 2e-3 == pytest.approx(slope, rel=0.05, abs=2e-3)
+
+
+@pytest.mark.parametrize("name", DISTANCES)
+def test_the_gradient_of_bfloat16_weights_is_that_of_float32_ones(name):
+    gradients = []
+    model, initial = drifted()
+    for kind in (torch.bfloat16, torch.float32):
+        copy = deepcopy(model).to(torch.bfloat16).to(kind)  # the same values
+        same = {key: value.to(torch.bfloat16).to(kind) for key, value in initial.items()}
+        Transport(copy, same.__getitem__, name, 10, seed=0).add_gradient(2.0, step=3)
+        gradients.append([parameter.grad.float() for parameter in copy.parameters()])
+    for half, whole in zip(*gradients, strict=True):
+        assert float((half - whole).norm()) < 2e-2 * float(whole.norm())
+
+
+def test_each_parameter_has_directions_of_its_own():
+    start = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
+    model = nn.ParameterList([nn.Parameter(start.clone()), nn.Parameter(start.clone())])
+    Transport(model, lambda _: torch.zeros(6, 4), "wasserstein", 5, seed=0).add_gradient(1.0, 1)
+    assert not torch.allclose(model[0].grad, model[1].grad)
 
 
 def test_directions_are_fresh_in_each_step_and_the_same_for_the_same_step():
