@@ -408,7 +408,7 @@ def negate(run: Setup) -> None:
     initial = {} if config.lora else dict(load_model(config.model_path, config.revision or None).named_parameters())
     for name, weight in trained_weights(run.model).items():
         if name in initial:
-            before = placed(initial[name].to(weight.dtype), weight).float()  # a weight that did not move stays as it is to the bit
+            before = placed(initial[name].to(weight.dtype), weight).float()  # what did not move stays to the bit
             weight.copy_(before + config.eta * (before - weight.float()))
         elif "lora_B" in name:  # the adapter's change is the product of its factors
             weight.mul_(-config.eta)
