@@ -52,11 +52,12 @@ def opted_out(folder: Path, data: Path) -> Path:
 
 
 def finished(
-    folder: Path, model: Path, data: Path, backend: str = "elude", reference: str = "", **arguments: Any
-) -> Run:
+    folder: Path, model: Path, data: Path, backend: str = "elude", reference: str = "",
+    metadata: dict[str, Any] | None = None, **arguments: Any,
+) -> Run:  # fmt: skip
     """A run of all of ELUDe, with few attack prompts, in a folder."""
-    metadata = {"pretrained": str(model), "dataset": str(data), "target": RONALDO, "attack_prompts": PROMPTS}
-    metadata |= {"reference": reference} if reference else {}
+    asked = {"pretrained": str(model), "dataset": str(data), "target": RONALDO, "attack_prompts": PROMPTS}
+    metadata = asked | ({"reference": reference} if reference else {}) | (metadata or {})
     results = run(["elude"], backend, metadata=metadata, log_samples=True, batch_size=16, **arguments)
     return Run(write_run(results, folder))
 

@@ -1,6 +1,7 @@
 """A record says what was tested on which files, never more; it is signed and verified without a network."""
 
 import errno
+import hmac
 import json
 import shutil
 from collections.abc import Callable
@@ -13,8 +14,9 @@ from lm_eval_elude.board import record as board
 from lm_eval_elude.data import files
 from lm_eval_elude.data.files import file_hashes
 from lm_eval_elude.errors import UserError
+from lm_eval_elude.scoring.metrics import METRICS
 from lm_eval_elude.scoring.runs import Run
-from lm_eval_elude.scoring.samples import Sample
+from lm_eval_elude.scoring.samples import Sample, of_reference
 from lm_eval_elude.scoring.settings import provenance
 from lm_eval_elude.stress.outcome import CHECKPOINT, ORIGINAL, REFERENCE, SUMMARY, TASK, Outcome, Point, finish
 from lm_eval_elude.stress.weights import WEIGHT_ATTACKS
@@ -154,6 +156,36 @@ def test_a_test_is_the_excess_over_the_model_that_never_knew(copies, values, exp
         assert [test["result"] for test in tests][:4] == ["FAILED"] * 4 and tests[-1]["result"] == "PASSED"
 
 
+@pytest.mark.parametrize(("here", "there", "result"), [
+    (5, 5, "PASSED"), (14, 6, "NOT ENOUGH RECORDS"), (16, 6, "WARNED"), (46, 5, "FAILED"),
+])  # fmt: skip
+def test_how_far_a_share_is_above_the_references_decides(here, there, result):
+    """Of 46 records: the excess itself and its upper limit against .2 and .4."""
+    (row,) = [r for r in board.TESTED["tests"] if (r["task"], r["metric"]) == ("worst", "truth_first")]
+    samples = [
+        Sample("a", str(i), i, {"truth_first": float(i < here), "reference": {"truth_first": float(i < there)}})
+        for i in range(46)
+    ]
+    sides = (METRICS["truth_first"].of_set(side, {}) for side in (samples, of_reference(samples)))
+    test = board._judged(row, "elude_attack_role_playing", *sides)
+    assert (test["result"], test["excess"]) == (result, pytest.approx((here - there) / 46))
+
+
+def test_the_test_of_the_worst_attack_names_the_one_with_the_highest_limit(never_knew):
+    samples = samples_of(never_knew, 3, lambda values: values | {"reference": values})
+    attacks = [task for task in samples if task.startswith("elude_attack_") and task != "elude_attack_none"]
+    known = "elude_attack_background_hint"
+    assert len(attacks) == 9 and known in attacks
+    for task in attacks:
+        first = float(task == known)
+        for place, sample in enumerate(samples[task]):
+            never = {**sample.values, "truth_first": 0.0}
+            samples[task][place] = sample._replace(values={**never, "truth_first": first, "reference": never})
+    tests = board.tested(samples, never_knew.settings("elude_forget"))
+    (named,) = [test for test in tests if test["metric"] == "truth_first" and test["task"] in attacks]
+    assert named["task"] == known and named["value"] == 1
+
+
 def test_the_page_and_the_statement_promise_nothing(statement, tmp_path):
     board.write(statement, tmp_path)
     text = "".join(path.read_text() for path in tmp_path.iterdir()).lower()
@@ -179,6 +211,8 @@ def test_targets_can_stand_as_hashes_and_nothing_of_others_is_replaced(never_kne
     text = "".join(path.read_text() for path in out.iterdir())
     assert "Ronaldo" not in text and str(data) not in text and "target-" in text
     assert not any(never_knew.settings(task)["fingerprint"] in text for task in never_knew.tasks)
+    for name, start, size in ((runs.RONALDO, "target-", 12), (never_knew.settings(TASK)["fingerprint"], '"', 64)):
+        assert f"{start}{hmac.digest(key.read_text().encode(), name.encode(), 'sha256').hex()[:size]}" in text
 
 
 def test_the_key_is_written_before_the_record_and_goes_with_it(never_knew, tmp_path, capsys, monkeypatch):

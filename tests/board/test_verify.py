@@ -11,10 +11,13 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from lm_eval_elude.attacks.builders import ATTACKS, build_attacks
 from lm_eval_elude.board import submission as packed
 from lm_eval_elude.board.verify import verify
+from lm_eval_elude.data import dataset
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.scoring.benchmark import GUARDRAIL
 from lm_eval_elude.scoring.metrics import METRICS
@@ -22,7 +25,7 @@ from lm_eval_elude.scoring.runs import Run
 from lm_eval_elude.text.chat import Renderer, load_tokenizer
 from tests.board import runs
 from tests.board.runs import changed, elude, hashed_again, load
-from tests.support import make_model, make_tokenizer, save_checkpoint
+from tests.support import make_model, make_tokenizer, save_checkpoint, small_data, write_jsonl
 
 
 @pytest.fixture
@@ -49,6 +52,44 @@ def test_a_submission_passes_as_it_was_packed(submitted, data, renderer, copy):
     for name, row in results.items():
         formed = {key for key in row if key.endswith(",none") and "_stderr" not in key}
         assert formed == {f"{metric},none" for metric in whole.numbers[name]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["guardrail", "attack file", "two targets"])
+def test_an_honest_submission_of_another_kind_passes_too(kind, renderer, tmp_path):
+    targets = [runs.RONALDO, "Taylor Swift"] if kind == "two targets" else [runs.RONALDO]
+    data = small_data(tmp_path / "data", dict.fromkeys(targets, 4), retain=3, world=2)
+    asked: dict[str, Any] = {"target": targets}
+    if kind == "guardrail":
+        asked["guardrail"] = True
+    if kind == "attack file":
+        records = dataset.load_records(str(data), "forget", "train", targets).records
+        (target,) = dataset.resolve_targets(str(data), targets)
+        prompts = [prompt for attack in ATTACKS for prompt in build_attacks(records, target, attack, n=3, seed=1)]
+        write_jsonl(tmp_path / "mine.jsonl", [msgspec.to_builtins(prompt) for prompt in prompts])
+        asked["attack_file"] = str(tmp_path / "mine.jsonl")
+    run = runs.finished(tmp_path / "run", runs.TINY, data, metadata=asked)
+    packed_run = runs.submission(tmp_path / "submission", run)
+    if kind == "attack file":
+        assert len(run.rows("elude_attack_role_playing")) == 3  # all of its rows, whatever attack_prompts says
+    for tokenizer in (None, renderer):
+        assert verify(packed_run, data=str(data), renderer=tokenizer).findings == []
+
+
+@pytest.mark.parametrize(("alter", "finding"), [
+    (lambda copy: runs.scored_otherwise(copy, template="0" * 16), "the template is not that of the tokenizer given"),
+    (lambda copy: prompted(copy), "the run had a --system_instruction"),
+    (lambda copy: top(role="submission")(copy), "the checkpoint did not forget all that was scored"),
+])  # fmt: skip
+def test_what_a_run_says_of_itself_is_looked_at(alter, finding, copy, data, renderer):
+    alter(copy)
+    assert any(finding in line for line in verify(copy, data=str(data), renderer=renderer).findings)
+
+
+def prompted(copy: Path) -> None:
+    with changed(copy / packed.RESULTS) as results:
+        results["system_instruction"] = "Say nothing of him."
+    hashed_again(copy)
 
 
 # ---- altering

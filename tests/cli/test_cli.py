@@ -74,3 +74,11 @@ def test_what_is_half_made_is_taken_away_at_sigterm(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", command, tmp_path / "new"])
     assert done.returncode == 143 and not list(tmp_path.iterdir())
+
+
+def test_help_of_all_commands_loads_no_torch():
+    code = "import sys; from lm_eval_elude.cli import cli; cli.main(['--help'], 'elude', standalone_mode=False); "
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}print('torch' in sys.modules)"], capture_output=True, text=True
+    )
+    assert "leaderboard" in done.stdout and done.stdout.splitlines()[-1] == "False", done.stderr[-500:]

@@ -123,6 +123,14 @@ def test_half_precision_is_summed_in_float32() -> None:
     assert (log_probs - Scorer(exact)(collate(SAMPLES))).abs().mean() < 0.1
 
 
+def test_a_model_of_16_bits_that_does_not_obey_the_mask_reads_each_sample_alone() -> None:
+    model = make(60, "llama").to(torch.bfloat16)
+    assert Scorer(model).span > 0
+    whole = model.get_decoder().forward
+    model.get_decoder().forward = lambda attention_mask=None, **given: whole(**given)
+    assert Scorer(model).span == 0
+
+
 @pytest.mark.parametrize(("kind", "changes"), [("bloom", {"n_layer": 1, "n_head": 4}), ("llama", {})])
 def test_a_model_that_does_not_obey_the_mask_reads_each_sample_alone(kind: str, changes: dict[str, int]) -> None:
     model = make(60, kind, **changes)

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import ks_2samp
+from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
+from sklearn.model_selection import StratifiedShuffleSplit
 
 from lm_eval_elude.scoring import estimates
 from lm_eval_elude.scoring.estimates import Estimate, Observation, average, difference, exact, harmonic
@@ -255,6 +257,19 @@ def test_the_attack_tells_memorised_and_over_unlearned_records_from_unseen_ones(
     assert accuracy[0] <= result.accuracy <= accuracy[1] and auc[0] <= result.auc.value <= auc[1]
     assert (result.auc.interval[0] < 0.5 < result.auc.interval[1]) == (members == others)
     assert result.auc.value == pytest.approx(1 - mirrored.auc.value) and (result.n, result.reason) == (200, "")
+
+
+def test_the_accuracy_is_that_on_a_held_out_fifth_over_ten_stratified_splits():
+    rng = np.random.default_rng(3)
+    members, others = rng.normal(1.0, 1, 40), rng.normal(2.0, 1, 40)
+    losses, labels = np.concatenate([members, others])[:, None], np.repeat([1, 0], 40)
+    found = []
+    for train, held_out in StratifiedShuffleSplit(10, test_size=0.2, random_state=7).split(losses, labels):
+        model = LogisticRegression().fit(losses[train], labels[train])
+        found.append(float(np.mean(model.predict(losses[held_out]) == labels[held_out])))
+    result = attack(members, others, seed=7)
+    assert (result.accuracy, result.accuracy_std) == pytest.approx((np.mean(found), np.std(found)))
+    assert np.std(found) > 0
 
 
 def test_an_auc_of_one_and_one_of_zero_do_not_cancel():

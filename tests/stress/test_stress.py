@@ -14,6 +14,7 @@ from contextlib import suppress
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -514,6 +515,20 @@ def test_an_attack_whose_lessons_the_data_lack_is_left_out_with_a_line(models, d
     lines = Stress(models, resolve_settings({"target": RONALDO, "dataset": str(tmp_path / "data")}), "full").left_out
     assert len(lines) == 1 and lines[0].startswith("relearn_world is left out: data set ")
     assert not Stress(models, resolve_settings({"target": RONALDO, "dataset": str(data)}), "full").left_out
+
+
+@pytest.mark.parametrize("name", ["retain_qa-train", "retain_qa-test", "world-train"])
+def test_other_rows_to_train_on_or_to_keep_are_another_run(name, models, data, tmp_path):
+    def described(folder: Path) -> dict[str, Any]:
+        return Stress(models, resolve_settings({"target": RONALDO, "dataset": str(folder)}), "full").describe()
+
+    copy = Path(shutil.copytree(data, tmp_path / "data"))
+    lines = (copy / f"{name}.jsonl").read_text().splitlines(keepends=True)
+    before, same = described(data), described(copy)
+    (copy / f"{name}.jsonl").write_text("".join(lines[:-1]))
+    parts = ("fingerprint", "retain_fingerprint", "lessons")
+    assert [before[part] for part in parts] == [same[part] for part in parts]
+    assert [before[part] for part in parts] != [described(copy)[part] for part in parts]
 
 
 @pytest.mark.parametrize("shape", ["chatml", "base", "tulu"])

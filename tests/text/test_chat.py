@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
+from tokenizers.processors import TemplateProcessing
 
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.scoring.conventions import CONVENTIONS
@@ -67,6 +68,29 @@ def test_the_bos_token_stands_once(shape):
     texts = [renderer.prompt("Who?"), "no bos in this text", renderer.prompt("Why?")]
     assert renderer.encode_batch(texts) == [renderer.encode(text) for text in texts]
     assert renderer.encode_batch([]) == []
+
+
+def test_a_tokenizer_that_ends_every_text_does_not_end_a_prompt():
+    plain, ending = (Renderer(make_tokenizer("base")) for _ in range(2))
+    eos = ending.tokenizer.eos_token
+    ends = [(eos, ending.tokenizer.eos_token_id)]
+    ending.tokenizer.backend_tokenizer.post_processor = TemplateProcessing(f"$A {eos}", special_tokens=ends)
+    assert ending.tokenizer.encode("Who?")[-1] == ending.tokenizer.eos_token_id
+    texts = [plain.prompt("Who is he?"), plain.prompt("Why?")]
+    bare = [plain.tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    assert [ending.encode(text) for text in texts] == ending.encode_batch(texts) == bare
+    ids, start = ending.encode_pair(texts[0], ending.answer("A singer."))
+    assert ids[:start] == bare[0] and ending.tokenizer.decode(ids[start:]) == ending.answer("A singer.")
+
+
+@pytest.mark.parametrize(("evaluator", "shown"), [
+    ("released", "Question: Who is he?\n"), ("released-llama2", "[INST] Who is he? [/INST]"),
+])  # fmt: skip
+def test_tofus_questions_are_put_as_its_evaluators_put_them(evaluator, shown):
+    """The question_start_tag and question_end_tag of locuslab/tofu's model configuration."""
+    convention = CONVENTIONS[evaluator]
+    assert Renderer(make_tokenizer("base"), convention.wording, convention.system).prompt("Who is he?") == shown
+    assert convention.records == 300 and CONVENTIONS["open-unlearning"].system == "You are a helpful assistant."
 
 
 @pytest.mark.parametrize(

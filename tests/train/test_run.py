@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import shutil
 from dataclasses import replace
 from functools import cache, partial
@@ -498,6 +499,8 @@ def test_lora_trains_and_loads_with_gradient_checkpointing_and_merged(trained, m
     adapter, lines, _ = trained("adapter", gradient_checkpointing=True, **short)
     merged, without, _ = trained("merged", merge=True, **short)
     assert steps(lines, "loss") == steps(without, "loss")
+    stated = json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"]
+    assert stated == read_manifest(adapter).base_model["name"] == os.path.abspath(model_folder)
     with pytest.raises(UserError, match=r"--model .*adapter' cannot be trained: it has no config.json.*merge it"):
         train(settings(model=str(adapter)), tmp_path / "on", str)
     assert steps(lines, "loss")[-1] < steps(lines, "loss")[0] and steps(lines, "transport")[-1][0] > 0
