@@ -295,8 +295,14 @@ def damaged(path: Path, reason: object) -> UserError:
 
 
 def _changed(config: TrainConfig, run: Manifest) -> str:
-    """What a finished run read and what is another now, a set or the base model's weights; "" for nothing."""
-    if run.base_model["weights"] != file_hashes(base_folder(config)):
+    """What a finished run read and what is another now, a set or the base model's weights; "" for nothing.
+
+    A base model that is no longer at hand says nothing.
+    """
+    now: dict[str, str] = {}
+    with suppress(UserError):
+        now = file_hashes(base_folder(config))
+    if any(now.get(name, digest) != digest for name, digest in run.base_model["weights"].items()):
         return f"the weights in {config.model_path} have changed since"
     source = source_of(config)
     for name, fingerprint in run.data_fingerprints.items():

@@ -273,7 +273,6 @@ class State:
     """What a checkpoint keeps beside tensors; ``best`` and ``epoch_end`` name the best epoch's and the last's."""
 
     data: dict[str, str]  # fingerprints of the sets
-    base: dict[str, str]  # SHA-256 of the base model's files; only the first process has them
     step: int = 0  # steps done
     sums: dict[str, float] = field(default_factory=dict)  # of the losses since the epoch began
     epochs: list[dict[str, Any]] = field(default_factory=list)
@@ -282,6 +281,8 @@ class State:
     stopped: str | None = None  # why the run ended early
     processor_seconds: float = 0.0  # of the first process, with setup and lessons; its clock is added to it
     weights: dict[str, float] = field(default_factory=dict)  # of the sets' losses, as the budget has moved them
+    # SHA-256 of the base model's files; only the first process has them.
+    base: dict[str, str] = field(default_factory=dict)
 
     @property
     def spent(self) -> float:
@@ -294,17 +295,18 @@ def begin(run: Setup, folder: RunFolder, checkpoint: Path | None, began: float, 
 
     ``began`` is what the processor's clock showed when the command began.
     """
-    state = State(run.data.fingerprints, file_hashes(base_folder(run.config)) if folder.is_ours else {})
+    base = file_hashes(base_folder(run.config)) if folder.is_ours else {}
+    state = State(run.data.fingerprints, base=base)
     if checkpoint:
-        base = state.base
         try:
             state = msgspec.convert(folder.read_state(checkpoint), State)
         except msgspec.ValidationError as error:
             raise damaged(checkpoint, error) from None
         if changed := [name for name, value in state.data.items() if run.data.fingerprints.get(name) != value]:
             raise UserError(f"--resume: the data of {', '.join(changed)} has changed since the run was cut off")
-        if base and base != state.base:
+        if base and any(base.get(name) != digest for name, digest in state.base.items()):
             raise UserError(f"--resume: the weights in {run.config.model_path} have changed since the run was cut off")
+        state.base = base
         restore(run.model, run.optimizer, checkpoint)
         if run.relearned:
             run.relearned.restore(read_tensors(checkpoint / RELEARNED))

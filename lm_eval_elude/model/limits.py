@@ -11,8 +11,7 @@ import torch
 
 # Their attention counts by place in a row, which is not a token's position in a tree.
 BY_PLACE = frozenset({"gpt_neo", "openai-gpt"})
-# Settings of a generation_config that cut what is drawn from, beside those that a request says, where they do not.
-# Settings that leave out words of a draw, and the values with which they do not.
+# Settings of a generation_config, beside those that a request says, that cut what is drawn from; here they do not.
 CUTTING: dict[str, float | None] = {
     "min_p": 0.0, "typical_p": 1.0, "top_h": None, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0,
 }  # fmt: skip

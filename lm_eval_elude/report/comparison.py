@@ -116,8 +116,9 @@ class NamedRun:
 class Change(NamedTuple):
     """How one number differs between two runs, after minus before, with its error and its 95 % interval.
 
-    The p-value is two-sided, of no difference, by the normal distribution; NaN where the error is not known.
-    ``records`` are those that both runs asked; the others count as independent draws.
+    The p-value is two-sided, of no difference: by the normal distribution, or McNemar's where all records of two shares
+    of yes and no change. It is NaN where the error is not known. ``records`` are those that both runs asked; the others
+    count as independent draws.
     """
 
     difference: float
@@ -132,8 +133,12 @@ def change(after: Estimate, before: Estimate) -> Change:
     """The difference of two estimates, paired by record, and the test of no difference."""
     gap = difference(after, before)
     value, error = gap.value, gap.stderr
-    p_value = math.erfc(abs(value) / error / math.sqrt(2)) if error > 0 else 1.0 if value == error == 0 else math.nan
     shared = len(after.influence.keys() & before.influence.keys())
+    p_value = math.erfc(abs(value) / error / math.sqrt(2)) if error > 0 else math.nan
+    if error == 0 and value == 0:
+        p_value = 1.0
+    elif error == 0 and abs(value) == 1 and shared == after.records == before.records:
+        p_value = min(1.0, 2.0 ** (1 - shared))
     return Change(value, error, *gap.bounds, p_value, shared)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pandas as pd
 
 from lm_eval_elude.data import jsonio, sets
@@ -100,10 +101,8 @@ def _interval_of_mean(by_seed: pd.DataFrame, wide: pd.DataFrame, targets: int) -
     ends = [("elude_mia", "mia_auc_low"), ("elude_mia", "mia_auc_high")]
     if targets > 1 and {MIA_AUC, *ends} <= {*wide.columns}:
         # The longer of the two arms: the other one may have been cut at 0 or 1.
-        arms = [(wide[end] - wide[MIA_AUC]).abs() for end in ends]
-        half = (arms[0].where(arms[0] > arms[1], arms[1]) ** 2).groupby(["run", "seed"]).sum(
-            min_count=targets
-        ) ** 0.5 / targets
+        arms = np.maximum(*((wide[end] - wide[MIA_AUC]).abs() for end in ends))
+        half = (arms**2).groupby(["run", "seed"]).sum(min_count=targets) ** 0.5 / targets
         for end, sign in zip(ends, (-1, 1), strict=True):
             by_seed[end] = (by_seed[MIA_AUC] + sign * half).clip(0, 1)
 

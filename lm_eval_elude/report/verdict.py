@@ -64,10 +64,15 @@ def verdicts(runs: Sequence[NamedRun]) -> list[Judgement]:
     """
     found = []
     for run in runs:
-        alike = [other for other in runs if other is run or not _others(run, other, *_OF_FACTS)]
-        before, reference = original(alike), next((other for other in alike if other.reference), None)
+        before, reference = _beside_run(run, runs)
         found.append(Judgement(run.title, _judgement(run, before, reference), _facts(run, before, reference)))
     return found
+
+
+def _beside_run(run: NamedRun, runs: Sequence[NamedRun]) -> tuple[NamedRun | None, NamedRun | None]:
+    """The original and the reference that were asked about the same facts as a run."""
+    alike = [other for other in runs if other is run or not _others(run, other, *_OF_FACTS)]
+    return original(alike), next((other for other in alike if other.reference), None)
 
 
 def original(runs: Sequence[NamedRun]) -> NamedRun | None:
@@ -186,10 +191,14 @@ def warnings(runs: Sequence[NamedRun]) -> list[str]:
               "judged."] = []  # fmt: skip
     elif not reference:
         lines["No reference: what a model that never knew would score is not known; gibberish alone is judged."] = []
-    elif not original(runs):
-        lines["No run is of the model before unlearning (original=PATH): the verdicts take it to have known every "
-              "fact."] = []  # fmt: skip
     for run in runs:
+        before, never_knew = _beside_run(run, runs)
+        judged = any(run.estimate(task, metric) for task, metric, _ in KNOWN)
+        if judged and reference and never_knew is None:
+            lines.setdefault("not judged: the reference was not asked about the same facts", []).append(run.name)
+        elif judged and reference and before is None and run is not reference:
+            text = "no run is of the model before unlearning (original=PATH), which is taken to have known every fact"
+            lines.setdefault(text, []).append(run.name)
         for text in [*_of_run(run), *(_beside(run, runs[0]) if run is not runs[0] else ())]:
             lines.setdefault(text, []).append(run.name)
         if run.outcome and reference and scored and not run.outcome.is_of(REFERENCE, scored):

@@ -162,7 +162,11 @@ class Stress:
             "template": self.renderer.fingerprint,
             "fingerprint": fingerprint(self.forget.records),
             "retain_fingerprint": fingerprint(self.retain.records),
-            "lessons": {attack.name: self._lessons_hash(attack) for attack in self.attacks if attack.lessons},
+            "lessons": {
+                attack.name: self._lessons_hash(attack)
+                for attack in self.attacks
+                if attack.lessons and getattr(attack, self.suite)
+            },
             "suite": self.suite,
             "stress_seed": self.seed,
             "device": self.device.type,

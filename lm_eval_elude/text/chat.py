@@ -58,7 +58,7 @@ class Renderer:
 
     A ``wording`` takes the chat template's place; without a template :data:`PLAIN` does. ``system`` is the system turn
     of prompts that are given none. UserError where the template does not continue its own generation prompt, or hides
-    the answer.
+    the answer, or where the tokenizer ends a prompt as if no answer followed.
     """
 
     def __init__(self, tokenizer: Any, wording: Wording | None = None, system: str = "") -> None:
@@ -68,6 +68,12 @@ class Renderer:
             self._lead, self._tail = self.wording.lead, self.wording.tail or str(tokenizer.eos_token or "")
         else:
             self._lead, self._tail = self._probe()
+        prompt, eos = self.prompt(_QUESTION), tokenizer.eos_token_id
+        if eos is not None and self.encode(prompt)[-1:] == [eos] and not prompt.endswith(tokenizer.eos_token):
+            raise UserError(
+                "the tokenizer puts EOS after every text, also after a prompt whose answer is to follow; switch that "
+                "off in its tokenizer_config.json (add_eos_token) or tokenizer.json (post_processor)"
+            )
 
     def prompt(self, question: str, system: str | None = None) -> str:
         """The text a model is asked with, generation prompt included.
@@ -109,24 +115,14 @@ class Renderer:
         return [max(special, key=len, default=tail.splitlines()[0])]
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text that may already start with the BOS text (it is then not added twice).
-
-        A tokenizer that ends every text with its EOS token does not end these: they go on.
-        """
-        ids = self.tokenizer.encode(text, add_special_tokens=not self._starts_with_bos(text))
-        return ids[:-1] if self._adds_eos and not self._starts_with_bos(text) else ids
-
-    @cached_property
-    def _adds_eos(self) -> bool:
-        eos = self.tokenizer.eos_token_id
-        return eos is not None and self.tokenizer.encode(_QUESTION)[-1:] == [eos]
+        """Token ids of a text that may already start with the BOS text (it is then not added twice)."""
+        return self.tokenizer.encode(text, add_special_tokens=not self._starts_with_bos(text))
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """:meth:`encode` for many texts at once."""
         flags = [self._starts_with_bos(text) for text in texts]
         if len(set(flags)) == 1:
-            encoded = self.tokenizer(list(texts), add_special_tokens=not flags[0], padding=False)["input_ids"]
-            return [ids[:-1] for ids in encoded] if self._adds_eos and not flags[0] else encoded
+            return self.tokenizer(list(texts), add_special_tokens=not flags[0], padding=False)["input_ids"]
         return [self.encode(text) for text in texts]
 
     def encode_pair(self, prompt: str, answer_text: str) -> Encoded:

@@ -23,7 +23,7 @@ from lm_eval_elude.report import frame, tables
 from lm_eval_elude.report.comparison import NamedRun, change, change_of, named_runs
 from lm_eval_elude.report.page.page import write_report
 from lm_eval_elude.report.verdict import _judgement, report_text, verdicts, warnings
-from lm_eval_elude.scoring.estimates import Observation, mean_over_targets
+from lm_eval_elude.scoring.estimates import Observation, average, mean_over_targets
 from lm_eval_elude.scoring.metrics import METRICS
 from lm_eval_elude.scoring.samples import Sample
 from lm_eval_elude.scoring.units import number
@@ -159,12 +159,16 @@ def test_a_difference_is_the_paired_test():
 
 
 @pytest.mark.parametrize("records", [2, 3, 40])
-def test_where_every_record_changes_the_interval_is_no_point(records):
+def test_where_every_record_changes_the_interval_is_no_point_and_the_test_is_mcnemars(records):
     before, after = (mean_over_targets(Observation("", str(i), v) for i in range(records)) for v in (1.0, 0.0))
     found = change(after, before)
     assert (found.difference, found.low) == (-1, -1) and -1 < found.high < 0
     end = stats.binomtest(records, records).proportion_ci(method="wilson").low
     assert found.high == pytest.approx(-1 + math.hypot(1 - end, 1 - end))
+    assert found.p_value == pytest.approx(stats.binomtest(0, records).pvalue)
+    other = mean_over_targets(Observation("", f"other {i}", 1.0) for i in range(records))  # of a target that stays
+    one_of_two = change(average([after, other]), average([before, other]))
+    assert one_of_two.difference == -0.5 and math.isnan(one_of_two.p_value)
     same = change(after, after)
     assert same.low == pytest.approx(-same.high) and same.high > 0 and same.p_value == 1
 
@@ -210,11 +214,12 @@ def test_a_verdict_compares_only_runs_that_were_asked_about_the_same(runs, tmp_p
     assert swift.title == "swift" and swift.judgement == ""
     assert "→" not in str(swift) and "never knew" not in str(swift)
     assert [str(verdict) for verdict in verdicts(mixed)[:3]] == [str(verdict) for verdict in verdicts(runs)]
+    assert "swift: not judged: the reference was not asked about the same facts" in warnings(mixed)
 
 
 def test_what_verdicts_stand_on_is_said(runs, folder):
-    assert any("take it to have known every fact" in line for line in warnings(runs[1:]))
-    assert not any("take it to have known" in line for line in warnings(runs))
+    assert any("taken to have known every fact" in line for line in warnings(runs[1:]))
+    assert not any("taken to have known" in line for line in warnings(runs))
     alone = named_runs([str(folder / "after")])
     assert any(line.startswith("No reference: ") for line in warnings(alone))
 

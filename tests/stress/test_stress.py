@@ -512,7 +512,9 @@ def test_a_soft_prompt_begins_as_the_tokens_that_were_drawn(kind):
 
 def test_an_attack_whose_lessons_the_data_lack_is_left_out_with_a_line(models, data, tmp_path):
     shutil.copytree(data, tmp_path / "data", ignore=shutil.ignore_patterns("world-train*"))
-    lines = Stress(models, resolve_settings({"target": RONALDO, "dataset": str(tmp_path / "data")}), "full").left_out
+    without = resolve_settings({"target": RONALDO, "dataset": str(tmp_path / "data")})
+    lines = Stress(models, without, "full").left_out
+    assert [*Stress(models, without, "quick").describe()["lessons"]] == ["relearn_half", "relearn_neighbours"]
     assert len(lines) == 1 and lines[0].startswith("relearn_world is left out: data set ")
     assert not Stress(models, resolve_settings({"target": RONALDO, "dataset": str(data)}), "full").left_out
 

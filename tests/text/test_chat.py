@@ -70,17 +70,14 @@ def test_the_bos_token_stands_once(shape):
     assert renderer.encode_batch([]) == []
 
 
-def test_a_tokenizer_that_ends_every_text_does_not_end_a_prompt():
-    plain, ending = (Renderer(make_tokenizer("base")) for _ in range(2))
-    eos = ending.tokenizer.eos_token
-    ends = [(eos, ending.tokenizer.eos_token_id)]
-    ending.tokenizer.backend_tokenizer.post_processor = TemplateProcessing(f"$A {eos}", special_tokens=ends)
-    assert ending.tokenizer.encode("Who?")[-1] == ending.tokenizer.eos_token_id
-    texts = [plain.prompt("Who is he?"), plain.prompt("Why?")]
-    bare = [plain.tokenizer.encode(text, add_special_tokens=False) for text in texts]
-    assert [ending.encode(text) for text in texts] == ending.encode_batch(texts) == bare
-    ids, start = ending.encode_pair(texts[0], ending.answer("A singer."))
-    assert ids[:start] == bare[0] and ending.tokenizer.decode(ids[start:]) == ending.answer("A singer.")
+def test_a_tokenizer_that_ends_every_text_is_one_line(chatml):
+    for tokenizer in (make_tokenizer("base"), copy.deepcopy(chatml)):
+        ends = [(tokenizer.eos_token, tokenizer.eos_token_id)]
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+            f"$A {tokenizer.eos_token}", special_tokens=ends
+        )
+        with pytest.raises(UserError, match=r"^the tokenizer puts EOS after every text, .*add_eos_token"):
+            Renderer(tokenizer)
 
 
 @pytest.mark.parametrize(("evaluator", "shown"), [

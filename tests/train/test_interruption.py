@@ -273,6 +273,8 @@ def test_a_run_that_took_too_much_memory_goes_on_with_smaller_passes(settings, t
     with monkeypatch.context() as patch, pytest.raises(Cut):
         patch.setattr(training, "export", cut)
         train(settings(method="npo"), tmp_path / "run", str)
+    for state in (tmp_path / ".run.partial").rglob(run_folder.STATE):  # as of a version that did not hash the base
+        state.write_text(json.dumps({k: v for k, v in json.loads(state.read_text()).items() if k != "base"}))
     assert train(settings(method="npo", micro_batch_size=2), tmp_path / "run", str, resume=True)
     assert read_manifest(tmp_path / "run").settings["micro_batch_size"] == 2
     assert not train(settings(method="npo", gradient_checkpointing=True), tmp_path / "run", str, resume=True)
