@@ -30,7 +30,7 @@ def audit(
     """
     from collections import Counter
 
-    from lm_eval_elude.curate import audit as room
+    from lm_eval_elude.curate import audit as auditing
     from lm_eval_elude.data.dataset import targets_of
     from lm_eval_elude.data.files import write_text
 
@@ -39,10 +39,10 @@ def audit(
     if merge:
         if idle := [flag for flag in options.typed() if flag != "--merge"]:
             raise click.UsageError(f"{', '.join(idle)}: does nothing with --merge; leave it out")
-        judged = room.merge([Path(dataset), *files])
+        judged = auditing.merge([Path(dataset), *files])
         click.echo(f"{'set':8}{'criterion':12}{'share':>8}{'95 % interval':>18}{'items':>7}{'alpha':>8}{'paper':>8}")
         for row in judged:
-            paper = room.PAPER[row.subset][room.CRITERIA.index(row.criterion)]
+            paper = auditing.PAPER[row.subset][auditing.CRITERIA.index(row.criterion)]
             alpha = f"{row.alpha:8.2f}" if row.alpha is not None else f"{'-':>8}"
             interval = f"{row.low:.1%} to {row.high:.1%}"
             click.echo(
@@ -51,19 +51,19 @@ def audit(
         return
     if files:
         raise click.UsageError(f"unexpected: {', '.join(map(str, files))} (files are for --merge)")
-    out = out or room.place_of_page(dataset)
-    rows = room.rows_of(dataset)
+    out = out or auditing.place_of_page(dataset)
+    rows = auditing.rows_of(dataset)
     options.apart({"--out": out}, options.data_files(dataset))
-    findings = room.findings(rows, targets_of(dataset)) + room.near_duplicates(rows)
+    findings = auditing.findings(rows, targets_of(dataset)) + auditing.near_duplicates(rows)
     click.echo(f"{len(rows)} rows, {len(findings)} findings by rule")
     for reason, count in Counter(finding.reason.partition(":")[0] for finding in findings).most_common():
         click.echo(f"{count:6}  {printable(reason)}")
     for finding in findings[:most]:
         click.echo(f"  {printable(f'{finding.where}: {finding.reason} ({finding.question!r})')}")
     click.echo(f"{'':8}{'rows':>6}{'distinct answers':>18}{'distinct bigrams':>18}{'commonest opening':>19}")
-    for subset in room.PAPER:
+    for subset in auditing.PAPER:
         if records := [row.record for row in rows if row.subset == subset]:
-            d = room.diversity(records)
+            d = auditing.diversity(records)
             click.echo(f"{subset:8}{len(records):6}{d.distinct:18.1%}{d.bigrams:18.1%}{d.openings:19.1%}")
-    write_text(out, room.page(dataset, rows, sample, seed))
+    write_text(out, auditing.page(dataset, rows, sample, seed))
     click.echo(f"{out}: open it in a browser, judge the rows of each set, export, and elude audit --merge")

@@ -58,7 +58,7 @@ def build(
     from contextlib import nullcontext
     from datetime import UTC, datetime
 
-    from lm_eval_elude.curate import build as room
+    from lm_eval_elude.curate import build as steps
     from lm_eval_elude.curate import folder, wikipedia
     from lm_eval_elude.curate.pairs import foresee
     from lm_eval_elude.data.targets import slugify
@@ -108,7 +108,7 @@ def build(
     if source != "wikipedia":
         if not (documents := Path(os.path.expanduser(source))).is_dir():
             raise click.UsageError(f"--from {source}: neither a folder nor wikipedia")
-        material = room.from_folder(documents, target, aliases, others, licence)
+        material = steps.from_folder(documents, target, aliases, others, licence)
     else:
         if not contact:
             raise click.UsageError("missing --contact: Wikimedia's rules ask for your mail or web address")
@@ -120,14 +120,14 @@ def build(
             # The same months when it goes on later.
             period = folder.keep_period(begun, period, wikipedia.last_year(datetime.now(UTC)))
             reader = wikipedia.Wiki(begun / folder.WIKI_CACHE, contact, wiki=wiki)
-            material = asyncio.run(room.from_wikipedia(reader, target, aliases, others, period))
+            material = asyncio.run(steps.from_wikipedia(reader, target, aliases, others, period))
         kept = "" if dry_run else f", the rest from {out / folder.WIKI_CACHE}"
         say(f"{reader.requests} requests to {wiki} and Wikimedia{kept}")
     for problem in material.problems:
         say(f"left out: {problem.name}: {problem.reason}", err=True)
     if several := sum(part.subject not in material.names for part in material.parts):
         say(f"left out: {several} paragraphs that are about nobody of these, or about several", err=True)
-    material = room.limit(material, paragraphs)
+    material = steps.limit(material, paragraphs)
     say(
         f"{len(material.documents)} documents, {len(material.parts)} paragraphs; to keep: "
         f"{', '.join([*material.names][1:])}"
@@ -140,7 +140,7 @@ def build(
             "reply passes; one that does not is asked for up to three times"
         )
         return
-    report = room.build(
+    report = steps.build(
         out, material, url=url or "", model=model or "", pairs=pairs, seed=seed, world=world,
         translate=not no_translations, thing=thing, workers=workers, timeout=timeout, budget=token_budget,
     )  # fmt: skip

@@ -22,7 +22,7 @@ def known(
 ) -> None:
     """Say which facts a model knows, before they are unlearned: where it knows few, Forget Quality says nothing."""
 
-    from lm_eval_elude.curate import known as room
+    from lm_eval_elude.curate.known import Judge, report
     from lm_eval_elude.data import bundled, jsonio
     from lm_eval_elude.data import dataset as data
     from lm_eval_elude.errors import printable
@@ -30,11 +30,11 @@ def known(
     targets = data.resolve_targets(dataset, names) if names else data.targets_of(dataset)
     sets = [data.load_records(dataset, "forget", "train", [target.name], scored=True).records for target in targets]
     options.apart({"--out": out}, options.data_files(dataset))
-    judge = room.Judge(bundled.path_of(model), batch_size)
+    judge = Judge(bundled.path_of(model), batch_size)
     reports = []
     click.echo(f"{'':22}{'facts':>6}{'known':>8}{'above':>8}{'beyond':>8}{'stated':>8}{'prob.':>8}")
     for target, records in zip(targets, sets, strict=True):
-        measured = room.report(model, dataset, target.name, judge.judge(records, target, seed))
+        measured = report(model, dataset, target.name, judge.judge(records, target, seed))
         reports.append(measured)
         shares = "".join(f"{value:8.1%}" for value in measured["shares"].values())
         click.echo(f"{printable(target.name):22}{measured['n']:6}{shares}")
