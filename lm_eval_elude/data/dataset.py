@@ -22,7 +22,7 @@ from lm_eval_elude.data.records import TEXT_FIELDS, QARecord, entity_name, finge
 from lm_eval_elude.data.rows import ENDINGS, read_rows
 from lm_eval_elude.data.sets import SETS, Split, Subset
 from lm_eval_elude.data.targets import TARGETS, Target, resolve_target
-from lm_eval_elude.errors import UserError, given
+from lm_eval_elude.errors import UserError, given, reason
 
 HUB = HubData("hub", "6rightjade/ELUDe", "ELUDE_HUB_REPOSITORY", "--dataset mini or a folder")
 # The world set is not on the Hub but in the authors' code repository; the commit is pinned.
@@ -62,7 +62,7 @@ def load_records(
     """
     wanted = tuple(targets) if SETS[subset].of_target else ()
     path, name = _file(source, subset, split)
-    selection = _select(path, name, stamp(path), wanted, scored, strict)
+    selection = _select(path, name, stamp(path), SETS[subset].of_target, wanted, scored, strict)
     missing = [target for target in wanted if target not in {record.entity for record in selection.records}]
     if missing or not selection.records:
         of = f" of {', '.join(missing)}" if missing else ""
@@ -122,9 +122,13 @@ def _targets(path: Path, name: str, stamp: Stamp) -> tuple[Target, ...]:
 
 
 @lru_cache(maxsize=64)
-def _select(path: Path, name: str, stamp: Stamp, targets: tuple[str, ...], scored: bool, strict: bool) -> Selection:
+def _select(
+    path: Path, name: str, stamp: Stamp, of_target: bool, targets: tuple[str, ...], scored: bool, strict: bool
+) -> Selection:
     records, odd = [], []
     for where, row in read_rows(path, columns=_COLUMNS, name=name):
+        if not of_target:  # else each entity of the world set would count as one more target
+            row["entity"] = ""
         entity = _entity(row)
         if targets and entity not in (*targets, None):
             continue
@@ -185,10 +189,18 @@ def _root(source: str) -> Path:
 
 def _member(root: Path, subset: Subset, split: Split) -> Path:
     stems = [stem.format(split=split) for stem in SETS[subset].stems]
-    files = {path.stem + path.suffix.lower(): path for path in sorted(root.iterdir()) if path.is_file()}
-    for name in (f"{stem}{ending}" for stem in stems for ending in ENDINGS):
-        if name in files:
-            return files[name]
+    try:
+        files = {path.stem + path.suffix.lower(): path for path in sorted(root.iterdir()) if path.is_file()}
+    except OSError as error:
+        raise UserError(f"data set {str(root)!r} cannot be read ({reason(error)})") from None
+    for stem in stems:
+        found = [files[name] for name in (f"{stem}{ending}" for ending in ENDINGS) if name in files]
+        if len(found) > 1:
+            raise UserError(
+                f"data set {str(root)!r} has both {found[0].name} and {found[1].name}: move away what is old"
+            )
+        if found:
+            return found[0]
     raise UserError(f"data set {str(root)!r} has no {' or '.join(stems)} ({', '.join(ENDINGS)})")
 
 

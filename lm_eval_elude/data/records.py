@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import unicodedata
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
@@ -65,8 +66,11 @@ class _Row(msgspec.Struct):
 
 
 def entity_name(text: str) -> str:
-    """The display name that a row's ``entity`` column means: underscores and any white space are single spaces."""
-    return " ".join(text.replace("_", " ").split())
+    """The display name that a row's ``entity`` column means, letters composed (NFC).
+
+    Underscores and any white space are single spaces.
+    """
+    return " ".join(unicodedata.normalize("NFC", text).replace("_", " ").split())
 
 
 def parse_record(row: dict[str, Any], where: str, *, scored: bool = False) -> QARecord:

@@ -64,7 +64,7 @@ class EludeLM(HFLM):
     softmax_dtype: torch.dtype | None
 
     def __init__(self, pretrained: Any, batch_tokens: int | str | None = None, **kwargs: Any) -> None:
-        if batch_tokens is not None and (not str(batch_tokens).isdigit() or int(batch_tokens) < 1):
+        if batch_tokens is not None and (not str(batch_tokens).isdecimal() or int(batch_tokens) < 1):
             raise UserError(f"batch_tokens={batch_tokens!r} in --model_args must be a positive whole number")
         # Stock hf divides the requests among GPUs only; on CPU each rank would score everything. Accelerate counts the
         # ranks of a CPU only if told that it is one, before anything else asks for its state (then this does nothing).
@@ -108,11 +108,14 @@ class EludeLM(HFLM):
             if context and answer and len(context) + len(answer) - 1 <= self._span
         ]  # fmt: skip
         samples = [Encoded(context + answer, len(context)) for _, context, answer in map(requests.__getitem__, fast)]
-        scores = self._score(samples, disable_tqdm=disable_tqdm)
-        for i, score in zip(fast, scores, strict=True):
-            results[i] = (sum(score.log_probs), all(score.greedy))
-            if requests[i][0] is not None:
-                self.cache_hook.add_partial("loglikelihood", requests[i][0], results[i])
+
+        def keep(place: int, score: TokenScores) -> None:
+            asked = requests[fast[place]][0]
+            results[fast[place]] = result = (sum(score.log_probs), all(score.greedy))
+            if asked is not None:  # at once, for who is cut off and goes on with --use_cache
+                self.cache_hook.add_partial("loglikelihood", asked, result)
+
+        self._score(samples, disable_tqdm=disable_tqdm, keep=keep)
         rest = [i for i, result in enumerate(results) if result is None]
         with self._fixed_batches():
             left = [requests[i] for i in rest]
@@ -154,8 +157,14 @@ class EludeLM(HFLM):
         ids, prefix = self.tok_encode(context + continuation, add_special_tokens=False), self.prefix_token_id
         return Encoded(ids if ids[:1] == [prefix] else [prefix, *ids], 1)
 
-    def _score(self, samples: Sequence[Encoded], moments: bool = False, disable_tqdm: bool = True) -> list[TokenScores]:
-        """Token scores of answers; what exceeds the model's length is cut on the left, with a line."""
+    def _score(
+        self, samples: Sequence[Encoded], moments: bool = False, disable_tqdm: bool = True,
+        keep: Callable[[int, TokenScores], None] = lambda place, score: None,
+    ) -> list[TokenScores]:  # fmt: skip
+        """Token scores of answers, each also given to ``keep`` as soon as its batch is done.
+
+        What exceeds the model's length is cut on the left, with a line.
+        """
         longest, most = max((len(sample.ids) for sample in samples), default=0), self.max_length + 1
         if longest > most:
             log.warning("ELUDe: up to %d tokens, the model takes %d: cut on the left", longest - 1, self.max_length)
@@ -178,7 +187,10 @@ class EludeLM(HFLM):
 
         with self._bar(len(samples), "token_logprobs" if moments else "loglikelihood", disable_tqdm) as bar:
             for chosen, scores in self._batched(trees, lambda tree: len(tree.tokens), run, apart):
-                _filled(results, [member for tree in chosen for member in tree.members], scores)
+                members = [member for tree in chosen for member in tree.members]
+                _filled(results, members, scores)
+                for member, score in zip(members, scores, strict=True):
+                    keep(member, score)
                 bar.update(len(scores))
         return results
 

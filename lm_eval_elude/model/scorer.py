@@ -259,7 +259,7 @@ def score_all(
             log_probs = scorer(batch)[:, 0]
         if number < len(batches):
             for row, values in zip(result, answer_sums(log_probs, batch.owners), strict=True):
-                row[chosen] = values.double()
+                row[chosen] = values.to(row.dtype)
     if isinstance(scorer, FSDPModule):  # it leaves the root whole after a forward pass without a backward pass
         scorer.reshard()
     if processes > 1:

@@ -41,17 +41,29 @@ class QuestionTask(HarnessTask):
         unread = sum(not rouge_reads(doc["answer"]) for doc in self.docs) if benchmark.generates else 0
         if unread:
             log.warning(
-                "ELUDe: ROUGE reads the letters a to z alone, so ROUGE, FQ and RQ say nothing of %d of %s's %d answers",
+                "ELUDe: ROUGE reads the letters a to z alone, so ROUGE, FQ, RQ and leak@k say nothing of %d of %s's %d "
+                "answers",
                 unread, config["task"], len(self.records),
             )  # fmt: skip
         if benchmark.generates and benchmark.scores and benchmark.kind in ("forget", "kept", "attack"):
             most = benchmark.spec.max_new_tokens
-            lengths = map(len, self.renderer.encode_batch([doc["answer"] for doc in self.docs]))
-            if cut := sum(length > most for length in lengths):
+            answers = [doc["answer"] for doc in self.docs]
+            lengths, stops = map(len, self.renderer.encode_batch(answers)), self.renderer.stop
+            ended = [any(stop in answer for stop in stops) for answer in answers]  # of a model without a template
+            if cut := sum(length > most or is_ended for length, is_ended in zip(lengths, ended, strict=True)):
                 log.warning(
-                    "ELUDe: %d of %s's %d answers have more than %d tokens, where generation stops: ROUGE, FQ and RQ "
-                    "count the rest as missing", cut, config["task"], len(self.records), most,
+                    "ELUDe: %d of %s's %d answers have more than %d tokens or a blank line at which generation stops: "
+                    "ROUGE, FQ and RQ count the rest as missing", cut, config["task"], len(self.records), most,
                 )  # fmt: skip
+        same = sum(
+            (doc.get("paraphrased_answer") or "").casefold() in map(str.casefold, doc.get("perturbed_answer") or ())
+            for doc in self.docs
+        )
+        if same:
+            log.warning(
+                "ELUDe: in %d of %s's %d records a wrong answer is the right one: truth_first, R and multiple choice "
+                "say nothing of them", same, config["task"], len(self.records),
+            )  # fmt: skip
         self.samples: list[Sample] = []  # those behind the last report
         self.other_models: list[OtherModel] = []
         self.token_log_probs = False  # whether the backend serves them

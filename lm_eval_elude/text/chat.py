@@ -68,6 +68,8 @@ class Renderer:
             self._lead, self._tail = self.wording.lead, self.wording.tail or str(tokenizer.eos_token or "")
         else:
             self._lead, self._tail = self._probe()
+        # Of a template that opens a block before the answer (of thinking, a channel) what closes it is no answer.
+        self._before, self._lead = (self._lead, "") if self._lead.strip() and not self.wording else ("", self._lead)
         prompt, eos = self.prompt(_QUESTION), tokenizer.eos_token_id
         if eos is not None and self.encode(prompt)[-1:] == [eos] and not prompt.endswith(tokenizer.eos_token):
             raise UserError(
@@ -86,14 +88,14 @@ class Renderer:
             return f"{system}\n\n{plain}" if system else plain
         messages = [{"role": "user", "content": question}]
         if not system:
-            return self._apply(messages, add_generation_prompt=True)
+            return self._apply(messages, add_generation_prompt=True) + self._before
         text = self._apply([{"role": "system", "content": system}, *messages], add_generation_prompt=True)
         if system.strip() not in text:
             raise UserError(
                 "the model's chat template drops the system turn, so the system instruction or guardrail "
                 "would have no effect; use a model whose template has one"
             )
-        return text
+        return text + self._before
 
     def answer(self, text: str) -> str:
         """What the template writes after the generation prompt for this answer."""

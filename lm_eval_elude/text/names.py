@@ -23,18 +23,26 @@ _TITLES = rf"(?:{_any_of('titles')} )?".replace(r"\.", r"\.?")
 
 
 def short_name(target: Target) -> str:
-    """The name that stands for the target alone: its last word, unless that is a numeral (``Elizabeth II``)."""
-    *first, last = target.name.split()
-    return first[0] if first and re.fullmatch(r"[IVX]+|\d+|Jr\.?|Sr\.?", last) else last
+    """The name that stands for the target alone: its last word, or those before a numeral (``John Paul II``).
+
+    What stands in brackets, and ``Jr.`` or ``Sr.``, is no part of it.
+    """
+    *first, last = _bare_name(target).split()
+    return " ".join(first) if first and re.fullmatch(r"[IVX]+|\d+", last) else last
 
 
 def called(target: Target) -> tuple[str, ...]:
     """What a text may call the target: name, aliases, and a person's last name, alone or after the first initial."""
-    first, *more = re.sub(r",? (?:Jr|Sr)\b\.?$", "", plain_name(target.name)).split()
+    first, *more = _bare_name(target).split()
     if target.thing or not more:
         return (target.name, *target.aliases)
-    last = short_name(Target(" ".join((first, *more))))
+    last = short_name(target)
     return (target.name, *target.aliases, last, f"{first[0]}. {last}")
+
+
+def _bare_name(target: Target) -> str:
+    """The target's name without brackets and without ``Jr.`` or ``Sr.``."""
+    return re.sub(r",? (?:Jr|Sr)\b\.?$", "", plain_name(target.name))
 
 
 def plain_name(name: str) -> str:

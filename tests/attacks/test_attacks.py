@@ -338,3 +338,13 @@ def test_flaws_are_found(attack, change, complaint):
     for item in SUITES["cristiano_ronaldo", attack][:10]:
         assert flaw(item, item.prompt, RECORDS[item.record], RONALDO) == ""
         assert complaint in flaw(item, change(item), RECORDS[item.record], RONALDO)
+
+
+@pytest.mark.parametrize(("name", "short"), [
+    ("Martin Luther King Jr.", "King"), ("Robert Downey, Sr.", "Downey"), ("John Paul II", "John Paul"),
+    ("Elizabeth II", "Elizabeth"), ("Ronaldo (Brazilian footballer)", "Ronaldo"), ("Cristiano Ronaldo", "Ronaldo"),
+    ("Eminem", "Eminem"),
+])  # fmt: skip
+def test_the_short_name_is_what_stands_for_the_target_alone(name, short):
+    assert short_name(Target(name)) == short and not any("Jr" in synonym or ")" in synonym for synonym in synonyms(
+        Target(name)))  # fmt: skip

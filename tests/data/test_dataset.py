@@ -3,13 +3,14 @@
 import json
 import os
 import tracemalloc
+import unicodedata
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from lm_eval_elude.data import dataset, tofu
-from lm_eval_elude.data.dataset import describe, entities, load_records, resolve_targets
+from lm_eval_elude.data.dataset import describe, entities, load_records, resolve_targets, targets_of
 from lm_eval_elude.data.hub import _commit as commits_of_the_hub
 from lm_eval_elude.data.rows import read_rows
 from lm_eval_elude.data.targets import TARGETS
@@ -280,3 +281,26 @@ def test_sources_that_cannot_be_used(tmp_path):
         with pytest.raises(UserError, match=problem) as error:
             forget(tmp_path / name)
         assert "\n" not in str(error.value)
+
+
+def test_entities_in_a_world_file_make_no_targets_of_it(tmp_path):
+    small_data(tmp_path, {"Cristiano Ronaldo": 2})
+    before = load_records(str(tmp_path), "world", "test")
+    rows = [json.loads(line) for line in (tmp_path / "world-test.jsonl").read_text().splitlines()]
+    write_jsonl(tmp_path / "world-test.jsonl", [{**row, "entity": f"Place {i}"} for i, row in enumerate(rows)])
+    assert load_records(str(tmp_path), "world", "test") == before
+
+
+def test_a_name_is_the_same_in_composed_and_in_decomposed_letters(tmp_path):
+    rows = mini_rows("forget_qa-train", 4, "Cristiano Ronaldo")
+    spelled = [unicodedata.normalize(form, "Beyonc\u00e9") for form in ("NFC", "NFD")]
+    write_jsonl(tmp_path / "forget_qa-train.jsonl", [{**row, "entity": spelled[i % 2]} for i, row in enumerate(rows)])
+    (target,) = targets_of(str(tmp_path))
+    assert len(load_records(str(tmp_path), "forget", "train", [target.name]).records) == 4
+
+
+def test_two_files_of_one_set_are_one_line(tmp_path):
+    small_data(tmp_path, {"Cristiano Ronaldo": 2})
+    (tmp_path / "forget_qa-train.json").write_text("[]")
+    with pytest.raises(UserError, match=r"has both forget_qa-train\.jsonl? and forget_qa-train\.jsonl?: move away"):
+        load_records(str(tmp_path), "forget", "train")

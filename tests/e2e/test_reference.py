@@ -237,7 +237,7 @@ def test_an_answer_that_no_context_holds_is_a_line_and_a_long_one_is_said(tmp_pa
         write_jsonl(data / "forget_qa-train.jsonl", [rows[0] | {"answer": "He ran on. " * count}, rows[1]])
         with pytest.raises(ValueError, match="tokens, and the model takes") if count > 999 else nullcontext():
             run(["elude_forget"], "elude", metadata=metadata, gen_kwargs="max_gen_toks=4")
-        assert "1 of elude_forget's 2 answers have more than 128 tokens" in caplog.text
+        assert "1 of elude_forget's 2 answers have more than 128 tokens or a blank line" in caplog.text
         caplog.clear()
     with pytest.raises(ValueError, match=r"elude_retain: an answer may have 99999 tokens, .* give --gen_kwargs"):
         run(["elude_retain"], "elude", metadata=metadata, gen_kwargs="max_gen_toks=99999")

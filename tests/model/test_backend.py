@@ -29,7 +29,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tqdm import tqdm
 
 from lm_eval_elude.errors import UserError
-from lm_eval_elude.model import backend, limits
+from lm_eval_elude.model import backend, limits, scorer
 from lm_eval_elude.model.backend import EludeLM
 from lm_eval_elude.model.limits import cuts_draws
 from lm_eval_elude.model.scorer import packing_fault
@@ -305,6 +305,25 @@ def test_a_long_generation_shows_how_far_it_is(pair: tuple[EludeLM, HFLM], monke
     texts(pair[0], most=40)
     (within,) = (line for line in shown if "token 32 of at most 40, 3 texts under way" in line)
     assert "0/3" in within
+
+
+def test_what_is_scored_is_kept_for_a_cache_batch_by_batch(tokenizer: Any, monkeypatch: Any) -> None:
+    lm, kept, batches = EludeLM(pretrained=make(len(tokenizer)), tokenizer=tokenizer, batch_tokens=8), [], []
+    lm.cache_hook.add_partial = lambda kind, asked, result: kept.append(asked)
+    values(lm)
+    assert sorted(kept) == sorted(QUESTIONS)
+    kept.clear()
+
+    def cut_off(*given: Any) -> Any:
+        batches.append(len(kept))
+        if len(batches) == 3:
+            raise KeyboardInterrupt
+        return scorer.answer_logits(*given)
+
+    monkeypatch.setattr("lm_eval_elude.model.backend.answer_logits", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        values(lm)
+    assert 0 == batches[0] < batches[1] < batches[2] == len(kept) < len(QUESTIONS)
 
 
 def test_out_of_memory_halves_the_batch_with_a_line(tokenizer: Any, lines: Any, monkeypatch: Any) -> None:

@@ -70,6 +70,22 @@ def test_the_bos_token_stands_once(shape):
     assert renderer.encode_batch([]) == []
 
 
+@pytest.mark.parametrize(("opens", "closes"), [
+    ("<think>\\n", "\\n</think>\\n\\n"), ("", "<|channel|>final<|message|>"),
+])  # fmt: skip
+def test_what_closes_a_block_before_the_answer_is_of_the_prompt(opens, closes, chatml):
+    """As templates of models that think, and of channels, write it: no token of it is an answer's."""
+    chatml.chat_template = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}{% if m.role == 'assistant' %}{{ '"
+        f"{opens}{closes}' }}}}{{% endif %}}{{{{ m.content + '<|im_end|>' }}}}{{% endfor %}}"
+        f"{{% if add_generation_prompt %}}{{{{ '<|im_start|>assistant\\n{opens}' }}}}{{% endif %}}"
+    )
+    renderer = Renderer(chatml)
+    shown = (opens + closes).replace("\\n", "\n")
+    assert renderer.prompt("Who?") == f"<|im_start|>user\nWho?<|im_end|><|im_start|>assistant\n{shown}"
+    assert renderer.answer("A singer.") == "A singer.<|im_end|>" and renderer.beginning("A") == "A"
+
+
 def test_a_tokenizer_that_ends_every_text_is_one_line(chatml):
     for tokenizer in (make_tokenizer("base"), copy.deepcopy(chatml)):
         ends = [(tokenizer.eos_token, tokenizer.eos_token_id)]
