@@ -138,11 +138,20 @@ def _score(config: TrainConfig, folder: Path, beside: Path | None) -> str:
     clear_device_cache(garbage_collection=True)  # of which the other interpreter has need
     of_launcher = re.compile(r"TORCHELASTIC.*|((LOCAL|GROUP|ROLE)_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)")
     alone = {name: value for name, value in os.environ.items() if not of_launcher.fullmatch(name)}
-    words = [sys.executable, "-m", "optout_train.score", str(folder), *([str(beside)] if beside else [])]
+    code = "from optout_train.cli import score_alone; score_alone()"
+    words = [sys.executable, "-c", code, str(folder), *([str(beside)] if beside else [])]
     done = subprocess.run(words, env=alone, stdout=subprocess.PIPE, text=True)
     if done.returncode:  # it has said why
         sys.exit(done.returncode)
     return done.stdout.rstrip()
+
+
+def score_alone() -> None:
+    """Score a finished run in an interpreter of its own; the arguments are its folder and the one beside it."""
+    from optout_train.score import earlier, score_run
+
+    run, *beside = map(Path, sys.argv[1:])
+    end_in_one_line(lambda: click.echo(score_run(TrainConfig.from_json(earlier(run).settings), run, *beside)))
 
 
 def end_in_one_line(run: Callable[[], object]) -> None:

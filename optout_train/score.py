@@ -6,7 +6,6 @@ import json
 import logging
 import shlex
 import shutil
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -262,15 +261,3 @@ def _shown(value: str) -> str:
     if path.is_absolute() and path.is_relative_to(Path.cwd()) and path != bundled.MODEL:
         return str(path.relative_to(Path.cwd()))
     return value
-
-
-def main() -> None:
-    """Scoring alone, in an interpreter of its own, after a run of several processes; the arguments are its folders."""
-    run = Path(sys.argv[1])
-    print(score_run(TrainConfig.from_json(earlier(run).settings), run, *map(Path, sys.argv[2:])))
-
-
-if __name__ == "__main__":
-    from optout_train.cli import end_in_one_line
-
-    end_in_one_line(main)

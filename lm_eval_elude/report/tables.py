@@ -177,5 +177,5 @@ def differences(runs: Sequence[NamedRun]) -> Table:
         f"Differences from {runs[0].name}",
         "Shares in points of per cent, with 95 % intervals and the two-sided test of no difference, paired by record; "
         "– where no error can be formed.",
-        pd.DataFrame(columns, index=index).fillna(NONE),
+        pd.DataFrame(columns, index=index, dtype=object).fillna(NONE),
     )

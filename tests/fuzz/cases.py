@@ -20,6 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
+from unicodedata import normalize
 
 import msgspec
 import pyarrow as pa
@@ -294,7 +295,7 @@ def stated(row: dict[str, Any], scored: bool = False) -> dict[str, Any] | None:
         return None
     extra = texts.pop("input")
     return texts | {
-        "entity": " ".join(texts["entity"].replace("_", " ").split()),
+        "entity": " ".join(normalize("NFC", texts["entity"]).replace("_", " ").split()),
         "question": f"{texts['question']}\n\n{extra}" if extra else texts["question"],
         "perturbed_answer": [t.strip() for t in wrong or []],
         "translated_question": {k: v.strip() for k, v in (languages or {}).items() if v and v.strip()},
@@ -311,10 +312,11 @@ def use_data(case: Data) -> None:
 
     def wanted(row: dict[str, Any]) -> bool:
         entity = row.get("entity")
-        named = isinstance(entity, str) and " ".join(entity.replace("_", " ").split()) in targets
+        named = isinstance(entity, str) and " ".join(normalize("NFC", entity).replace("_", " ").split()) in targets
         return not targets or subset == "world" or named or not isinstance(entity, str)
 
     mine = [row for row in rows or [] if isinstance(row, dict) and wanted(row)]
+    mine = [{**row, "entity": ""} for row in mine] if subset == "world" else mine
     by_target = bool(targets) and subset != "world"
     for scored, strict in ((False, True), (True, True), (False, False)):
         records = [
