@@ -81,6 +81,7 @@ def test_one_attack_after_another_into_one_file_is_counted_by_itself(tmp_path):
         assert generate(url, tmp_path / "a.jsonl", attacks=["prefix_injection"], n=3) == (3, 3, 2, 0)
 
 
+@pytest.mark.slow
 def test_a_busy_and_broken_endpoint_is_asked_again_and_no_proxy_stands_between(tmp_path, monkeypatch):
     for name, value in {"ALL_PROXY": NOBODY, "NO_PROXY": "", "no_proxy": ""}.items():
         monkeypatch.setenv(name, value)

@@ -180,6 +180,7 @@ def test_killed_at_random_moments_it_ends_in_the_same_bytes(built, folder, tmp_p
     assert journal.read_bytes().count(b"\n") == calls
 
 
+@pytest.mark.slow
 def test_a_budget_or_an_endpoint_that_goes_away_stops_it_and_loses_nothing(folder, tmp_path, caplog):
     def dying(server: Endpoint, task: str, count: int) -> None:
         answer(server, task, count) if count < 40 else server.reply(500, "{}", retry_after_ms="1")
@@ -200,6 +201,7 @@ def test_a_budget_or_an_endpoint_that_goes_away_stops_it_and_loses_nothing(folde
     assert not [record for record in caplog.records if record.name == "asyncio"]
 
 
+@pytest.mark.slow
 def test_a_proxys_page_is_no_refusal_of_a_text(built, folder, tmp_path):
     def page(server: Endpoint, task: str, count: int) -> None:
         server.reply(200, "<html>Sign in to the guest network</html>", "text/html")

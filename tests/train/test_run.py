@@ -429,11 +429,11 @@ def test_the_validation_of_an_autocast_run_is_computed_as_its_steps_are(settings
 
 
 @pytest.mark.parametrize("emulated", [True, False])
-def test_a_processor_that_emulates_bfloat16_is_warned_of(monkeypatch, trained, emulated):
+def test_a_processor_that_emulates_bfloat16_is_warned_of(monkeypatch, settings, emulated):
     monkeypatch.setattr("optout_train.train.emulates_bfloat16", lambda device: emulated)
-    slow = dict(epochs=1, validate=False)
     for flag, changes in (("--autocast", {"autocast": True}), ("--dtype bfloat16", {"dtype": "bfloat16"}), ("", {})):
-        _, _, said = trained(f"emulated-{emulated}", **slow, **changes)
+        said, config = [], settings(**changes)
+        prepare(config, source_of(config), Accelerator(cpu=True), said.append)
         warned = [line for line in said if "no bfloat16 arithmetic" in line]
         assert len(warned) == bool(flag and emulated), said
         assert all(line.startswith(f"warning: {flag}: this processor has no bfloat16") for line in warned), said
