@@ -26,6 +26,7 @@ from lm_eval_elude.data.records import fingerprint
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.scoring.benchmark import ANSWERS, MEASURED, OF_TASK, NothingToAskError, Request, as_row, has_tokens
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS, GROUPS, group_report, task_report
+from lm_eval_elude.scoring.likelihood import AnswerScore
 from lm_eval_elude.scoring.metrics import METRICS
 from lm_eval_elude.scoring.runs import Run
 from lm_eval_elude.scoring.samples import Sample, same_answers
@@ -355,12 +356,13 @@ class RowCheck:
         _demand("the prompt", _arguments(row), [list(request.arguments) for request in requests])
         _demand("filtered_resps", [[response] for response in responses], row["resps"])
         counts = self._token_counts(doc, requests)
-        scores = benchmark.answer_scores(doc, responses, counts, template.end_is_asked)
-        _demand("answer_scores", doc["answer_scores"], [list(score) for score in scores])
+        answers = benchmark.answers(doc, responses, counts, template.end_is_asked)
+        _demand("answer_scores", doc["answer_scores"], answers["answer_scores"])
         if benchmark.generates:
             if not isinstance(doc["generated"], str):
                 raise UserError(f"generated is {shown(doc['generated'])}")
-            _demand("generated", doc["generated"], responses[-1])
+            _demand("generated", doc["generated"], answers["generated"])
+        scores = [AnswerScore(*score) for score in answers["answer_scores"]]
         if line := contradiction(requests, responses, scores, self.renderer and self.renderer.tokenizer):
             raise UserError(line)
         doc.pop("reference", None)  # untrusted: distances are formed from the samples of the reference
@@ -375,7 +377,6 @@ class RowCheck:
         noted = benchmark.noted(sample)
         for name, value in noted.items():
             _demand(name, doc[name], value)
-        answers = benchmark.answers(doc, responses, counts, template.end_is_asked)
         if unmeasured := sorted((doc.keys() & {*MEASURED}) - {"original", "reference"} - answers.keys() - noted.keys()):
             raise UserError(f"{unmeasured[0]}: the responses do not give it")
         for name in row["metrics"]:

@@ -43,9 +43,6 @@ SHARED = {
 }  # fmt: skip
 
 
-_OF_FACTS = ("targets", "fingerprint", "split")
-
-
 class Judgement(NamedTuple):
     """What a run shows: its title, a judgement ("" where there is none to be had), and the numbers behind it."""
 
@@ -71,7 +68,7 @@ def verdicts(runs: Sequence[NamedRun]) -> list[Judgement]:
 
 def _beside_run(run: NamedRun, runs: Sequence[NamedRun]) -> tuple[NamedRun | None, NamedRun | None]:
     """The original and the reference that were asked about the same facts as a run."""
-    alike = [other for other in runs if other is run or not _others(run, other, *_OF_FACTS)]
+    alike = [other for other in runs if other is run or _same_facts(run, other)]
     return original(alike), next((other for other in alike if other.reference), None)
 
 
@@ -101,7 +98,7 @@ def _judgement(run: NamedRun, before: NamedRun | None, reference: NamedRun | Non
         return ""
     # How much unlearning had to take, the share of it that is left, and half the width of that share's interval.
     judged: list[tuple[float, float, float]] = []
-    compared, lacking = False, False
+    compared = False
     for task, metric, _ in KNOWN:
         value, never = run.estimate(task, metric), reference.estimate(task, metric)
         known = before.estimate(task, metric) if before else None
@@ -109,14 +106,12 @@ def _judgement(run: NamedRun, before: NamedRun | None, reference: NamedRun | Non
             whole = (known.value if known else 1.0) - never.value
             compared = True
             if math.isnan(whole + value.value):
-                lacking = True
-            if not whole > 0:
+                return "cannot be judged, for a number is missing"
+            if whole <= 0:
                 continue
             excess = difference(value, never)
             low, high = excess.bounds
             judged.append((whole, excess.value / whole, (high - low) / 2 / whole))
-    if lacking:
-        return "cannot be judged, for a number is missing"
     if not judged:
         return "had nothing to forget" if compared else ""
     least = min(MIN_EFFECT, max(whole for whole, _, _ in judged))
@@ -253,10 +248,10 @@ def _beside(run: NamedRun, first: NamedRun) -> Iterator[str]:
         yield f"lacks {', '.join(lacking)}, which {first.name} has"
 
 
-def _others(run: NamedRun, other: NamedRun, *keys: str) -> list[str]:
-    """The settings in which two runs differ on the sets that are to be forgotten."""
+def _same_facts(run: NamedRun, other: NamedRun) -> bool:
+    """Whether two runs were asked about the same records of the same targets, in the sets that are to be forgotten."""
     tasks = [task for task in (*FORGET_SETS, CLOZE, LEAK) if task in run.run.tasks and task in other.run.tasks]
-    return [key for task in tasks for key in _other_settings(run, other, task, keys)]
+    return not any(_other_settings(run, other, task, ("targets", "fingerprint", "split")) for task in tasks)
 
 
 def _other_settings(run: NamedRun, other: NamedRun, task: str, keys: Iterable[str]) -> list[str]:

@@ -64,12 +64,13 @@ class Renderer:
     def __init__(self, tokenizer: Any, wording: Wording | None = None, system: str = "") -> None:
         self.tokenizer, self.system = tokenizer, system
         self.wording = wording or (None if getattr(tokenizer, "chat_template", None) else PLAIN)
+        self._before = ""  # what a prompt ends with after the template's generation prompt
         if self.wording:
             self._lead, self._tail = self.wording.lead, self.wording.tail or str(tokenizer.eos_token or "")
         else:
             self._lead, self._tail = self._probe()
-        # Of a template that opens a block before the answer (of thinking, a channel) what closes it is no answer.
-        self._before, self._lead = (self._lead, "") if self._lead.strip() and not self.wording else ("", self._lead)
+            if self._lead.strip():  # it closes a block that comes before the answer (of thinking, a channel)
+                self._before, self._lead = self._lead, ""
         prompt, eos = self.prompt(_QUESTION), tokenizer.eos_token_id
         if eos is not None and self.encode(prompt)[-1:] == [eos] and not prompt.endswith(tokenizer.eos_token):
             raise UserError(
