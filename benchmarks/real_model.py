@@ -248,7 +248,7 @@ def main() -> int:
     parser.add_argument("--full", action="store_true", help="unlearn in all weights instead of an adapter")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--work", type=Path, default=Path("runs/real"))
-    parser.add_argument("--docs", action="store_true", help="also write the tables into docs/results.md")
+    parser.add_argument("--docs", action="store_true", help="also write the tables into docs/pretrained.md")
     options, flags = parser.parse_known_args()
     if str(options.model) == smollm2.__name__:
         options.model = options.work / smollm2.__name__
@@ -323,7 +323,7 @@ def main() -> int:
     lines.append(f"`{shown}`; {time.strftime('%Y-%m-%d')}.")
     print("\n".join(lines))
     if options.docs:
-        tables.put(tables.DOCS / "results.md", f"real model: {options.model.name}, {target.name}", lines)
+        tables.put(tables.DOCS / "pretrained.md", f"real model: {options.model.name}, {target.name}", lines)
     return 0
 
 
