@@ -116,9 +116,9 @@ class NamedRun:
 class Change(NamedTuple):
     """How one number differs between two runs, after minus before, with its error and its 95 % interval.
 
-    The p-value is two-sided, of no difference: by the normal distribution, or McNemar's where all records of two shares
-    of yes and no change. It is NaN where the error is not known. ``records`` are those that both runs asked; the others
-    count as independent draws.
+    The p-value is two-sided, of no difference: by the normal distribution, of a task's shares of yes and no McNemar's.
+    It is NaN where no error can be formed. ``records`` are those that both runs asked; the others count as independent
+    draws.
     """
 
     difference: float
@@ -130,16 +130,13 @@ class Change(NamedTuple):
 
 
 def change(after: Estimate, before: Estimate) -> Change:
-    """The difference of two estimates, paired by record, and the test of no difference."""
+    """The difference of two estimates, paired by record, and the test of no difference by the normal distribution."""
     gap = difference(after, before)
     value, error = gap.value, gap.stderr
-    shared = len(after.influence.keys() & before.influence.keys())
-    p_value = math.erfc(abs(value) / error / math.sqrt(2)) if error > 0 else math.nan
-    if error == 0 and value == 0:
-        p_value = 1.0
-    elif error == 0 and abs(value) == 1 and shared == after.records == before.records:
-        p_value = min(1.0, 2.0 ** (1 - shared))
-    return Change(value, error, *gap.bounds, p_value, shared)
+    p_value = 1.0 if error == value == 0 else math.nan
+    if error > 0:
+        p_value = math.erfc(abs(value) / error / math.sqrt(2))
+    return Change(value, error, *gap.bounds, p_value, len(after.influence.keys() & before.influence.keys()))
 
 
 def change_of(task: str, metric: str, after: NamedRun, before: NamedRun) -> Change:
@@ -228,7 +225,8 @@ def _attacks_near(run: NamedRun) -> tuple[Outcome | None, list[str]]:
     near: list[Outcome] = []
     problems: list[str] = []
     folders = run.run.path.absolute().parents[:3]
-    for file in dict.fromkeys(chain.from_iterable(map(_summaries, folders))):
+    files = (file for folder in folders for file in sorted([*folder.glob(SUMMARY), *folder.glob(f"*/{SUMMARY}")]))
+    for file in dict.fromkeys(files):
         try:
             outcome = Outcome(file.parent)
             if run.is_of(outcome):
@@ -243,10 +241,6 @@ def _attacks_near(run: NamedRun) -> tuple[Outcome | None, list[str]]:
         if other is not chosen and chosen:
             problems.append(f"{other.folder}: left out, for {chosen.folder} has attacks on the same weights")
     return chosen, problems
-
-
-def _summaries(folder: Path) -> list[Path]:
-    return sorted([*folder.glob(SUMMARY), *folder.glob(f"*/{SUMMARY}")])
 
 
 def _files(given: str) -> Iterator[tuple[str, Path, bool]]:
