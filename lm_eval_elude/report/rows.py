@@ -91,14 +91,10 @@ def rows(runs: Sequence[NamedRun]) -> list[Row]:
         for run, of_run in zip(members, settings, strict=True):
             variants.setdefault(tuple(str(of_run.get(key)) for key in odd), []).append(run)
         for values, alike in variants.items():
-            costs: dict[Key, list[Estimate]] = {}
-            for key, cost in (item for run in alike for item in _cost(run).items()):
-                costs.setdefault(key, []).append(cost)
-            numbers = _numbers(alike) | {key: average(of_runs) for key, of_runs in costs.items()}
             varied = dict(zip(odd, values, strict=True))
             p_values = _p_values(alike) if len(alike) > 1 else {}
             remarks = tuple(sorted(_remarks(alike)))
-            made.append(Row(method, base, varied, numbers, len(alike), remarks, p_values))
+            made.append(Row(method, base, varied, _numbers(alike), len(alike), remarks, p_values))
     return marked(made)
 
 
@@ -147,7 +143,7 @@ def about(run: NamedRun) -> set[str]:
 
 
 def _numbers(runs: Sequence[NamedRun]) -> dict[Key, Estimate]:
-    """Every number of several runs: question sets pooled, so that their means are over targets; others averaged."""
+    """Every number of several runs and what they took: question sets pooled (means are over targets), else averaged."""
     settings = {task: run.run.settings(task) for run in reversed(runs) for task in run.run.tasks}
     pooled = {
         task: [s for run in runs if task in run.run.tasks for s in run.run.samples(task)]
@@ -164,7 +160,7 @@ def _numbers(runs: Sequence[NamedRun]) -> dict[Key, Estimate]:
     others: dict[Key, list[Estimate]] = {}
     for run in runs:
         over_all = {(task, metric): e for (task, target, metric), e in run.estimates.items() if not target}
-        for key, estimate in {**over_all, **_utility(run)}.items():
+        for key, estimate in {**over_all, **_utility(run), **_cost(run)}.items():
             if key not in numbers and key[0] not in pooled:
                 others.setdefault(key, []).append(estimate)
     numbers |= {key: average(estimates) for key, estimates in others.items()}

@@ -277,16 +277,15 @@ def report_text(runs: Sequence[NamedRun]) -> str:
 
 def json_ready(runs: Sequence[NamedRun]) -> dict[str, Any]:
     """Verdicts, numbers, differences from the first run, settings and warnings; null is a number that is not there."""
-    settings = [{task: run.run.settings(task).copy() for task in run.run.tasks} for run in runs]
-    for of_run in settings:
-        for of_task in of_run.values():
-            of_task.pop("aggregates", None)
-    about = [
-        {"name": run.name, "reference": run.reference, "settings": of_run}
-        for run, of_run in zip(runs, settings, strict=True)
-    ]
+
+    def settings(run: NamedRun, task: str) -> dict[str, Any]:
+        return {name: value for name, value in run.run.settings(task).items() if name != "aggregates"}
+
     return {
-        "runs": about,
+        "runs": [
+            {"name": run.name, "reference": run.reference, "settings": {t: settings(run, t) for t in run.run.tasks}}
+            for run in runs
+        ],
         "verdicts": [str(verdict) for verdict in verdicts(runs)],
         "numbers": jsonio.finite(frame(runs).to_dict("records")),
         "differences": jsonio.finite(changes(runs).to_dict("records")),

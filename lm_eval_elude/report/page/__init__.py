@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 
-def render(template: Path, filters: Mapping[str, Callable[..., Any]] | None = None, **values: Any) -> str:
-    """A page of the template ``NAME.html.j2`` with these ``values``; ``filters`` are for values in it.
+def render(template: Path, **values: Any) -> str:
+    """A page of the template ``NAME.html.j2`` with these ``values``.
 
     ``NAME.css`` and ``NAME.js`` beside it are its ``style`` and ``script``, which begins with what all share; its
     policy lets ``script_hash`` alone run.
@@ -21,7 +20,6 @@ def render(template: Path, filters: Mapping[str, Callable[..., Any]] | None = No
         loader=FileSystemLoader(template.parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters |= filters or {}
     for name, ending in (("style", ".css"), ("script", ".js")):
         if (file := template.with_name(template.name.split(".")[0] + ending)).is_file():
             values[name] = file.read_text(encoding="utf-8")

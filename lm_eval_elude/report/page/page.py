@@ -71,11 +71,11 @@ def write_report(runs: Sequence[NamedRun], out: Path, title: str = "", standing:
     of = ", ".join(list(targets)[:3]) or "TOFU's authors"
     page = render(
         HERE / "page.html.j2",
-        {"groups": _groups},
+        groups=_groups,
         title=title or f"Unlearning {of}{' …' if len(targets) > 3 else ''}",
         standing=standing,
         runs=runs,
-        colors=[plots.color(place) for place in range(len(runs))],
+        colors=plots.COLORS[: len(runs)],
         verdicts=verdicts(runs),
         chosen_by=chosen_by,
         samples=samples,
