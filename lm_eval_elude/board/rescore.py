@@ -54,7 +54,7 @@ def rescore(
         tokenizer: of the base model, folder or Hub id; what the model's folder has for one is not read.
         seed: of the draw; who submits must not know it before.
         backend: lm-eval's name of the model class.
-        records: about how many documents, as many of each task, 0 for all.
+        records: how many documents, rounded up to as many of each task; 0 for all.
         tolerance: of an answer's mean log-probability (nats a token); None for what the weights' type makes of it.
         original: the model before unlearning, which is asked again how odd the answers are; "" leaves that out.
         stress: a finished folder of ``elude stress`` on that model, to compare with what was submitted.

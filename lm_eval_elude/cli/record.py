@@ -18,8 +18,9 @@ from lm_eval_elude.cli.options import quiet, say
     help="Results of the model that never knew, where those of RESULTS name the model.",
 )  # fmt: skip
 @click.option(
-    "--records", default=50, show_default=True, type=click.IntRange(0), help="To ask CHECKPOINT again; 0 for all."
-)
+    "--records", default=50, show_default=True, type=click.IntRange(0),
+    help="To ask CHECKPOINT again, as many of each task; 0 for all.",
+)  # fmt: skip
 @click.option(
     "--stress", "attacked", type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Folder of `elude stress` on CHECKPOINT: which attacks on its weights it survived.",

@@ -28,7 +28,10 @@ from lm_eval_elude.cli.options import Finite, quiet, say, typed
     "--stress", type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Folder of your own `elude stress` on the model of --rescore: were the attacks on its weights as bad?",
 )  # fmt: skip
-@click.option("--records", default=50, show_default=True, type=click.IntRange(0), help="To score again; 0 for all.")
+@click.option(
+    "--records", default=50, show_default=True, type=click.IntRange(0),
+    help="To score again, as many of each task; 0 for all.",
+)  # fmt: skip
 @click.option("--seed", type=click.IntRange(0), help="Of the draw; who submits must not know it [default: a new one].")
 @click.option("--backend", default="elude", show_default=True, type=click.Choice(["elude", "hf"]), help="That scores.")
 @click.option(
