@@ -25,6 +25,8 @@ def contradiction(
 
     ``scores`` are those that the responses give; ``tokenizer`` is the model's, None where it is not at hand.
     """
+    if any(score.log_prob > ROUNDING * score.tokens for score in scores):
+        return "a mean log-probability is above 0 without the end of the prompt"
     for request, response in zip(requests, responses, strict=False):
         if request.kind != "generate_until":
             values, flags = response[:2]
@@ -34,18 +36,15 @@ def contradiction(
                 return "is_greedy is neither true nor false"
             if any(float(value) > 0 for value in values):
                 return "a log-probability is above 0"
-    if any(score.log_prob > ROUNDING * score.tokens for score in scores):
-        return "a mean log-probability is above 0 without the end of the prompt"
-    for request, text in zip(requests, responses, strict=False):
-        if request.kind == "generate_until":
-            most = request.arguments[1]["max_gen_toks"]
-            if len(text) > most * _LONGEST_TOKEN:
-                return "the text is longer than max_gen_toks"
-            reread = len(tokenizer.encode(text, add_special_tokens=False)) if tokenizer else 0
-            if reread > _REREAD * most + 3 * text.count("\ufffd"):  # half a character is read as several tokens
-                return "the text is longer than max_gen_toks"
-            if any(stop in text for stop in request.arguments[1]["until"]):
-                return "the text goes on after what ends it"
+            continue
+        most = request.arguments[1]["max_gen_toks"]
+        if len(response) > most * _LONGEST_TOKEN:
+            return "the text is longer than max_gen_toks"
+        reread = len(tokenizer.encode(response, add_special_tokens=False)) if tokenizer else 0
+        if reread > _REREAD * most + 3 * response.count("\ufffd"):  # half a character is read as several tokens
+            return "the text is longer than max_gen_toks"
+        if any(stop in response for stop in request.arguments[1]["until"]):
+            return "the text goes on after what ends it"
     return ""
 
 

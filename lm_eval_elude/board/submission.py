@@ -32,7 +32,6 @@ from lm_eval_elude.stress.outcome import Outcome
 
 FILE_NAME, RESULTS, ATTACKS, SAMPLES = "submission.json", "results.json", "attacks.jsonl", "samples"
 STRESS = "stress"
-Role = Literal["submission", "original", "retrained"]  # only the first is ranked, against the other two
 _OF_STRESS = re.compile(r"stress\.json|(results|samples_elude_forget)_[a-z0-9_]{1,40}-[a-z]{1,20}\.jsonl?")
 _FILES = re.compile(
     rf"(submission|results|optout)\.json|attacks\.jsonl|{SAMPLES}/elude_[a-z_]{{1,60}}\.jsonl\.gz"
@@ -51,7 +50,7 @@ class Submission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: jsonio.Text  # the name that the board shows; of a model of the Hub its id
     base_model: jsonio.Text  # what the model was made from, the same text for all that are compared
     method: jsonio.Text
-    role: Role
+    role: Literal["submission", "original", "retrained"]  # only the first is ranked, against the other two
     submitter: jsonio.Text
     hardware: str  # that the model was made on
     trained_on: str  # data that the method saw
@@ -241,7 +240,7 @@ def without_paths(value: Any, folders: Collection[str] = ()) -> Any:
     return changed
 
 
-def _last_name(text: str, folders: Collection[str] = ()) -> str:
+def _last_name(text: str, folders: Collection[str]) -> str:
     """The last name of a path; a Hub's id that is no folder here, data of the Hub, and an address stay."""
     if text not in folders and not text.startswith("file:"):
         of_hub = _HUB_ID.fullmatch(text) and not os.path.exists(text)

@@ -52,7 +52,7 @@ class Verdict:
 
     findings: list[str] = field(default_factory=list)  # what is wrong, a line each; none is a pass
     remarks: list[str] = field(default_factory=list)  # what could not be looked at
-    proof: Level | Literal[""] = ""  # how far what was looked at goes
+    proof: Level = LEVELS[0]  # how far what was looked at goes
     submission: Submission | None = None  # its first file, where it could be read
     samples: dict[str, list[Sample]] = field(default_factory=dict)  # measured here, by task
     docs: dict[str, Docs] = field(default_factory=dict)  # the logged documents of these samples
@@ -84,14 +84,12 @@ def verify(folder: Path, *, data: str = "", renderer: Renderer | None = None, re
     """
     verdict = Verdict()
     try:
-        packed.listing(folder)
         verdict.submission = packed.read(folder)
         packed.check_files(folder, verdict.submission.files)
         verdict.digest = packed.digest(folder)  # not before: a spoilt copy has the digest of the honest submission
         _verify(Packed(folder), verdict.submission, verdict, data, renderer, reference)
     except Exception as error:  # whatever is in the files: one submission never stops who checks many
         verdict.findings.append(_reason(error).replace(f"{folder}/", ""))
-    verdict.proof = LEVELS[0]
     return verdict
 
 
@@ -115,20 +113,19 @@ def _verify(
     if reference and not submission.scored.get("reference"):
         verdict.remarks.append(f"the run names no reference: nothing is compared with {reference.path}")
         reference = None
+    if renderer and submission.scored.get("template") != renderer.fingerprint:
+        verdict.findings.append("the template is not that of the tokenizer given")
     rows = RowCheck(run, settings, renderer)
     for task in run.tasks:
         if task not in expected:
             verdict.findings.append(f"{task}: the data set has nothing that it could ask")
             continue
-        stated = run.settings(task)
-        if renderer and stated["template"] != renderer.fingerprint:
-            verdict.findings.append(f"{task}, the template is not that of the tokenizer given")
         docs, data_fingerprint = expected[task]
         answers = None
         if reference and (answers := _reference_answers(reference, task, docs)) is None:
             verdict.findings.append(f"{task}: the reference {reference.path} was scored on other documents")
         rows.check(task, docs, answers, verdict)
-        prints = [stated["fingerprint"], submission.fingerprints.get(task)]
+        prints = [run.settings(task)["fingerprint"], submission.fingerprints.get(task)]
         verdict.compare(f"{task}, fingerprint", prints, [data_fingerprint] * 2)
     if missing := [task for task in expected if task not in run.tasks]:
         verdict.findings.append(f"{', '.join(missing)}: not in the run")
@@ -223,9 +220,8 @@ def _check_numbers(run: Packed, verdict: Verdict, reference: Run | None) -> None
     # A model that was asked during the run rounded in batches of its own, and divergences need texts that no log has.
     exact = reference is not None and "reference_divergence" not in distances
     if distances and not exact:
-        how = "those that the run reports are not looked at" if reference else "left out"
-        hint = "" if reference else "; --reference RESULTS forms them"
-        verdict.remarks.append(f"{', '.join(distances)}: {how}{hint}")
+        how = "those reported are not looked at" if reference else "left out; --reference RESULTS forms them"
+        verdict.remarks.append(f"{', '.join(distances)}: {how}")
 
     def compare(where: str, stated: Mapping[str, Any], formed_here: Mapping[str, Any]) -> None:
         """Of distances a run reports its own choice."""
