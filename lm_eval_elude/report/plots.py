@@ -63,7 +63,7 @@ def quality(points: Sequence[Point], forgotten: str, kept: str) -> str:
 
     ``forgotten`` and ``kept`` stand at the axes.
     """
-    with _figure(4.6, 3.8) as (drawing, axes):
+    with _figure(4.6, 3.8) as (out, axes):
         for point in points:
             x, y = (100 * estimate.value for estimate in (point.forgotten, point.kept))
             x_error, y_error = map(_errors, (point.forgotten, point.kept))
@@ -77,7 +77,7 @@ def quality(points: Sequence[Point], forgotten: str, kept: str) -> str:
                 _cross(axes, x, y, shade)
         axes.set(xlim=(-2, 102), ylim=(-2, 102), xlabel=forgotten, ylabel=kept)
         _legend(axes)
-    return drawing.text
+    return out.getvalue()
 
 
 def plane(marks: Mapping[str, tuple[float, float]], reference: str) -> str:
@@ -86,7 +86,7 @@ def plane(marks: Mapping[str, tuple[float, float]], reference: str) -> str:
     The group's units are per cent of each axis: who shows the plane draws further models into it. ``marks`` are FQ and
     RQ by name; those of ``reference``, the model that never knew, are lines.
     """
-    with _figure(4.0, 3.85) as (drawing, axes):  # so that an inch of both axes is as many per cent
+    with _figure(4.0, 3.85) as (out, axes):  # so that an inch of both axes is as many per cent
         axes.set(xlim=(-2, 102), ylim=(-2, 102), xlabel="forget quality (FQ), %", ylabel="retain quality (RQ), %")
         for name, values in marks.items():
             x, y = (100 * value for value in values)
@@ -99,12 +99,12 @@ def plane(marks: Mapping[str, tuple[float, float]], reference: str) -> str:
         (left, bottom), (right, top) = points * axes.transData.transform([(0, 0), (100, 100)])
         height = points * axes.figure.bbox.height
     matrix = f"{(right - left) / 100:.4f} 0 0 {(bottom - top) / 100:.4f} {left:.2f} {height - bottom:.2f}"
-    return drawing.text.replace("</svg>", f'<g class="dots" transform="matrix({matrix})"/></svg>')
+    return out.getvalue().replace("</svg>", f'<g class="dots" transform="matrix({matrix})"/></svg>')
 
 
 def bars(title: str, groups: Sequence[str], series: Mapping[str, Sequence[Estimate | None]]) -> str:
     """Grouped bars from 0 to 100 % with 95 % intervals, by name one for each group; a missing value is a dash."""
-    with _figure(2 + 0.16 * len(groups) * max(2, len(series)), 3.6 + 0.17 * len(series), title) as (drawing, axes):
+    with _figure(2 + 0.16 * len(groups) * max(2, len(series)), 3.6 + 0.17 * len(series), title) as (out, axes):
         width = 0.8 / max(1, len(series))
         for place, (name, values) in enumerate(series.items()):
             at = np.arange(len(groups)) + width * (place - (len(series) - 1) / 2)
@@ -127,59 +127,52 @@ def bars(title: str, groups: Sequence[str], series: Mapping[str, Sequence[Estima
             _legend(axes)
         else:
             axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center")
-    return drawing.text
+    return out.getvalue()
 
 
 def roc(curves: Sequence[Line]) -> str:
     """ROC curves; a point is the share of false alarms and that of members found."""
-    with _figure(3.6, 3.2) as (drawing, axes):
+    with _figure(3.6, 3.2) as (out, axes):
         axes.plot((0, 100), (0, 100), color="#888", linestyle=":", linewidth=1)
         for curve in curves:
             axes.plot(*100 * np.transpose(curve.values), linewidth=1.3, **curve.style)
         axes.set(xlabel="false alarms, %", ylabel="members found, %")
-    return drawing.text
+    return out.getvalue()
 
 
 def histograms(shares: Sequence[Line], top: float, label: str) -> str:
     """Outlines of histograms of equal bins from 0 to ``top``."""
-    with _figure(3.6, 2.4) as (drawing, axes):
+    with _figure(3.6, 2.4) as (out, axes):
         for of_run in shares:
             edges = np.linspace(0, top, len(of_run.values) + 1)
             axes.stairs(100 * np.array(of_run.values), edges, **of_run.style)
         axes.set(xlabel=label, ylabel="share, %", xlim=(0, top))
-    return drawing.text
+    return out.getvalue()
 
 
 def curves(lines: Sequence[Line], label: str) -> str:
     """Lines over steps, epochs or layers."""
-    with _figure(3.2, 2.0) as (drawing, axes):
+    with _figure(3.2, 2.0) as (out, axes):
         for line in lines:
             axes.plot(*np.transpose(line.values), linewidth=1.3, **line.style)
         axes.set(xlabel=label)
-    return drawing.text
+    return out.getvalue()
 
 
 # ---- how all of them are drawn
-class Drawing:
-    """A figure that is drawn: ``text`` is its SVG once its block has ended."""
-
-    text = ""
-
-
 @contextmanager
-def _figure(width: float, height: float, title: str = "") -> Iterator[tuple[Drawing, Axes]]:
-    """One pair of axes to draw on, of a size in inches."""
-    drawing, out = Drawing(), io.StringIO()
+def _figure(width: float, height: float, title: str = "") -> Iterator[tuple[io.StringIO, Axes]]:
+    """One pair of axes to draw on, of a size in inches, and what holds the SVG once the block has ended."""
+    out = io.StringIO()
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of letters that the font for measuring lacks
         figure = Figure((width, height))
         axes = figure.add_axes((0.55 / width, 0.45 / height, 1 - 0.7 / width, 1 - 0.55 / height), title=title)
         axes.set_axisbelow(True)
-        yield drawing, axes
+        yield out, axes
         about = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         tight = {"bbox_inches": "tight", "pad_inches": 0.05} if axes.get_legend() or title else {}
         figure.savefig(out, format="svg", transparent=True, metadata=about, **tight)
-    drawing.text = out.getvalue()
 
 
 def _cross(axes: Axes, x: float, y: float, shade: str) -> None:

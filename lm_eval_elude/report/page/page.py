@@ -14,7 +14,7 @@ import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from sklearn.metrics import roc_curve
@@ -47,13 +47,6 @@ FOLDED = ("Distributions", "Attacks on the weights", "Training")  # parts of the
 LABELS = {*SECTIONS.values(), *(metric.label for metric in METRICS.values())}  # by which a table's rows are grouped
 DEGENERATE, LEAKS, REFUSES = 1, 2, 4  # flags of an answer
 Points = list[list[float]]  # (x, y)
-
-
-class Plot(NamedTuple):
-    """A plot with its title; the drawing as it stands within the page, without the head of a file."""
-
-    title: str
-    svg: str
 
 
 def write_report(runs: Sequence[NamedRun], out: Path, title: str = "", standing: str = "") -> None:
@@ -100,13 +93,14 @@ def _groups(table: Table) -> list[tuple[str, list[tuple[str, list[str]]]]]:
 
 
 # ---- plots
-def _plots(runs: Sequence[NamedRun]) -> dict[str, list[Plot]]:
-    """The plots that the runs have numbers for, by the part of the page."""
+def _plots(runs: Sequence[NamedRun]) -> dict[str, list[tuple[str, str]]]:
+    """The plots that the runs have numbers for, title and drawing, by the part of the page."""
     parts = {
         "Quality": _quality, "Attacks": _attacks, "Membership inference": _membership, "Distributions": _distributions,
         "Attacks on the weights": _weights, "Training": _training,
     }  # fmt: skip
-    drawn = {name: [Plot(title, svg[svg.index("<svg") :]) for title, svg in part(runs)] for name, part in parts.items()}
+    # A drawing stands within the page without the head of a file.
+    drawn = {name: [(title, svg[svg.index("<svg") :]) for title, svg in part(runs)] for name, part in parts.items()}
     return {name: part for name, part in drawn.items() if part}
 
 
