@@ -143,10 +143,10 @@ def change_of(task: str, metric: str, after: NamedRun, before: NamedRun) -> Chan
     """The change of a number that both runs have over all targets; of a share of yes and no by McNemar's exact test."""
     now, then = after.estimates[task, "", metric], before.estimates[task, "", metric]
     changed = change(now, then)
-    here, there = (run.run.samples(task) if task in BENCHMARKS else [] for run in (after, before))
-    if now.binary and then.binary and all(side and metric in side[0].values for side in (here, there)):
-        exact = mcnemar(here, there, metric)
-        changed = changed._replace(p_value=changed.p_value if math.isnan(exact) else exact)
+    if task in BENCHMARKS and now.binary and then.binary:  # each the mean of a value of its samples
+        exact = mcnemar(after.run.samples(task), before.run.samples(task), metric)
+        if not math.isnan(exact):
+            changed = changed._replace(p_value=exact)
     return changed
 
 

@@ -117,7 +117,6 @@ def test_a_mask_that_fq_takes_for_forgetting_is_told_by_what_is_still_first(rate
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_opt_out_that_lets_the_truth_stay_first_is_below_a_model_that_forgot(rated, ideal, tmp_path, data):
     found, of = rated
     run = runs.finished(tmp_path / "run", runs.opted_out(tmp_path / "opt-out", data), data)
