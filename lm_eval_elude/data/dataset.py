@@ -24,7 +24,9 @@ from lm_eval_elude.data.sets import SETS, Split, Subset
 from lm_eval_elude.data.targets import TARGETS, Target, resolve_target
 from lm_eval_elude.errors import UserError, given, reason
 
-HUB = HubData("hub", "6rightjade/ELUDe", "ELUDE_HUB_REPOSITORY", "--dataset mini or a folder")
+HUB = HubData(
+    "hub", "6rightjade/ELUDe", "forget_qa-train.parquet", "ELUDE_HUB_REPOSITORY", "--dataset mini or a folder"
+)
 # The world set is not on the Hub but in the authors' code repository; the commit is pinned.
 HUB_WORLD_URL = (
     "https://raw.githubusercontent.com/brightjade/Opt-Out/995babb243c1673d1fff96d0a8a32b236e85c450/data/"

@@ -18,6 +18,7 @@ class HubData(NamedTuple):
 
     source: str  # how a user names it, alone or as ``SOURCE@REVISION``
     published: str  # the repository
+    always: str  # a file that every copy of it has
     variable: str  # environment variable that names another repository, or a folder laid out alike
     instead: str  # what to give where the Hub cannot be reached
 
@@ -59,7 +60,7 @@ def download(address: str, data: HubData) -> Path:
 @lru_cache(maxsize=8)
 def _commit(data: HubData, repository: str, revision: str) -> str:
     """The commit that a branch or tag is at. It is asked for once, so that a run reads one state."""
-    return _file(data, repository, "README.md", revision).parent.name  # the cache has snapshots/COMMIT/README.md
+    return _file(data, repository, data.always, revision).parent.name  # the cache has snapshots/COMMIT/FILE
 
 
 def _file(data: HubData, repository: str, name: str, revision: str) -> Path:

@@ -24,8 +24,9 @@ from lm_eval_elude.data.sets import SetSpec
 from lm_eval_elude.errors import UserError
 
 HUB = HubData(
-    "tofu", "locuslab/TOFU", "TOFU_REPOSITORY", "--dataset (tofu_data in --metadata) a folder of TOFU's files"
-)
+    "tofu", "locuslab/TOFU", "retain_perturbed.json", "TOFU_REPOSITORY",
+    "--dataset (tofu_data in --metadata) a folder of TOFU's files",
+)  # fmt: skip
 SOURCE = HUB.source
 # What is forgotten, and what a model that never knew it was trained on.
 RETAIN_OF = {"forget01": "retain99", "forget05": "retain95", "forget10": "retain90"}

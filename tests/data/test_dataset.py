@@ -43,7 +43,6 @@ def forget(source, *targets: str, **options) -> list:
 
 def hub_layout(folder, forget: int = 200, retain: int = 400):
     folder.mkdir(parents=True)
-    (folder / "README.md").write_text("ELUDe")
     write_parquet(folder / "forget_qa-train.parquet", published(forget))
     for split, share in zip(SPLITS, (8, 1, 1), strict=True):
         write_parquet(folder / f"retain_qa-{split}.parquet", published(retain * share // 10))
@@ -114,6 +113,7 @@ def cached_hub(tmp_path, monkeypatch):
 
 
 def test_the_commit_of_the_hub_is_said_and_can_be_asked_for(cached_hub):
+    """Also of a copy that has the data alone."""
     first, second = cached_hub
     for source, commit, rows in (
         ("hub", second, 40), ("hub@main", second, 40), ("hub@v1", first, 20), (f"hub@{first}", first, 20),
@@ -123,7 +123,8 @@ def test_the_commit_of_the_hub_is_said_and_can_be_asked_for(cached_hub):
         }  # fmt: skip
         assert len(forget(source)) == rows and entities(source) == [t.name for t in TARGETS]
     for source in ("hub@gone", "hub@ /\\", f"hub@{'3' * 40}"):
-        with pytest.raises(UserError, match=r"data set 'hub' cannot be read \(6rightjade/ELUDe, README.md, ") as error:
+        problem = r"data set 'hub' cannot be read \(6rightjade/ELUDe, forget_qa-train.parquet, "
+        with pytest.raises(UserError, match=problem) as error:
             forget(source)
         assert "\n" not in str(error.value)
     assert "/995babb243c1673d1fff96d0a8a32b236e85c450/data/" in dataset.HUB_WORLD_URL
