@@ -46,14 +46,24 @@ class Finite(click.FloatRange):
 
 
 def apart(outputs: Mapping[str, Path | None], read: Iterable[Path]) -> None:
-    """Refuse an output, by its flag, that is a file which the command reads or writes by another flag."""
+    """Refuse an output, by its flag, that cannot be written, or that the command reads or writes by another flag."""
     taken = {os.path.realpath(path): "is read by this command" for path in read}
     for flag, path in outputs.items():
         place = os.path.realpath(path) if path else ""
         if place in taken:
             raise click.UsageError(f"{flag} {path}: {taken[place]}; name another file")
         if path:
+            if not can_be_written(path):
+                raise click.UsageError(f"{flag} {path}: cannot be written there; name another place")
             taken[place] = f"is written by {flag}"
+
+
+def can_be_written(path: Path) -> bool:
+    """Whether a file can be written there, in folders that may still have to be made."""
+    if path.exists() and not path.is_file():  # a device or a pipe, which is written into
+        return os.access(path, os.W_OK)
+    folder = next(above for above in Path(os.path.realpath(path)).parents if above.exists())
+    return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
 
 
 def data_files(dataset: str) -> list[Path]:

@@ -2,8 +2,10 @@
 
 import json
 import math
+import os
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from click.testing import CliRunner
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lm_eval_elude.cli import cli
+from lm_eval_elude.cli.options import can_be_written
 from lm_eval_elude.curate.known import Fact, Judge, report, wrong_persons
 from lm_eval_elude.data import bundled
 from lm_eval_elude.data.dataset import load_records
@@ -86,5 +89,12 @@ def test_the_command_line(tmp_path):
     (report_,) = json.loads((tmp_path / "o").read_text())
     assert report_["n"] == 2 == len(report_["facts"])
     assert "100.0%" in CliRunner().invoke(cli, [*arguments, "tiny"]).output  # by its name, as for the trainer
+    for place in ("few.jsonl/o", "few.jsonl/a/o", ""):  # before anything is loaded or scored
+        done = CliRunner().invoke(cli, [*arguments[:4], str(tmp_path / place), "--model", "nowhere"])
+        assert done.exit_code == 2 and "--out" in done.output and "nowhere" not in done.output, done.output
+    (tmp_path / "closed").mkdir(0o500)
+    assert os.getuid() == 0 or not can_be_written(tmp_path / "closed" / "a" / "o")
+    assert can_be_written(tmp_path / "new" / "o") and not (tmp_path / "new").exists()
+    assert can_be_written(Path(os.devnull)) and can_be_written(tmp_path / "few.jsonl")
     with pytest.raises((UserError, ValueError)):
         CliRunner().invoke(cli, ["known", "--model", str(tmp_path), "--dataset", "mini"], catch_exceptions=False)
