@@ -58,14 +58,10 @@ def load(source: str, name: str) -> tuple[TofuRecord, ...]:
     if (revision := HUB.revision(source)) is not None:
         path = HUB.file(f"{name}.json", revision)
     else:
-        files = [
-            file
-            for ending in ("json", "jsonl")
-            if (file := Path(os.path.expanduser(source)) / f"{name}.{ending}").is_file()
-        ]
-        if not files:
+        folder = Path(os.path.expanduser(source))
+        path = next(filter(Path.is_file, (folder / f"{name}.{ending}" for ending in ("json", "jsonl"))), None)
+        if not path:
             raise UserError(f"TOFU's data in {source!r} have no {name}.json")
-        path = files[0]
     return _read(path, stamp(path))
 
 
