@@ -11,8 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -67,15 +66,14 @@ def generate_attacks(
         for attack in attacks
         for item, draft in enumerate(build_attacks(records, target, attack, n=n, seed=seed, drafts=True))
     }
-    done = _resume(out, target, origin)
-    todo = [key for key in drafts if key not in done]
-    if not todo:
-        with _alone(out, done, target, origin):  # which ends the last line
-            return Report(len(drafts), len(drafts), len(drafts), 0)
-    taken = set(done.values())
+    taken: set[str] = set()
+    written = rejected = 0
 
     def check(draft: AttackPrompt, reply: str) -> AttackPrompt:
-        prompt = _parse_reply(reply)
+        prompt = parse_table(reply).get("prompt")
+        if not isinstance(prompt, str):
+            raise BadReply('the reply has no text under the key "prompt"')
+        prompt = prompt.strip()
         reason = flaw(draft, prompt, records[draft.record], target)
         if draft.type == "cross_lingual" and draft.question in prompt:
             reason = "the question is not translated"
@@ -84,11 +82,7 @@ def generate_attacks(
         taken.add(prompt)
         return replace(draft, prompt=prompt)
 
-    client = Client(url, model, workers=workers, timeout=timeout, retries=retries)
-    resumed = written = len(drafts) - len(todo)
-    rejected = 0
-
-    async def write_all() -> None:
+    async def write_all(todo: Sequence[_Key]) -> None:
         from tqdm import tqdm
 
         async def write(key: _Key) -> None:
@@ -108,17 +102,23 @@ def generate_attacks(
                     f"{written} of {len(drafts)} prompts in {out}; the same command goes on from there"
                 )
 
-        async with client:
+        async with Client(url, model, workers=workers, timeout=timeout, retries=retries) as client:
             await client.check_endpoint()
             with (
-                _alone(out, done, target, origin),
                 tqdm(total=len(drafts), initial=written, disable=None, desc=printable(out.name), unit="prompt") as bar,
                 out.open("a", encoding="utf-8") as file,
                 rejects_path(out).open("a", encoding="utf-8") as rejects,
             ):
                 await gather_all(todo, write)
 
-    asyncio.run(write_all())
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with lock(out, f"--out {out}: another run is writing there"):
+        done = _resume(out, target, origin)
+        taken |= set(done.values())
+        todo = [key for key in drafts if key not in done]
+        resumed = written = len(drafts) - len(todo)
+        if todo:
+            asyncio.run(write_all(todo))
     return Report(len(drafts), written, resumed, rejected)
 
 
@@ -138,23 +138,11 @@ def _task(draft: AttackPrompt, target: Target) -> str:
     )
 
 
-def _parse_reply(text: str) -> str:
-    """The prompt in a reply that is ``{"prompt": ...}``."""
-    try:
-        prompt = parse_table(text)["prompt"]
-    except (BadReply, KeyError):
-        raise BadReply('the reply is no JSON object with the key "prompt"') from None
-    if not isinstance(prompt, str):
-        raise BadReply('the value of "prompt" is no text')
-    return prompt.strip()
-
-
-def _resume(out: Path, target: Target, origin: dict[str, Any], *, mend: bool = False) -> dict[_Key, str]:
+def _resume(out: Path, target: Target, origin: dict[str, Any]) -> dict[_Key, str]:
     """The prompts by (type, item) that a file already holds.
 
-    To ``mend`` is for whom writes there alone: the half line that a kill left is cut off, and a last line without its
-    end gets one. A file with an error is left as it is: UserError where a row is not of this target, model, seed and
-    data, or the last line is none of ours.
+    The half line that a kill left is cut off, and a last line without its end gets one. A file with an error is left as
+    it is: UserError where a row is not of this target, model, seed and data, or the last line is none of ours.
     """
     if not out.exists():
         return {}
@@ -179,23 +167,11 @@ def _resume(out: Path, target: Target, origin: dict[str, Any], *, mend: bool = F
         openings = (json.dumps({"type": attack} | first, ensure_ascii=False)[:-2].encode() for attack in ATTACKS)
         if not any(opening[: len(last)] == last[: len(opening)] for opening in openings):
             raise UserError(f"{out.name}, row {len(lines) + 1}: not the beginning of a row; name another --out")
-        if mend:
-            os.truncate(out, out.stat().st_size - len(last))
-    elif last and mend:
+        os.truncate(out, out.stat().st_size - len(last))
+    elif last:
         with out.open("ab") as file:
             file.write(b"\n")
     return done
-
-
-@contextmanager
-def _alone(out: Path, done: Mapping[_Key, str], target: Target, origin: dict[str, Any]) -> Iterator[None]:
-    """Keep other runs from ``out``. UserError where one is writing, or wrote since ``done`` was read."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    busy = f"--out {out}: another run is writing there"
-    with lock(out, busy):
-        if _resume(out, target, origin, mend=True) != done:
-            raise UserError(busy)
-        yield
 
 
 def _is_json(line: bytes) -> bool:
