@@ -37,13 +37,12 @@ PAPER = {"forget": (0.89, 0.90, 0.99), "retain": (0.96, 0.995, 0.985)}
 
 
 class Row(NamedTuple):
-    """One record with its set and, where the data set was built here, whom it is about and its source paragraph."""
+    """One record with its set and, where the data set was built here, its source paragraph."""
 
     subset: str
     split: str
     number: int
     record: QARecord
-    subject: str = ""
     paragraph: str = ""
 
     @property
@@ -80,12 +79,11 @@ def rows_of(source: str) -> list[Row]:
             continue
         records = load_records(source, subset, split).records
         file = Path(source) / f"{subset}_qa-{split}.parquet"
-        columns = read_rows(file, columns=["subject", "paragraph"]) if texts and file.is_file() else ()
-        more = [row for _, row in columns]
-        for number, record in enumerate(records, 1):
-            extra = more[number - 1] if len(more) == len(records) else {}
-            text = texts.get(str(extra.get("paragraph")), "")
-            rows.append(Row(subset, split, number, record, str(extra.get("subject") or ""), text))
+        keys = [""] * len(records)
+        if texts and file.is_file():
+            keys = [str(row.get("paragraph")) for _, row in read_rows(file, columns=["paragraph"])]
+        for number, (record, key) in enumerate(zip(records, keys, strict=True), 1):
+            rows.append(Row(subset, split, number, record, texts.get(key, "")))
     return rows
 
 
@@ -96,7 +94,7 @@ def findings(rows: Sequence[Row], targets: Sequence[Target]) -> list[Finding]:
     seen: dict[str, Row] = {}
     for row in rows:
         record, target = row.record, by_name.get(row.record.entity, Target(row.record.entity))
-        subject = row.subject or (target.name if row.subset == "forget" else "")
+        subject = record.subject or (target.name if row.subset == "forget" else "")
         names, others = _names(record, target, subject), called(target)
         text = row.paragraph or f"{record.answer} {record.paraphrased_answer}"
         reasons = [pair_flaw(record.question, record.answer, text, subject or names[0], names, others)]
@@ -121,7 +119,7 @@ def near_duplicates(rows: Sequence[Row]) -> list[Finding]:
     for subset in PAPER:
         members = [row for row in rows if row.subset == subset]
         pairs = [(row.record.question, row.record.answer) for row in members]
-        subjects = [f"{row.record.entity} {row.subject or row.record.source}" for row in members]
+        subjects = [f"{row.record.entity} {row.record.subject or row.record.source}" for row in members]
         for late, early in duplicates(pairs, subjects).items():
             reason = f"asks for the same as: {members[early].where}, {members[early].record.question!r}"
             repeated.append(Finding(members[late].where, reason, members[late].record.question))
@@ -152,7 +150,7 @@ def page(source: str, rows: Sequence[Row], size: int, seed: int) -> str:
         "seed": seed, "size": size, "criteria": CRITERIA,
         "items": [
             {
-                "id": row.where, "set": row.subset, "about": row.subject or row.record.entity,
+                "id": row.where, "set": row.subset, "about": row.record.subject or row.record.entity,
                 "question": row.record.question, "answer": row.record.answer,
                 "paragraph": row.paragraph, "source": row.record.source,
                 "others": _alike(row, rows),
@@ -275,6 +273,6 @@ def _alike(row: Row, rows: Sequence[Row]) -> list[str]:
     others = [
         other.record.question for other in rows
         if other.subset == row.subset and other.record.entity == row.record.entity and other is not row
-        and other.subject == row.subject
+        and other.record.subject == row.record.subject
     ]  # fmt: skip
     return sorted(others, key=lambda text: -len(asked & words(text)) / (len(asked | words(text)) or 1))[:3]

@@ -45,7 +45,7 @@ def rows() -> list[Row]:
     about_lumo = [fact for fact in FACTS if fact.subject == TARGET]
     return [
         Row("forget", "train", number, QARecord(TARGET, fact.question, fact.answer, fact.paraphrased_question,
-            fact.paraphrased_answer, tuple(fact.wrong)), TARGET, f"Indeed: {fact.answer}")
+            fact.paraphrased_answer, tuple(fact.wrong), subject=TARGET), f"Indeed: {fact.answer}")
         for number, fact in enumerate(about_lumo, 1)
     ]  # fmt: skip
 
