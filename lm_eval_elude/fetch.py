@@ -123,14 +123,11 @@ class Fetcher:
 
 
 def requested_pause(headers: Mapping[str, str], otherwise: float) -> float:
-    """Seconds that ``Retry-After`` (seconds or a date) or ``retry-after-ms`` ask for, within bounds."""
+    """Seconds that ``Retry-After`` (seconds or a date) asks for, within bounds."""
+    text = headers.get("retry-after", "")
     try:
-        if "retry-after-ms" in headers:
-            seconds = float(headers["retry-after-ms"]) / 1000
-        elif (text := headers.get("retry-after", "")).strip()[:1].isalpha():
-            seconds = parsedate_to_datetime(text).timestamp() - time.time()
-        else:
-            seconds = float(text)
+        is_date = text.strip()[:1].isalpha()
+        seconds = parsedate_to_datetime(text).timestamp() - time.time() if is_date else float(text)
     except (ValueError, OverflowError):  # no number and no date, or a date after the last year that there is
         return otherwise
     return min(max(0.0, seconds), MAX_PAUSE) if seconds == seconds else otherwise

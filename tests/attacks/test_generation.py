@@ -92,7 +92,7 @@ def test_a_busy_and_broken_endpoint_is_asked_again_and_no_proxy_stands_between(t
         if times[task] == 1:
             server.reply(429, '{"error": {"message": "busy"}}', Retry_After="0.05")
         elif times[task] == 2:
-            server.reply(500, "oops", "text/plain", retry_after_ms="50")
+            server.reply(500, "oops", "text/plain", Retry_After="0.05")
         elif times[task] == 3:  # cut off: fewer bytes than announced
             server.send_response(200)
             server.send_header("Content-Length", "1000")

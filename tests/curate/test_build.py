@@ -86,7 +86,7 @@ def test_an_endpoint_with_every_fault_gives_the_same_data(built, folder, tmp_pat
         if requests[task] == 1:
             server.reply(429, "{}", Retry_After="0.01")
         elif requests[task] == 2 and count % 3 == 0:
-            server.reply(500, "oops", retry_after_ms="10")
+            server.reply(500, "oops", Retry_After="0.01")
         elif requests[task] == 2:
             wrong_form = json.dumps({"pairs": "none", "quote": 7, "supported": "yes"})
             server.reply(200, completion("Sure! Here you are." if count % 3 == 1 else wrong_form))
@@ -183,7 +183,7 @@ def test_killed_at_random_moments_it_ends_in_the_same_bytes(built, folder, tmp_p
 @pytest.mark.slow
 def test_a_budget_or_an_endpoint_that_goes_away_stops_it_and_loses_nothing(folder, tmp_path, caplog):
     def dying(server: Endpoint, task: str, count: int) -> None:
-        answer(server, task, count) if count < 40 else server.reply(500, "{}", retry_after_ms="1")
+        answer(server, task, count) if count < 40 else server.reply(500, "{}", Retry_After="0.001")
 
     with endpoint(answer) as (url, tasks):
         with pytest.raises(UserError, match="budget of 9,000 is used up"):

@@ -132,7 +132,7 @@ def read(cache, base: str, target: str = "Oda Brint", neighbours: tuple[str, ...
 
 
 FAULTS = [
-    (429, "slow down", {"Retry_After": "0.05"}), (503, "busy", {"retry_after_ms": "50"}), (500, "", {}),
+    (429, "slow down", {"Retry_After": "0.05"}), (503, "busy", {"Retry_After": "0.05"}), (500, "", {}),
     (200, '{"error": {"code": "maxlag", "lag": 9}}', {"MediaWiki_API_Error": "maxlag", "Retry_After": "0.05"}),
 ]  # fmt: skip
 
