@@ -7,6 +7,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -175,8 +176,7 @@ def build(
             write_bytes(place, document.raw)
     jsonio.write_lines(work / "sources.jsonl", sources)
     jsonio.write_lines(work / "paragraphs.jsonl", (asdict(part) for part in material.parts))
-    journal = Journal(out / folder.JOURNAL)
-    try:
+    with closing(Journal(out / folder.JOURNAL)) as journal:
         client = Client(
             url, model, workers=workers, timeout=timeout, retries=retries, journal=journal, budget=budget,
             # A pair has some 45 tokens, the longest other reply that is meant some 300; nothing goes on for ever.
@@ -184,8 +184,6 @@ def build(
         )  # fmt: skip
         maker = Maker(client, names, pairs, translate, target_names)
         made = asyncio.run(_make(client, maker, material.parts))
-    finally:
-        journal.close()
     rejected = work / "rejected.jsonl"
     jsonio.write_lines(rejected, (rejection._asdict() for rejection in maker.rejections))
     forget = [pair for pair in made if pair.paragraph.subject == target]

@@ -117,10 +117,9 @@ def keep_plan(out: Path, plan: Plan) -> None:
 def _difference(begun: Plan, plan: Plan) -> str:
     """What two plans differ in first; "" where they are the same."""
     differ = [name for name in Plan.__struct_fields__ if getattr(begun, name) != getattr(plan, name)]
-    names = [name for name in differ if name in ("aliases", "neighbours") and "documents" not in differ]
     # Other documents may bring other names with them, and both of them other paragraphs.
-    settings = [name for name in differ if name not in ("documents", "paragraphs", "aliases", "neighbours")]
-    if given := [*settings, *names]:
+    brought = {"documents", "paragraphs"} | ({"aliases", "neighbours"} if "documents" in differ else set())
+    if given := [name for name in differ if name not in brought]:
         before, now = (reprlib.repr(getattr(each, given[0])) for each in (begun, plan))
         return f"{_FLAGS.get(given[0], f'--{given[0]}')} {before}, this run has {now}"
     if "documents" in differ:
