@@ -87,7 +87,7 @@ class _Row(msgspec.Struct):
 @lru_cache(maxsize=16)
 def _read(path: Path, stamp: Stamp) -> tuple[TofuRecord, ...]:
     records, paraphrased = [], False
-    for where, row in read_rows(path, name=f"{path.stem}.json"):
+    for where, row in read_rows(path):
         fields: _Row = check(row, _Row, where)
         paraphrase, wrong = (fields.paraphrased_answer or "").strip(), fields.perturbed_answer or []
         if records and bool(paraphrase) != paraphrased:
