@@ -97,11 +97,10 @@ def wrong_persons(record: QARecord, target: Target, rng: random.Random) -> list[
     [] where the question does not name the target, or it is a thing that the data name fewer others for: a well-known
     person in its place would make no sense.
     """
-    names = [target.name, *target.aliases, short_name(target)]
     others = list(target.others)
     if len(others) < CONTROLS:
         others = [other.name for other in TARGETS if other.name != target.name]
-    pattern = any_of(sorted({*names}, key=len, reverse=True))
+    pattern = any_of((target.name, *target.aliases, short_name(target)))
     if not pattern.search(record.question) or (target.thing and len(target.others) < CONTROLS):
         return []
     chosen = [name.replace("\\", r"\\") for name in rng.sample(others, CONTROLS)]  # a pattern's replacement is no text

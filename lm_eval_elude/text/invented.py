@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from lm_eval_elude.text.words import ENGLISH, STOP
 
@@ -22,7 +22,7 @@ def renamed(text: str, of: str, to: str, aliases: Sequence[str] = ()) -> str:
         | {name: last if name == of.split()[-1] else first for name in lone_names(of)}
         | {of: to}
     )
-    return any_of(sorted(names, key=len, reverse=True)).sub(lambda match: names[match.group()], text)
+    return any_of(names).sub(lambda match: names[match.group()], text)
 
 
 def lone_names(name: str) -> list[str]:
@@ -32,8 +32,9 @@ def lone_names(name: str) -> list[str]:
     return [w for w in ends if len(w) > 2 and w.casefold() not in STOP and not re.fullmatch(r"[IVX]+|[JS]r\.", w)]
 
 
-def any_of(names: Sequence[str]) -> re.Pattern[str]:
-    """A pattern of these names as whole words; the first that fits is taken."""
+def any_of(names: Iterable[str]) -> re.Pattern[str]:
+    """A pattern of these names as whole words; the longest that fits is taken."""
+    longest_first = sorted(names, key=len, reverse=True)
     return re.compile(
-        "|".join(rf"(?<!\w){re.escape(name)}(?!\w)" if name.isascii() else re.escape(name) for name in names)
+        "|".join(rf"(?<!\w){re.escape(name)}(?!\w)" if name.isascii() else re.escape(name) for name in longest_first)
     )
