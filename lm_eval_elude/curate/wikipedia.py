@@ -36,10 +36,6 @@ PAUSE = 0.3  # seconds between requests: 200 a minute are allowed
 _LIMIT = 20 << 20  # bytes of a reply
 _BATCH = 50  # titles or items of one request
 _COMMON = {"format": "json", "maxlag": "5"}
-_HUMAN = "Q5"
-_NAMESPACE = re.compile(
-    r"(?:File|Image|Category|Help|Template|Wikipedia|Portal|Special|User|Module|Draft|Talk)(?: talk)?:", re.IGNORECASE
-)
 T = TypeVar("T")
 
 
@@ -90,9 +86,9 @@ class _Item(msgspec.Struct):
 
     @property
     def is_person(self) -> bool:
-        """Whether it is an instance of (P31) a human being."""
+        """Whether it is an instance of (P31) a human being (Q5)."""
         values = [claim.mainsnak.datavalue.get("value") for claim in self.claims.get("P31", ())]
-        return any(isinstance(value, dict) and value.get("id") == _HUMAN for value in values)
+        return any(isinstance(value, dict) and value.get("id") == "Q5" for value in values)
 
 
 class _ItemsAnswer(msgspec.Struct):
@@ -309,7 +305,7 @@ def read_html(html: str) -> tuple[str, tuple[str, ...]]:
         for href in block.xpath(".//a[contains(@rel, 'mw:WikiLink')]/@href")
         if href.startswith("./")
     )
-    return text, tuple(dict.fromkeys(link for link in links if link and not _NAMESPACE.match(link)))
+    return text, tuple(dict.fromkeys(filter(None, links)))
 
 
 def _batches(items: Sequence[str]) -> Iterable[Sequence[str]]:
