@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from lm_eval_elude.errors import UserError
 
 MAX_PAUSE = 60.0  # seconds; a server that asks for more is asked again earlier
-_LATER = frozenset((408, 409, 425, 429))  # and all from 500: worth another try
+LATER = frozenset((408, 409, 425, 429))  # and all from 500: worth another try
 
 
 class FetchError(OSError):
@@ -89,7 +89,7 @@ class Fetcher:
             pause = min(8.0, 0.25 * 2 ** (retries - left)) * random.uniform(0.75, 1)
             try:
                 answer = await self._try(method, url, arguments)
-                later = answer.status >= 500 or answer.status in _LATER or "retry-after" in answer.headers
+                later = answer.status >= 500 or answer.status in LATER or "retry-after" in answer.headers
                 if not (left and later):
                     return answer
                 pause = requested_pause(answer.headers, pause)

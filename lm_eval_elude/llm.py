@@ -25,7 +25,7 @@ import msgspec
 from lm_eval_elude.data import jsonio
 from lm_eval_elude.data.files import lock
 from lm_eval_elude.errors import UserError
-from lm_eval_elude.fetch import Answer, Fetcher, FetchError, base_address, require
+from lm_eval_elude.fetch import LATER, Answer, Fetcher, FetchError, base_address, require
 
 MAX_REPLY = 1 << 20  # bytes of one reply
 MAX_KEPT = 4000  # characters of a reply that are shown or written down
@@ -199,7 +199,7 @@ class Client(Fetcher):
                 "is the server running, and is this its base URL (it mostly ends in /v1)?"
             ) from None
         # Busy or broken for now is left to the retries of the many.
-        if 300 <= answer.status < 500 and answer.status not in {408, 409, 429}:
+        if 300 <= answer.status < 500 and answer.status not in LATER:
             raise UserError(
                 f"--llm {self.shown}: refuses model {self.model!r} ({self._refusal(answer)}); "
                 "check --llm, --llm-model and OPENAI_API_KEY"
