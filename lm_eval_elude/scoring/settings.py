@@ -198,7 +198,7 @@ def model_renderer(metadata: Mapping[str, Any], wording: Wording | None = None) 
     for key in ("tokenizer", "pretrained", "model"):
         if isinstance(name := metadata.get(key), str):
             remote = str(metadata.get("trust_remote_code", False)).lower() == "true"
-            return _renderer(name, metadata.get("revision") if key == "pretrained" else None, remote, wording)
+            return _renderer(name, metadata.get("revision"), remote, wording)  # the harness's revision is of either
     raise UserError(
         "ELUDe tasks need the model's tokenizer to count answer tokens and found none: pass "
         "--model_args pretrained=... or tokenizer=..., or with a model object metadata={'pretrained': ...}"

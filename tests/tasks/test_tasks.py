@@ -332,6 +332,15 @@ def test_a_tokenizer_that_cannot_be_found_is_refused(tmp_path):
     refused("found none: pass --model_args pretrained=.* or tokenizer=", Counting(), dict(RONALDO))
 
 
+@pytest.mark.parametrize("named", [{"pretrained": "a/model"}, {"pretrained": "a/model", "tokenizer": "a/tokenizer"}])
+def test_the_tokenizer_is_that_of_the_revision_as_the_harness_loads_it(named, tokenizers, monkeypatch):
+    asked = []
+    known = settings.load_tokenizer(tokenizers["base"])
+    monkeypatch.setattr(settings, "load_tokenizer", lambda name, **how: asked.append((name, how["revision"])) or known)
+    settings.model_renderer({**named, "revision": "v2"})
+    assert asked == [([*named.values()][-1], "v2")]
+
+
 def test_a_target_without_rows_is_refused(tokenizers, tmp_path):
     data = small_data(tmp_path / "d", {"Lionel Messi": 2})
     write_jsonl(data / "retain_qa-test.jsonl", mini_rows("retain_qa-test", 2, "Taylor Swift"))
