@@ -153,6 +153,8 @@ def resolve_settings(metadata: Mapping[str, Any]) -> Settings:
     if forgotten and sorted(targets) != sorted(forgotten):
         say_once(f"scoring {', '.join(targets)} as asked; the checkpoint's optout.json says {', '.join(forgotten)}")
     say_once(f"target {', '.join(targets)}, data set '{source}'", logging.INFO)
+    if values.get("attack_file") and "attack_prompts" in values:
+        say_once("attack_prompts in --metadata does not limit attack_file: each attack asks all of the file's rows")
     values = {"seed" if key == "attack_seed" else key: value for key, value in values.items() if key != "target"}
     return Settings(
         **values

@@ -123,6 +123,12 @@ def test_the_bundled_reference_is_taken_for_targets_that_it_never_knew(target, r
     assert resolve_settings({"pretrained": str(tmp_path), **target}).reference == reference
 
 
+def test_a_number_of_prompts_beside_a_file_of_them_is_said_to_limit_other_tasks_only(caplog):
+    for more, said in (({}, 0), ({"attack_file": "", "attack_prompts": 5}, 0), ({"attack_prompts": 5}, 1)):
+        resolve_settings({**RONALDO, "attack_file": "a.jsonl", **more})
+        assert caplog.text.count("attack_prompts in --metadata does not limit attack_file") == said
+
+
 def test_environment_and_metadata(monkeypatch):
     monkeypatch.setenv("ELUDE_DATASET", "mini")
     for text, targets in (("messi", ["Lionel Messi"]), ('["swift", "ronaldo"]', ["Taylor Swift", "Cristiano Ronaldo"])):
