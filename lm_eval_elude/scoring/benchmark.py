@@ -13,7 +13,7 @@ hold what other models said of the document. A task whose records are of several
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice, zip_longest
 from typing import Any, NamedTuple, Protocol
@@ -171,9 +171,7 @@ class Benchmark:
         for question, texts in self.pairs(doc):
             prompt = template.prompt(question, system or None)
             first = first or prompt
-            context, end = template.split(prompt)
-            continuations = [end + template.answer(text) for text in texts] + [end] * template.end_is_asked
-            requests += [Request("loglikelihood", (context, text), prompt) for text in continuations]
+            requests += [Request("loglikelihood", pair, prompt) for pair in as_answers(texts, prompt, template)]
         if tokens:
             requests.append(_of_tokens(requests[0]))
         if self.generates:
@@ -191,12 +189,7 @@ class Benchmark:
         end of a prompt was asked for after the answers to it.
         """
         answered = (AnswerScore(float(r[0]), n) for r, n in zip(responses, counts, strict=False))
-        scores: list[AnswerScore] = []
-        for _, texts in self.pairs(doc):
-            with_end = list(islice(answered, len(texts)))
-            end = next(answered) if end_is_asked else AnswerScore(0.0, 0)
-            scores += [AnswerScore(s.log_prob - end.log_prob, s.tokens - end.tokens) for s in with_end]
-        return scores
+        return [score for _, texts in self.pairs(doc) for score in less_end(answered, len(texts), end_is_asked)]
 
     def answers(
         self, doc: Mapping[str, Any], responses: Sequence[Any], counts: Sequence[int], end_is_asked: bool
@@ -328,6 +321,19 @@ class SampledBenchmark(Benchmark):
         doc, reference = row["doc"], row["doc"].get("reference")
         other = Drawn(_leaks(reference["sampled"], doc["fact"])) if reference else None
         return Drawn(_leaks(doc["sampled"], doc["fact"]), other)
+
+
+def as_answers(texts: Iterable[str], prompt: str, template: Template) -> list[tuple[str, str]]:
+    """Context and continuation of each text as answer to a prompt, then of the prompt's end where that is asked."""
+    context, end = template.split(prompt)
+    return [(context, end + template.answer(text)) for text in texts] + [(context, end)] * template.end_is_asked
+
+
+def less_end(answered: Iterator[AnswerScore], texts: int, end_is_asked: bool) -> list[AnswerScore]:
+    """Scores of the next texts, asked for by :func:`as_answers`, less that of the prompt's end."""
+    with_end = list(islice(answered, texts))
+    end = next(answered) if end_is_asked else AnswerScore(0.0, 0)
+    return [AnswerScore(s.log_prob - end.log_prob, s.tokens - end.tokens) for s in with_end]
 
 
 def _of_tokens(request: Request, *model: str) -> Request:

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from importlib import import_module
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,8 @@ from lm_eval.api.model import CachingLM
 from lm_eval_elude.data import dataset
 from lm_eval_elude.data.files import weights_stamp
 from lm_eval_elude.errors import UserError, reason
-from lm_eval_elude.scoring.benchmark import ANSWERS
+from lm_eval_elude.scoring.benchmark import ANSWERS, as_answers, less_end
+from lm_eval_elude.scoring.likelihood import AnswerScore
 from lm_eval_elude.scoring.logs import is_results, truth_ratios
 from lm_eval_elude.scoring.metrics import Need
 from lm_eval_elude.scoring.runs import Run
@@ -273,23 +273,14 @@ def _generations(task: Any) -> list[Instance]:
 
 def _scores(
     task: Any, asked: Sequence[Instance], texts: Sequence[Sequence[str]], model: Any
-) -> list[list[tuple[float, int]]]:
-    """Sum of log-probabilities and number of tokens of each text as answer to a request's prompt, under one model.
-
-    ``texts`` holds the same number of texts, at least one, for each of the requests ``asked``.
-    """
+) -> list[list[AnswerScore]]:
+    """Scores of each text as answer to a request's prompt, under one model; ``texts`` are by request of ``asked``."""
     template = next(r for r in task.instances if r.request_type == "loglikelihood")
-    requests: list[Instance] = []
-    end_is_asked = task.renderer.end_is_asked
-    for request, answers in zip(asked, texts, strict=True):
-        context, end = task.renderer.split(request.args[0])
-        for continuation in [end + task.renderer.answer(text) for text in answers] + [end] * end_is_asked:
-            requests.append(replace(template, arguments=(context, continuation), doc=request.doc))
+    requests = [
+        replace(template, arguments=pair, doc=request.doc)
+        for request, answers in zip(asked, texts, strict=True)
+        for pair in as_answers(answers, request.args[0], task.renderer)
+    ]
     counts = task.continuation_tokens([request.args for request in requests])
-    replies = zip(model.loglikelihood(requests), counts, strict=True)
-    scored: list[list[tuple[float, int]]] = []
-    for answers in texts:
-        with_end = [(float(total), count) for (total, _), count in islice(replies, len(answers))]
-        (total, _), count = next(replies) if end_is_asked else ((0.0, False), 0)
-        scored.append([(log_prob - total, n - count) for log_prob, n in with_end])
-    return scored
+    replies = (AnswerScore(float(r[0]), n) for r, n in zip(model.loglikelihood(requests), counts, strict=True))
+    return [less_end(replies, len(answers), task.renderer.end_is_asked) for answers in texts]
