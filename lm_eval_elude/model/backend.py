@@ -170,23 +170,23 @@ class EludeLM(HFLM):
             log.warning("ELUDe: up to %d tokens, the model takes %d: cut on the left", longest - 1, self.max_length)
             samples = [Encoded(ids[-most:], start - max(0, len(ids) - most)) for ids, start in samples]
         packs = self._packs and longest - 1 <= self._span
-        trees = build_trees([sample.ids[:-1] for sample in samples], self._width if packs else 0, self.batch_tokens)
         results: list[Any] = [None] * len(samples)
 
-        def apart(tree: Tree) -> list[Tree]:
-            parts = build_trees(
-                [samples[m].ids[:-1] for m in tree.members], self._width if packs else 0, self.batch_tokens
-            )
-            for part in parts:
-                part.members = [tree.members[m] for m in part.members]
-            return parts
+        def trees_of(members: Sequence[int]) -> list[Tree]:
+            trees = build_trees([samples[m].ids[:-1] for m in members], self._width if packs else 0, self.batch_tokens)
+            for tree in trees:
+                tree.members = [members[m] for m in tree.members]
+            return trees
 
         def run(chosen: list[Tree]) -> list[TokenScores]:
             batch = to_batch(chosen, samples, self.device, masked=packs)
             return token_scores(answer_logits(self.model, batch), batch, moments)
 
         with self._bar(len(samples), "token_logprobs" if moments else "loglikelihood", disable_tqdm) as bar:
-            for chosen, scores in self._batched(trees, lambda tree: len(tree.tokens), run, apart):
+            trees = trees_of(range(len(samples)))
+            for chosen, scores in self._batched(
+                trees, lambda tree: len(tree.tokens), run, apart=lambda tree: trees_of(tree.members)
+            ):
                 members = [member for tree in chosen for member in tree.members]
                 _filled(results, members, scores)
                 for member, score in zip(members, scores, strict=True):
