@@ -42,17 +42,16 @@ def stress(
     from lm_eval_elude.stress.suite import Stress
     from lm_eval_elude.text.chat import check_place, load_tokenizer
 
-    checkpoint, reference = map(bundled.path_of, (checkpoint, reference))
+    checkpoint, reference, original = map(bundled.path_of, (checkpoint, reference, original))
     check_place(checkpoint)
-    chosen = {"target": list(names), "dataset": dataset}
-    settings = resolve_settings({"pretrained": checkpoint, **{key: value for key, value in chosen.items() if value}})
+    given = {
+        "pretrained": checkpoint, "target": list(names), "dataset": dataset, "reference": reference,
+        "original": original,
+    }  # fmt: skip
+    settings = resolve_settings({key: value for key, value in given.items() if value})
     manifest = read_manifest(checkpoint)
     base = manifest.first_base if manifest else ""
-    models = {
-        "checkpoint": checkpoint,
-        "reference": reference or bundled.reference_of(manifest, settings.targets),
-        "original": bundled.path_of(original or base),
-    }
+    models = {"checkpoint": checkpoint, "reference": settings.reference, "original": settings.original or base}
     revision = manifest.first_revision if manifest else ""
     if revision and not original:
         raise UserError(

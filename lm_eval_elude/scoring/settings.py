@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import hashlib
 import logging
 import os
 from collections.abc import Callable, Collection, Mapping
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lm_eval_elude.data import bundled, dataset, jsonio
-from lm_eval_elude.data.files import file_hashes, weights_stamp
+from lm_eval_elude.data.files import file_hashes, sha256, weights_stamp
 from lm_eval_elude.data.manifest import FILE_NAME, Manifest, read_manifest
 from lm_eval_elude.errors import UserError, given
 from lm_eval_elude.scoring.likelihood import TruthRatioMean
@@ -23,7 +22,6 @@ from lm_eval_elude.text.chat import Renderer, Wording, load_tokenizer
 log = logging.getLogger("lm_eval.elude")
 
 MOST_PROMPTS = 100  # of an attack and target
-PACKAGES = ("lm-eval-elude", "lm-eval", "transformers", "torch")
 
 
 @dataclass(frozen=True)
@@ -139,15 +137,14 @@ def resolve_settings(metadata: Mapping[str, Any]) -> Settings:
     values = read_metadata(metadata)
     manifest = checkpoint_manifest(metadata)
     requested_data = values.get("dataset") or os.environ.get("ELUDE_DATASET")
-    source = requested_data or (manifest.dataset if manifest else None) or "hub"
-    forgotten = manifest.targets if manifest else ()
+    trained, forgotten = (manifest.dataset, manifest.targets) if manifest else ("", ())
+    source = requested_data or trained or "hub"
     names = values.get("target") or _environment_targets() or forgotten
     if names:
         targets = tuple(target.name for target in dataset.resolve_targets(source, names))
     else:
         targets = tuple(dataset.entities(source))
         say_once(f"no target given and none in the checkpoint: scoring all {len(targets)} of data set '{source}'")
-    trained = manifest.dataset if manifest else None
     if requested_data and trained and os.path.abspath(os.path.expanduser(source)) != os.path.abspath(trained):
         say_once(f"scoring data set '{source}' as asked; the checkpoint's optout.json says '{trained}'")
     if forgotten and sorted(targets) != sorted(forgotten):
@@ -218,28 +215,24 @@ def provenance(metadata: Mapping[str, Any]) -> dict[str, Any]:
     A folder with ``optout.json`` is known by that file's SHA-256 (it holds the weights'), one without by the weights'
     own, a Hub model by its name and revision.
     """
-    folders = tuple(model_folders(metadata))
-    revision = metadata.get("revision")
+    revision, folders = metadata.get("revision"), model_folders(metadata)
+    revision = revision if isinstance(revision, str) else "main"
     return {
-        "checkpoint": [
-            _identity(name, revision if isinstance(revision, str) else "", weights_stamp(Path(name)))
-            for name in folders
-        ],
+        "checkpoint": [_identity(name, revision, weights_stamp(Path(name))) for name in folders],
         "versions": dict(_versions()),
     }
 
 
 @lru_cache(maxsize=1)  # reading them takes 40 ms, and each task states them
 def _versions() -> dict[str, str]:
-    return {name: packages.version(name) for name in PACKAGES}
+    return {name: packages.version(name) for name in ("lm-eval-elude", "lm-eval", "transformers", "torch")}
 
 
 @lru_cache(maxsize=8)
 def _identity(name: str, revision: str, weights: tuple[Any, ...]) -> dict[str, Any]:
     folder = Path(name)
     if manifest := read_manifest(folder):
-        digest = hashlib.sha256((folder / FILE_NAME).read_bytes()).hexdigest()
-        return {"name": name, "manifest": digest, "weights": manifest.weights}
+        return {"name": name, "manifest": sha256(folder / FILE_NAME), "weights": manifest.weights}
     if folder.is_dir():
         return {"name": name, "weights": file_hashes(folder)}
-    return {"name": name, "revision": revision or "main"}
+    return {"name": name, "revision": revision}
