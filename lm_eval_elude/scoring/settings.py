@@ -189,6 +189,11 @@ def model_folders(metadata: Mapping[str, Any]) -> list[str]:
     return [folder for folder in named if isinstance(folder, str)]
 
 
+def _revision(metadata: Mapping[str, Any]) -> str:
+    """Of the evaluated model on the Hub; lm-eval makes a number of one that is all digits."""
+    return str(metadata.get("revision") or "main")
+
+
 def model_renderer(metadata: Mapping[str, Any], wording: Wording | None = None) -> Renderer:
     """The renderer of the evaluated model's tokenizer, with a prompt format in place of its template if one is given.
 
@@ -197,7 +202,7 @@ def model_renderer(metadata: Mapping[str, Any], wording: Wording | None = None) 
     for key in ("tokenizer", "pretrained", "model"):
         if isinstance(name := metadata.get(key), str):
             remote = str(metadata.get("trust_remote_code", False)).lower() == "true"
-            return _renderer(name, metadata.get("revision"), remote, wording)  # the harness's revision is of either
+            return _renderer(name, _revision(metadata), remote, wording)  # the harness's revision is of either
     raise UserError(
         "ELUDe tasks need the model's tokenizer to count answer tokens and found none: pass "
         "--model_args pretrained=... or tokenizer=..., or with a model object metadata={'pretrained': ...}"
@@ -205,7 +210,7 @@ def model_renderer(metadata: Mapping[str, Any], wording: Wording | None = None) 
 
 
 @lru_cache(maxsize=4)  # the evaluated model's, and those of the three that may be asked beside it
-def _renderer(name: str, revision: str | None, trust_remote_code: bool, wording: Wording | None) -> Renderer:
+def _renderer(name: str, revision: str, trust_remote_code: bool, wording: Wording | None) -> Renderer:
     return Renderer(load_tokenizer(name, revision=revision, trust_remote_code=trust_remote_code), wording)
 
 
@@ -215,10 +220,9 @@ def provenance(metadata: Mapping[str, Any]) -> dict[str, Any]:
     A folder with ``optout.json`` is known by that file's SHA-256 (it holds the weights'), one without by the weights'
     own, a Hub model by its name and revision.
     """
-    revision, folders = metadata.get("revision"), model_folders(metadata)
-    revision = revision if isinstance(revision, str) else "main"
+    names, revision = model_folders(metadata), _revision(metadata)
     return {
-        "checkpoint": [_identity(name, revision, weights_stamp(Path(name))) for name in folders],
+        "checkpoint": [_identity(name, revision, weights_stamp(Path(name))) for name in names],
         "versions": dict(_versions()),
     }
 

@@ -343,8 +343,10 @@ def test_the_tokenizer_is_that_of_the_revision_as_the_harness_loads_it(named, to
     asked = []
     known = settings.load_tokenizer(tokenizers["base"])
     monkeypatch.setattr(settings, "load_tokenizer", lambda name, **how: asked.append((name, how["revision"])) or known)
-    settings.model_renderer({**named, "revision": "v2"})
-    assert asked == [([*named.values()][-1], "v2")]
+    for revision, at in ((2024, "2024"), ("v2", "v2"), (None, "main")):
+        settings.model_renderer({**named, "revision": revision})
+        assert asked.pop() == ([*named.values()][-1], at)
+        assert settings.provenance({**named, "revision": revision})["checkpoint"][0]["revision"] == at
 
 
 def test_a_target_without_rows_is_refused(tokenizers, tmp_path):
