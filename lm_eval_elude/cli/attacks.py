@@ -1,5 +1,3 @@
-"""``elude attacks``."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""``elude audit``."""
-
 from __future__ import annotations
 
 from pathlib import Path

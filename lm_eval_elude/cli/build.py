@@ -1,5 +1,3 @@
-"""``elude build``."""
-
 from __future__ import annotations
 
 import os

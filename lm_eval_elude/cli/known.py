@@ -1,5 +1,3 @@
-"""``elude known``."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -21,7 +19,6 @@ def known(
     model: str, dataset: str, names: tuple[str, ...], share: float, seed: int, batch_size: int, out: Path | None
 ) -> None:
     """Say which facts a model knows, before they are unlearned: where it knows few, Forget Quality says nothing."""
-
     from lm_eval_elude.curate.known import Judge, report
     from lm_eval_elude.data import bundled, jsonio
     from lm_eval_elude.data import dataset as data

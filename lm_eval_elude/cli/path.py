@@ -1,5 +1,3 @@
-"""``elude path``."""
-
 from __future__ import annotations
 
 import click

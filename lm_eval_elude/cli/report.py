@@ -1,5 +1,3 @@
-"""``elude report``."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -28,7 +26,6 @@ def report(
 
     RESULTS are results files or folders of them, or NAME=PATH; differences are from the first.
     """
-
     from lm_eval_elude.data import jsonio
     from lm_eval_elude.data.files import write_text
     from lm_eval_elude.report import frame, verdict

@@ -1,5 +1,3 @@
-"""``elude submit``."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""``elude tables``."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,5 +1,3 @@
-"""``elude targets``."""
-
 from __future__ import annotations
 
 import click
