@@ -170,16 +170,15 @@ def _load(spec: SetSpec, settings: Settings) -> tuple[QARecord, ...]:
     return dataset.load_records(settings.dataset, name, spec.split, settings.targets, scored=True).records
 
 
-# Each document's own set decides its probability and its truth ratio. A model that repeats the name does so up to the
-# limit, so it is the neighbours'.
-MENTIONED = replace(RETAIN, name="mention")
 BENCHMARKS: dict[str, Benchmark] = {
     row.name: row
     for row in (
         Benchmark("elude_forget", FORGET, "forget", partial(questions, FORGET)),
         Benchmark("elude_retain", RETAIN, "kept", partial(questions, RETAIN)),
         Benchmark("elude_world", WORLD, "kept", partial(questions, WORLD)),
-        Benchmark(MENTION, MENTIONED, "kept", mentioned),
+        # Each document's own set decides its probability and its truth ratio. A model that repeats the name does so up
+        # to the limit, so it is the neighbours'.
+        Benchmark(MENTION, RETAIN, "kept", mentioned),
         Benchmark(CLOZE, FORGET, "attack", gapped),
         MembershipBenchmark("elude_mia", FORGET, "membership", compared),
         SampledBenchmark(LEAK, FORGET, "sampled", with_fact),
