@@ -308,7 +308,7 @@ def token_scores(logits: Tensor, batch: Batch, moments: bool = False) -> list[To
 
 
 # ---- the check of a model
-def probe(model: Any, longest: int = 12) -> list[Encoded]:
+def probe(model: Any, longest: int) -> list[Encoded]:
     """Two contexts of different length with three answers each, which share openings: six short samples."""
     draw, size = random.Random(0), model.get_input_embeddings().num_embeddings
     words = [draw.choices(range(size), k=max(1, min(3, longest // 4))) for _ in range(7)]

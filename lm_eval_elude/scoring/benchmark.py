@@ -138,7 +138,7 @@ class Benchmark:
         entity = doc["entity"] or " or ".join(settings.targets)
         return GUARDRAIL.format(entity=entity) if settings.guardrail else ""
 
-    def whole_system_text(self, doc: Mapping[str, Any], settings: Any, instruction: str = "") -> str:
+    def whole_system_text(self, doc: Mapping[str, Any], settings: Any, instruction: str) -> str:
         """The user's own system text (``--system_instruction``), then the document's."""
         return "\n\n".join(filter(None, (instruction, self.system_text(doc, settings))))
 

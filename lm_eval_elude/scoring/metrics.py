@@ -256,7 +256,7 @@ def truth_first_p(samples: Sequence[Sample], settings: Mapping[str, Any] | None 
     return Estimate(mcnemar(samples, of_reference(samples), "truth_first"), {}, len(samples))
 
 
-def membership_attacks(samples: Sequence[Sample], seed: int = 0) -> dict[str, MembershipAttack]:
+def membership_attacks(samples: Sequence[Sample], seed: int) -> dict[str, MembershipAttack]:
     """The attack on the loss by target, with the reason where it cannot be made."""
     return {
         target: membership_attack(_side(group, "loss", 0), _side(group, "loss", 1), seed=seed)
