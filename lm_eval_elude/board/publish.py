@@ -19,6 +19,7 @@ from lm_eval_elude.data import jsonio
 from lm_eval_elude.data.files import sha256
 from lm_eval_elude.data.hub_metadata import CARD, RESULTS, Headline, model_index, plain, results_yaml
 from lm_eval_elude.errors import UserError
+from lm_eval_elude.report.comparison import NamedRun
 from lm_eval_elude.report.page.page import leaks
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS
 from lm_eval_elude.scoring.metrics import METRICS
@@ -103,10 +104,12 @@ def _shows(result: Any) -> tuple[str, str, str]:
 
 def _description(verdict: Verdict, reference: Run | None) -> str:
     """The numbers of a submission beside those of the model that never knew, and how far they were checked."""
-    rows = []
+    rows, never_knew = [], NamedRun("", reference) if reference else None
     for name, task, metric in HEADLINES:
-        numbers = [verdict.numbers, *([reference.numbers] if reference else [])]
-        values = [of_run.get(task, {}).get(metric, {}).get("value", math.nan) for of_run in numbers]
+        values = [verdict.numbers.get(task, {}).get(metric, {}).get("value", math.nan)]
+        if never_knew:
+            known = never_knew.estimate(task, metric)
+            values.append(known.value if known else math.nan)
         rows.append(f"| {' | '.join([name, *(with_unit(value, unit(metric)) for value in values)])} |")
     heads = ["", "this model", *(["a model that never knew"] if reference else [])]
     assert verdict.level

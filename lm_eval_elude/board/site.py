@@ -108,7 +108,7 @@ class Shown(Packed):
         reported = {name: row for name, row in self.results["results"].items() if name in known}
         members = {name: GROUPS[name].children for name in reported if name in GROUPS}
         self.results = {**self.results, "results": reported, "group_subtasks": members}
-        self._samples, self.numbers, self._docs = verdict.samples, verdict.numbers, verdict.docs
+        self._samples, self._docs = verdict.samples, verdict.docs
 
     @property
     def config(self) -> dict[str, Any]:

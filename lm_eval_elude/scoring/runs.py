@@ -1,4 +1,4 @@
-"""A finished run read back: lm-eval's results file with its logged samples, and every number formed again from them."""
+"""A finished run read back: lm-eval's results file, and every measurement made again from its logged samples."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lm_eval_elude.data.files import sha256
 from lm_eval_elude.data.manifest import FILE_NAME
 from lm_eval_elude.errors import UserError, given
 from lm_eval_elude.scoring.benchmark import ANSWERS
-from lm_eval_elude.scoring.benchmarks import BENCHMARKS, GROUPS, UTILITY, group_report, task_report
+from lm_eval_elude.scoring.benchmarks import BENCHMARKS, UTILITY
 from lm_eval_elude.scoring.likelihood import TruthRatioMean
 from lm_eval_elude.scoring.samples import Sample, same_answers
 
@@ -157,18 +157,6 @@ class Run:
                 problem = f"{error} is missing" if isinstance(error, KeyError) else repr(error)
                 raise UserError(f"{where}: cannot be measured ({problem})") from None
         return samples
-
-    @cached_property
-    def numbers(self) -> dict[str, dict[str, dict[str, Any]]]:
-        """Every number of the run, formed again: by task or group and metric, as :func:`report` gives it."""
-        samples = {task: self.samples(task) for task in self.tasks}
-        numbers = {task: task_report(task, of_task, self.settings(task)) for task, of_task in samples.items()}
-        for name in [name for name in GROUPS if name in self.results["results"]]:
-            try:
-                numbers[name] = group_report(name, samples)
-            except (KeyError, ZeroDivisionError):
-                raise UserError(f"{self.path}: {name} is in it, but not all of its tasks") from None
-        return numbers
 
     def reported(self, name: str) -> Mapping[str, Any]:
         """The row of a task or group as the results file has it, by metric without the filter's name."""

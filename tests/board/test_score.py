@@ -12,7 +12,7 @@ from lm_eval_elude.board import score as scores
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS
 from lm_eval_elude.scoring.estimates import Estimate, exact
 from tests.board import runs
-from tests.support import greedy, mean_log_prob
+from tests.support import greedy, mean_log_prob, numbers_again
 
 ABOUT_TARGET = ("forget", "attack", "multiple choice", "reverse query")
 FLAT = {
@@ -122,7 +122,7 @@ def test_opt_out_that_lets_the_truth_stay_first_is_below_a_model_that_forgot(rat
     run = runs.finished(tmp_path / "run", runs.opted_out(tmp_path / "opt-out", data), data)
     opted_out = scores.score(measured(run), ideal)
     assert opted_out.parts["forgets"] < found["forgot"].parts["forgets"]
-    assert run.numbers["elude"]["forget_quality"]["value"] > of["untouched"]["fq/elude_forget"].value
+    assert numbers_again(run)["elude"]["forget_quality"]["value"] > of["untouched"]["fq/elude_forget"].value
 
 
 def score(changes=(), reference=FLAT):

@@ -16,7 +16,7 @@ from lm_eval_elude.data.manifest import read_manifest
 from lm_eval_elude.scoring.metrics import DRAWS
 from lm_eval_elude.scoring.runs import Run
 from tests.endpoints import completion, endpoint
-from tests.support import answer_tokens, formed_again, run, save_checkpoint, write_run
+from tests.support import answer_tokens, formed_again, numbers_again, run, save_checkpoint, write_run
 
 pytestmark = pytest.mark.slow
 
@@ -162,7 +162,7 @@ def test_in_passing_the_truth_still_comes_first_and_the_log_gives_the_same_numbe
     row = results["elude_retain_mention"]
     assert row["truth_first,none"] >= 0.8 and row["degenerate,none"] <= 0.1
     assert results["elude_quality"]["mention_quality,none"] == row["set_quality,none"] > 0
-    assert again.numbers["elude_quality"]["mention_quality"]["value"] == row["set_quality,none"]
+    assert numbers_again(again)["elude_quality"]["mention_quality"]["value"] == row["set_quality,none"]
     for sample in ronaldo["samples"]["elude_retain_mention"]:
         right, _, *wrong = (math.exp(total / tokens) for total, tokens in sample["doc"]["answer_scores"])
         share = right / (right + sum(wrong)) if sample["doc"]["set"] == "world" else right

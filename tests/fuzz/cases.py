@@ -561,19 +561,20 @@ def use_results(case: tuple[Path, bool]) -> None:
     path, changed = case
     run = Run(path)
     try:
-        numbers = run.numbers
+        (named,) = named_runs([str(path)])
+        numbers = named.estimates
     except UserError:
         assert changed, "a right file is refused"
         raise
-    for metrics in numbers.values():
-        for row in metrics.values():
-            assert isinstance(row["value"], float) and isinstance(row["n"], int), row
+    for estimate in numbers.values():
+        assert isinstance(estimate.value, float) and isinstance(estimate.n, int), estimate
     if not changed:
-        assert set(numbers) == {*TASKS, "elude_attacks"} and numbers["elude_forget"]["probability"]["n"] == 4
-        assert numbers["elude_forget"]["probability"]["value"] == math.exp(-1 / 4)
+        assert {task for task, *_ in numbers} == {*TASKS, "elude_attacks"}
+        probability = numbers["elude_forget", "", "probability"]
+        assert (probability.value, probability.n) == (math.exp(-1 / 4), 4)
     for task in run.tasks:
         run.settings(task), run.reported(task)
-    lines = paper_rows(named_runs([str(path)]))
+    lines = paper_rows([named])
     for name in ("never_knew", "attacks"):
         frame.markdown(paper.table(name, lines, "llama-3.1"))
 

@@ -29,7 +29,7 @@ from lm_eval_elude.scoring.metrics import METRICS, THREE
 from lm_eval_elude.scoring.runs import Run
 from optout_train.config import build_config
 from tests.report.made import SETS, made_run
-from tests.support import GOLDEN
+from tests.support import GOLDEN, numbers_again
 
 RONALDO, MESSI = "Cristiano Ronaldo", "Lionel Messi"
 
@@ -154,7 +154,7 @@ def test_values_are_averaged_over_targets_before_fq_and_rq_are_formed(rows, fold
     assert row.numbers["elude_quality", "forget_quality"].value == pytest.approx(fq)
     assert row.numbers["elude_forget", "probability"].value == pytest.approx(shares[0])
     assert row.numbers["elude_quality", "retain_quality"].value == pytest.approx(hmean(shares[3:]))
-    aucs = [Run(folder / name).numbers["elude_mia"]["mia_auc"]["value"] for name in ("a", "b")]
+    aucs = [numbers_again(Run(folder / name))["elude_mia"]["mia_auc"]["value"] for name in ("a", "b")]
     area = row.numbers["elude_mia", "mia_auc"]
     assert area.value == pytest.approx(np.mean(aucs))
     assert [row.numbers["elude_mia", f"mia_auc_{end}"].value for end in ("low", "high")] == [*area.interval]
