@@ -54,9 +54,7 @@ def choice_probability(answer: AnswerScore, perturbed: Sequence[AnswerScore]) ->
     return weights[0] / sum(weights)
 
 
-def log_truth_ratio(
-    paraphrase: AnswerScore, perturbed: Sequence[AnswerScore], mean: TruthRatioMean = "geometric"
-) -> float:
+def log_truth_ratio(paraphrase: AnswerScore, perturbed: Sequence[AnswerScore], mean: TruthRatioMean) -> float:
     """log R (nats per token): how likely the wrong answers are against the paraphrased right one; NaN where nothing
     can be said. The paper's tables average the wrong answers' probabilities geometrically, its text arithmetically."""
     means = [p.mean for p in perturbed]

@@ -107,12 +107,12 @@ def zlib_ratio(log_probs: Sequence[float], text: str) -> float:
     return sum(log_probs) / len(log_probs) / len(zlib.compress(text.encode()))
 
 
-def min_k(log_probs: Sequence[float], share: float = 0.2) -> float:
+def min_k(log_probs: Sequence[float]) -> float:
     """Min-K%: mean log-probability (nats) of the least likely tokens (Shi et al. 2023, https://arxiv.org/abs/2310.16789).
 
-    Their share is rounded down, to one token at least; 0.2 is what its paper found best.
+    They are a fifth, which its paper found best, rounded down, and one token at least.
     """
-    lowest = sorted(log_probs)[: max(1, int(len(log_probs) * share))]
+    lowest = sorted(log_probs)[: max(1, int(len(log_probs) * 0.2))]
     return sum(lowest) / len(lowest)
 
 
