@@ -189,13 +189,8 @@ def forget_quality(samples: Sequence[Sample], settings: Mapping[str, Any] | None
     return estimates.harmonic([complement(probability), complement(rouge), truth_ratio])
 
 
-def set_quality(samples: Sequence[Sample], settings: Mapping[str, Any] | None = None) -> Estimate:
-    """Harmonic mean of probability, ROUGE-L recall and max(0, 1 - R) of one kept set."""
-    return estimates.harmonic([mean(samples, name) for name in THREE])
-
-
 def retain_quality(*kept: Sequence[Sample]) -> Estimate:
-    """RQ (section 5.2): harmonic mean of the three measures of the retain set and of the world set, six in all."""
+    """Harmonic mean of probability, ROUGE-L recall and max(0, 1 - R) of kept sets; RQ (section 5.2) is that of two."""
     return estimates.harmonic([mean(samples, name) for samples in kept for name in THREE])
 
 
@@ -457,7 +452,7 @@ _ROWS = (
     Metric(
         "set_quality", "quality", "share", (True, True), ("kept",),
         "Harmonic mean of probability, ROUGE-L recall and truth ratio of one kept set.",
-        lambda a: a.quality, set_quality,
+        lambda a: a.quality, lambda samples, settings: retain_quality(samples),
     ),
     Metric(
         "degenerate", "degen.", "share", (False, False), ANSWERED,

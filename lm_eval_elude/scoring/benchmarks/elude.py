@@ -32,7 +32,7 @@ from lm_eval_elude.scoring.benchmark import (
     Tasks,
 )
 from lm_eval_elude.scoring.estimates import Estimate, average
-from lm_eval_elude.scoring.metrics import METRICS, Kind, forget_quality, known, retain_quality, set_quality
+from lm_eval_elude.scoring.metrics import METRICS, Kind, forget_quality, known, retain_quality
 from lm_eval_elude.scoring.samples import Sample, has_reference, mean
 from lm_eval_elude.scoring.settings import Settings
 from lm_eval_elude.text.names import name_leak, short_name
@@ -193,7 +193,7 @@ BENCHMARKS: dict[str, Benchmark] = {
 # ---- groups
 def _quality(tasks: Tasks) -> Estimates:
     # The task is left out where no record can be asked so.
-    mention = {"mention_quality": set_quality(tasks[MENTION])} if MENTION in tasks else {}
+    mention = {"mention_quality": retain_quality(tasks[MENTION])} if MENTION in tasks else {}
     return {
         **mention,
         **_known(_plain(tasks)),

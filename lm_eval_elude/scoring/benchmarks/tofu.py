@@ -10,12 +10,10 @@ from typing import Any
 from lm_eval_elude.data import tofu
 from lm_eval_elude.data.sets import SetSpec
 from lm_eval_elude.errors import UserError
-from lm_eval_elude.scoring import estimates
 from lm_eval_elude.scoring.benchmark import Benchmark, BenchmarkGroup, Estimates, Row, Tasks, Template
 from lm_eval_elude.scoring.conventions import CONVENTIONS, Convention
 from lm_eval_elude.scoring.likelihood import TruthRatioMean
-from lm_eval_elude.scoring.metrics import THREE, ks_p_value
-from lm_eval_elude.scoring.samples import mean
+from lm_eval_elude.scoring.metrics import ks_p_value, retain_quality
 from lm_eval_elude.scoring.settings import checkpoint_manifest, one_of, read_metadata, read_text
 from lm_eval_elude.text.chat import Wording
 
@@ -114,7 +112,7 @@ BENCHMARKS: dict[str, Benchmark] = {
 def _group(tasks: Tasks) -> Estimates:
     """Model utility, and forget quality where a retained model is known."""
     kept = [tasks[name] for name, spec in tofu.SETS.items() if not spec.forgotten]
-    numbers = {"model_utility": estimates.harmonic([mean(samples, name) for samples in kept for name in THREE])}
+    numbers = {"model_utility": retain_quality(*kept)}
     if all("ks_p_value" in sample.values for sample in tasks["tofu_forget"]):
         numbers["forget_quality"] = ks_p_value(tasks["tofu_forget"])
     return numbers
