@@ -59,7 +59,7 @@ def check_complete_suite(outcome: Outcome, run: Run, settings: Settings, where: 
     ``settings`` are as those of :func:`check`. UserError, which begins with ``where``, where the attacks are not a
     whole suite on the checkpoint of the run; a glance is none.
     """
-    from lm_eval_elude.stress.weights import WEIGHT_ATTACKS, lacking  # with torch, which a board does without
+    from lm_eval_elude.stress.weights import WEIGHT_ATTACKS, suite_lessons  # with torch, which a board does without
 
     outcome.must_be_of(CHECKPOINT, run, where)
     if odd := [name for name in _REPEATED if outcome.summary.get(name) != run.settings(TASK)[name]]:
@@ -70,10 +70,10 @@ def check_complete_suite(outcome: Outcome, run: Run, settings: Settings, where: 
     stated = {name: (row.get("original"), row.get("inside")) for name, row in outcome.attacks.items()}
     records: list[Any] = [record for record, _ in BENCHMARKS[TASK].records(settings)]
     of_suite = [row for row in WEIGHT_ATTACKS.values() if getattr(row, suite)]
-    left_out = [row.name for row in of_suite if lacking(row, suite, records, settings, 0)]
+    _, left_out = suite_lessons(of_suite, suite, records, settings, 0)
     if stated != {row.name: (row.original, row.inside) for row in of_suite if row.name not in left_out}:
         raise UserError(f"{where}: its attacks are not those of a suite of this version on these data")
-    return left_out
+    return list(left_out)
 
 
 def _asked(doc: Mapping[str, Any]) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from lm_eval_elude.scoring.samples import mean
 from lm_eval_elude.scoring.settings import Settings, provenance
 from lm_eval_elude.stress import depth, outcome
 from lm_eval_elude.stress.outcome import CHECKPOINT, DEPTH, ORIGINAL, REFERENCE, START, TASK, Docs, FactDepth, Point
-from lm_eval_elude.stress.weights import WEIGHT_ATTACKS, Material, WeightAttack, lacking
+from lm_eval_elude.stress.weights import WEIGHT_ATTACKS, Material, WeightAttack, facts, suite_lessons
 from lm_eval_elude.text.chat import Renderer, load_tokenizer
 
 Suite = Literal["glance", "quick", "full"]
@@ -117,17 +117,13 @@ class Stress:
                 raise UserError(f"--{role} {models[role]}: its tokenizer is not that of the checkpoint")
         self.forget = Questions(TASK, settings, self.renderer)
         self.retain = Questions("elude_retain", settings, self.renderer, RETAINED, seed)
-        self.left_out: list[str] = []  # attacks whose lessons the data set lacks, a line each
-        self.attacks = [attack for attack in attacks if self._can_learn(attack)]
+        # Of each attack what it would train on if it had all facts.
+        self.lessons, lacking = suite_lessons(attacks, suite, self.forget.records, settings, seed)
+        self.left_out = [f"{name} is left out: {reason}" for name, reason in lacking.items()]
+        self.attacks = [attack for attack in attacks if attack.name not in lacking]
         self.cells = list(self._cells())
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         repeatable(self.device)
-
-    def _can_learn(self, attack: WeightAttack) -> bool:
-        """Whether the data set has what an attack of this suite trains on."""
-        if reason := lacking(attack, self.suite, self.forget.records, self.settings, self.seed):
-            self.left_out.append(f"{attack.name} is left out: {reason}")
-        return not reason
 
     def _cells(self) -> Iterator[Cell]:
         everything = range(len(self.forget.docs))
@@ -162,21 +158,13 @@ class Stress:
             "template": self.renderer.fingerprint,
             "fingerprint": fingerprint(self.forget.records),
             "retain_fingerprint": fingerprint(self.retain.records),
-            "lessons": {
-                attack.name: self._lessons_hash(attack)
-                for attack in self.attacks
-                if attack.lessons and getattr(attack, self.suite)
+            "lessons": {  # SHA-256
+                name: hashlib.sha256(json.dumps(pairs).encode()).hexdigest() for name, pairs in self.lessons.items()
             },
             "suite": self.suite,
             "stress_seed": self.seed,
             "device": self.device.type,
         }
-
-    def _lessons_hash(self, attack: WeightAttack) -> str:
-        """SHA-256 of what an attack would train on if it had all facts."""
-        assert attack.lessons
-        pairs = attack.lessons(self.forget.records, self.settings, self.seed)
-        return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
 
     def load(self, role: str) -> Any:
         """A model in float32, without dropout; an adapter is merged into its base."""
@@ -322,8 +310,7 @@ class Stress:
         scoring = time.monotonic() - began
         row = WEIGHT_ATTACKS["relearn_half"]
         setting, began = row.quick[0]._replace(points=(5,)), time.monotonic()
-        assert row.lessons
-        pairs = row.lessons(self.forget.records, self.settings, self.seed)
+        pairs = facts(self.forget.records, self.settings, self.seed)
         list(row.run(model, setting, Material(pairs, self.renderer, lambda: None, "")))
         step = (time.monotonic() - began) / 5
         steps = sum(int(cell.setting.points[-1]) for cell in cells if cell.attack.lessons)

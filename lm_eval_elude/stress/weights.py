@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import NormalDist
 from typing import Any, Literal, NamedTuple
 
@@ -112,14 +112,18 @@ def world(records: Sequence[QARecord], settings: Settings, seed: int) -> list[Pa
     return facts(dataset.load_records(settings.dataset, "world", "train").records, settings, seed)
 
 
-def lacking(row: WeightAttack, suite: str, records: Sequence[QARecord], settings: Settings, seed: int) -> str:
-    """Why an attack of a suite cannot be made: the data set has nothing that it could train on; "" where it can."""
-    if row.lessons and getattr(row, suite):
-        try:
-            row.lessons(records, settings, seed)
-        except UserError as error:
-            return str(error)
-    return ""
+def suite_lessons(
+    attacks: Iterable[WeightAttack], suite: str, records: Sequence[QARecord], settings: Settings, seed: int
+) -> tuple[dict[str, list[Pair]], dict[str, str]]:
+    """By name of an attack of a suite what it trains on, and of those whose lessons the data set lacks the reason."""
+    lessons, lacking = {}, {}
+    for row in attacks:
+        if row.lessons and getattr(row, suite):
+            try:
+                lessons[row.name] = row.lessons(records, settings, seed)
+            except UserError as error:
+                lacking[row.name] = str(error)
+    return lessons, lacking
 
 
 # ---- what is done
