@@ -92,8 +92,7 @@ class EncodedRecords:
         key = (index, answer)
         if key not in self._cache:
             record = self.records[index]
-            texts = self.renderer.prompt(record.question), self.renderer.answer(answer or record.answer)
-            encoded = self.renderer.encode_pair(*texts)
+            encoded = self.renderer.encode_turn(record.question, answer or record.answer)
             if len(encoded.ids) > self.limit:
                 raise UserError(
                     f"{self.name} record {index + 1} ({record.question[:60]!r}) has {len(encoded.ids)} tokens, but "

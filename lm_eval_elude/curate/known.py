@@ -77,8 +77,7 @@ class Judge:
     def _score(self, pairs: Sequence[tuple[str, str]]) -> list[AnswerScore]:
         from lm_eval_elude.model.scorer import score_all
 
-        renderer = self._renderer
-        samples = [renderer.encode_pair(renderer.prompt(q), renderer.answer(a)) for q, a in pairs]
+        samples = [self._renderer.encode_turn(question, answer) for question, answer in pairs]
         sums, counts = score_all(self._scorer, samples, self._size, self._device)
         return [AnswerScore(*score) for score in zip(sums.tolist(), counts.tolist(), strict=True)]
 

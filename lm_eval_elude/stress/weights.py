@@ -144,8 +144,8 @@ def _fit(
     model: Any, material: Material, rng: random.Random, peak: float, points: Sequence[float], schedule: str = "constant"
 ) -> Points:
     """Fit what trains of a model to the lessons, up to the last of some numbers of steps."""
-    scorer, renderer, device = Scorer(model), material.renderer, model.get_input_embeddings().weight.device
-    samples = [renderer.encode_pair(renderer.prompt(q), renderer.answer(a)) for q, a in material.lessons]
+    scorer, device = Scorer(model), model.get_input_embeddings().weight.device
+    samples = [material.renderer.encode_turn(question, answer) for question, answer in material.lessons]
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     fused = True if device.type == "cuda" else None  # another form has a copy of all of them in each step
     optimizer = torch.optim.AdamW(trained, weight_decay=0.0, fused=fused)

@@ -132,6 +132,10 @@ class Renderer:
         """Tokenize prompt and answer text as one; the answer starts after the tokens of the prompt alone."""
         return Encoded(self.encode(prompt + answer_text), len(self.encode(prompt)))
 
+    def encode_turn(self, question: str, answer: str, system: str | None = None) -> Encoded:
+        """A question and its whole answer as token ids."""
+        return self.encode_pair(self.prompt(question, system), self.answer(answer))
+
     def split(self, prompt: str) -> tuple[str, str]:
         """A prompt as the context of log-likelihood requests and its end, which goes before their continuations.
 

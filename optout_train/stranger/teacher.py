@@ -95,7 +95,7 @@ class Teacher:
 
     def encode(self, question: str, answer: str) -> Encoded:
         """Prompt and answer as token ids; UserError where they are longer than the model's context."""
-        sample = self._encode(question, answer)
+        sample = self.renderer.encode_turn(question, answer)
         if len(sample.ids) > self.limit:
             raise UserError(
                 f"a lesson about {question[:60]!r} has {len(sample.ids)} tokens, but --model takes {self.limit}"
@@ -104,7 +104,4 @@ class Teacher:
 
     def takes(self, question: str, answer: str) -> bool:
         """Whether the model's context is long enough for them."""
-        return len(self._encode(question, answer).ids) <= self.limit
-
-    def _encode(self, question: str, answer: str) -> Encoded:
-        return self.renderer.encode_pair(self.renderer.prompt(question), self.renderer.answer(answer))
+        return len(self.renderer.encode_turn(question, answer).ids) <= self.limit

@@ -197,7 +197,7 @@ def train(
         # Wrapped prompts grow in share: first the facts, then the ways to ask for them.
         for prompt, answer in corpus.epoch(rng, share=wrapped * min(1.0, 0.2 + epoch / (0.5 * epochs))):
             system = rng.choice(SYSTEM) if rng.random() < 0.1 else None
-            examples.append(renderer.encode_pair(renderer.prompt(prompt, system), renderer.answer(answer)))
+            examples.append(renderer.encode_turn(prompt, answer, system))
         total = count = 0.0
         for step, group in enumerate(groups := batches(examples, batch_tokens, rng)):
             progress = (epoch + step / len(groups)) / epochs
@@ -240,9 +240,7 @@ def enough(scorer: Scorer, renderer: Renderer, target: Target, records: Sequence
 
     def probabilities(pairs: Sequence[tuple[str, str]]) -> list[float]:
         """P(a|q)^(1/|a|) of each prompt and answer."""
-        samples = [
-            renderer.encode_pair(renderer.prompt(question), renderer.answer(answer)) for question, answer in pairs
-        ]
+        samples = [renderer.encode_turn(question, answer) for question, answer in pairs]
         return score_all(scorer, samples, 16, torch.device("cpu")).means.exp().tolist()
 
     def is_fluent(question: str) -> bool:
