@@ -116,7 +116,8 @@ class TrainConfig:
         for name in POSITIVE:
             yield not getattr(self, name), f"{flag(name)} must be above 0, got 0"
         yield self.seed >= 1 << 63, f"--seed must be below 2**63, got {self.seed}"
-        yield self.method not in METHODS, unknown_method(self.method)
+        unknown = f"--method {self.method!r} is not known; the methods are {', '.join(METHODS)}"
+        yield self.method not in METHODS, unknown
         yield not self.model, "--model is empty"
         split, splits = self.forget_split, ", ".join(RETAIN_OF)
         yield bool(split) and split not in RETAIN_OF, f"--forget-split must be one of {splits}, got {split!r}"
@@ -295,11 +296,6 @@ def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def unknown_method(name: str) -> str:
-    """The error message for a method that does not exist."""
-    return f"--method {name!r} is not known; the methods are {', '.join(METHODS)}"
-
-
 def earlier_request(model: str) -> Manifest | None:
     """The manifest of a model that was made to forget targets before; None for any other model.
 
@@ -360,12 +356,11 @@ def build_config(given: Mapping[str, Any], *, world_only: bool = False) -> Train
     if os.path.realpath(model) == str(BUNDLED_MODEL):
         model = values["model"] = BUNDLED
     method = values.setdefault("method", "opt-out")
-    if method not in METHODS:
-        raise UserError(unknown_method(method))
-    recipe = RECIPES.get(values.get("recipe", "paper"), {})
+    # What is no method or recipe the configuration refuses.
+    preset, recipe = METHODS.get(method, {}), RECIPES.get(values.get("recipe", "paper"), {})
     earlier = earlier_request(model)
     small = model == BUNDLED or (earlier is not None and earlier.first_base == BUNDLED)
-    values = {**(BUNDLED_RECIPE if small else {}), **recipe, **METHODS[method], **values}
+    values = {**(BUNDLED_RECIPE if small else {}), **recipe, **preset, **values}
     if earlier and not given.get("forget_split"):
         values["dataset"] = given.get("dataset", earlier.dataset)
     if values.get("forget_split"):  # nothing to choose an epoch by but what is scored, and no world set

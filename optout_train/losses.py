@@ -178,7 +178,6 @@ class ForgetLoss(NamedTuple):
         reads: which sequences of a record it needs: ``answer``, ``refusal``, ... (keys of ``TrainingData.sequences``).
         reference: for which of these it needs the initial model's log-probabilities (none: no pass before training).
         nll: whether it is a mean over an answer's tokens, which may be taken over all tokens of a batch instead.
-        made: whether its sequences are made with the initial model before training (:mod:`optout_train.stranger`).
         tokens: from the log-probabilities of answer tokens, the number of each one's answer, and eta, to what is summed
             in their place.
         preset: settings of its methods that differ from the paper's: the authors'.
@@ -194,7 +193,6 @@ class ForgetLoss(NamedTuple):
     reads: tuple[str, ...]
     reference: tuple[str, ...] = ()
     nll: bool = False
-    made: bool = False
     learns: bool = False
     negated: bool = False
     tokens: Callable[[Tensor, Tensor, float], Tensor] | None = None
@@ -203,6 +201,11 @@ class ForgetLoss(NamedTuple):
     noised: bool = False
     direction: bool = False
     preset: Mapping[str, float] = MappingProxyType({})
+
+    @property
+    def made(self) -> bool:
+        """Whether its sequences are made with the initial model before training (:mod:`optout_train.stranger`)."""
+        return not {*self.reads} <= {"answer", "refusal"}
 
 
 WITHOUT_ETA = ("ga", "idk", "nll", "ce-u", "pdu", "repselect", "stranger")  # losses that have no such setting
@@ -216,7 +219,7 @@ FORGET: dict[str, ForgetLoss] = {
     "dpo": ForgetLoss(_preferring("refusal"), ("answer", "refusal"), ("answer", "refusal")),
     # Mekala et al. 2024, whose model is prompted for another answer. Here it answers about stand-ins, as any model can.
     "altpo": ForgetLoss(
-        _preferring("alternate"), ("answer", "alternate"), ("answer", "alternate"), made=True, preset={"eta": 0.1}
+        _preferring("alternate"), ("answer", "alternate"), ("answer", "alternate"), preset={"eta": 0.1}
     ),
     # The authors' settings for a tenth of TOFU; they weigh the forget term of SimNPO by an eighth.
     "simnpo": ForgetLoss(
@@ -234,7 +237,7 @@ FORGET: dict[str, ForgetLoss] = {
         read=unlikelihood,
     ),
     # Eta is what is taken off the true token's logit; :func:`optout_train.stranger.distil.adjusted` makes the lessons.
-    "undial": ForgetLoss(_of(nll, "adjusted"), ("adjusted",), made=True, preset={"eta": 10.0}),
+    "undial": ForgetLoss(_of(nll, "adjusted"), ("adjusted",), preset={"eta": 10.0}),
     # The authors' Lagrangian, with their weight 100 of the retain loss in the place of 1, over 100.
     "pdu": ForgetLoss(
         _of(nll, "answer"),
@@ -243,10 +246,10 @@ FORGET: dict[str, ForgetLoss] = {
         preset={"forget_weight": 0.01, "retain_budget": 0.3},
     ),
     # Li et al. 2024. Eta is the length of the random direction; the authors of open-unlearning's defaults take 2.
-    "rmu": ForgetLoss(_of(nll, "steered"), ("steered",), made=True, steers=True, preset={"eta": 2.0}),
+    "rmu": ForgetLoss(_of(nll, "steered"), ("steered",), steers=True, preset={"eta": 2.0}),
     # Lee et al. 2025: what a model that has forgotten says is distilled into its own weights, shrunk by eta and noised.
     "undo": ForgetLoss(
-        _of(nll, "same"), ("same",), made=True, noised=True, preset={"eta": 0.6, "self_distill": True, "patience": 0}
+        _of(nll, "same"), ("same",), noised=True, preset={"eta": 0.6, "self_distill": True, "patience": 0}
     ),
     # :mod:`optout_train.repselect`. A step's length is the learning rate: what is clipped to norm 1 is no gradient.
     "repselect": ForgetLoss(_of(ga, "answer"), ("answer",), direction=True, preset={"learning_rate": 0.1}),
@@ -260,6 +263,5 @@ FORGET: dict[str, ForgetLoss] = {
     "stranger": ForgetLoss(
         lambda now, before, eta: nll(now["substitute"]) + nll(now["disclosure"]),
         ("substitute", "disclosure"),
-        made=True,
     ),
 }
