@@ -6,7 +6,7 @@ import io
 import logging
 import reprlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,30 @@ def reason(error: BaseException) -> str:
 def printable(text: str) -> str:
     """A text in one line in which a terminal or a workflow log finds nothing to act on: the rest is escaped."""
     return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in " ".join(text.split()))
+
+
+def end_in_one_line(run: Callable[[], object], advice: Mapping[str, str], interrupted: str) -> None:
+    """Call what a command does; what cannot be used is one line and exit code 2, out of memory 1, Ctrl-C 130.
+
+    ``advice`` is what follows the message of an error, by name of its class or of one above it: some of these lie
+    behind an import of torch. Any other error keeps its traceback.
+    """
+    import click
+
+    try:
+        run()
+        return
+    except (KeyboardInterrupt, click.Abort):
+        line, code = interrupted, 130
+    except click.ClickException as error:
+        line, code = f"Error: {error.format_message()}", 2
+    except Exception as error:
+        kind = next((kind.__name__ for kind in type(error).__mro__ if kind.__name__ in advice), None)
+        if kind is None:
+            raise
+        line, code = f"Error: {error}{advice[kind]}", 1 if kind == "OutOfMemoryError" else 2
+    click.echo(printable(line), err=True)
+    sys.exit(code)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from lm_eval_elude.errors import UserError, mute_imports, printable
+from lm_eval_elude.errors import UserError, end_in_one_line, mute_imports, printable
 from optout_train.config import AUTO, BUNDLED_RECIPE, CHOICES, METHODS, TrainConfig, build_config, flag
 
 # What --help says of each flag, by section.
@@ -151,40 +151,22 @@ def score_alone() -> None:
     from optout_train.score import earlier, score_run
 
     run, *beside = map(Path, sys.argv[1:])
-    end_in_one_line(lambda: click.echo(score_run(TrainConfig.from_json(earlier(run).settings), run, *beside)))
+    _end(lambda: click.echo(score_run(TrainConfig.from_json(earlier(run).settings), run, *beside)))
 
 
-def end_in_one_line(run: Callable[[], object]) -> None:
-    """Call something; what cannot be used is one line and exit code 2, out of memory 1, Ctrl-C 130."""
-    try:
-        run()
-    except (KeyboardInterrupt, click.Abort):
-        sys.exit(_say("interrupted; --resume goes on from the last checkpoint", 130))
-    except click.ClickException as error:
-        sys.exit(_say(f"Error: {error.format_message()}", 2))
-    except UserError as error:
-        sys.exit(_say(f"Error: {error}", 2))
-    except Exception as error:
-        # By name: the classes lie behind an import of torch or safetensors.
-        if type(error).__name__ == "OutOfMemoryError":
-            sys.exit(_say(f"Error: {error}; give a smaller --micro-batch-size, --gradient-checkpointing or --lora", 1))
-        if not isinstance(error, OSError) and type(error).__name__ != "SafetensorError":
-            raise
-        hint = "a checkpoint that was written is whole: free the disk or check --output-dir, then --resume"
-        sys.exit(_say(f"Error: {error}; {hint}", 2))
-
-
-def _say(line: str, code: int) -> int:
-    click.echo(printable(line), err=True)
-    return code
+def _end(run: Callable[[], object]) -> None:
+    disk = "; a checkpoint that was written is whole: free the disk or check --output-dir, then --resume"
+    less = "; give a smaller --micro-batch-size, --gradient-checkpointing or --lora"
+    advice = {"UserError": "", "OSError": disk, "SafetensorError": disk, "OutOfMemoryError": less}
+    end_in_one_line(run, advice, "interrupted; --resume goes on from the last checkpoint")
 
 
 def main() -> None:
-    """Run the command as :func:`end_in_one_line` does."""
+    """Run the command; its errors are lines."""
     # Threads that spin while they wait for each other make a run beside busy processes many times slower. The OpenMP
     # library reads this when torch is imported; how many threads there are, and so the bytes, does not change.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    end_in_one_line(lambda: command.main(prog_name="optout-train", standalone_mode=False))
+    _end(lambda: command.main(prog_name="optout-train", standalone_mode=False))
 
 
 if __name__ == "__main__":

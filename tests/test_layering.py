@@ -15,7 +15,7 @@ PACKAGES = ("lm_eval_elude", "optout_train")
 # Room (a folder, or a file beside them) -> the rooms below that it uses, and the libraries beside the standard one.
 # The longest name that a module starts with is its room.
 ROOMS: dict[str, tuple[set[str], set[str]]] = {
-    "lm_eval_elude": (set(), set()),
+    "lm_eval_elude": (set(), {"click"}),
     "lm_eval_elude._autoload": ({"lm_eval_elude", "tasks"}, {"lm_eval"}),
     "lm_eval_elude.data": (set(), {"datasets", "filelock", "huggingface_hub", "msgspec", "pyarrow"}),
     "lm_eval_elude.text": ({"data"}, {"transformers"}),

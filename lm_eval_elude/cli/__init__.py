@@ -9,7 +9,7 @@ from importlib import import_module
 import click
 
 from lm_eval_elude import __version__
-from lm_eval_elude.errors import mute_imports, printable
+from lm_eval_elude.errors import end_in_one_line, mute_imports
 
 # Each command is the function of its name in the file of its name. Heavy imports stay inside the functions.
 COMMANDS = (
@@ -39,19 +39,11 @@ def main() -> None:
     """Run the command; bad input is one line and exit code 2, Ctrl-C is 130, SIGTERM 143."""
     mute_imports()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what is half made is taken away, as at Ctrl-C
-    try:
+    more_memory = "; what is finished is kept, and the same command goes on where there is more memory"
+    advice = {"ValueError": "", "OSError": "", "OutOfMemoryError": more_memory}
+
+    def run() -> None:
         status = cli.main(sys.argv[1:] or ["--help"], prog_name="elude", standalone_mode=False)
         sys.exit(status if isinstance(status, int) else 0)
-    except (KeyboardInterrupt, click.Abort):
-        click.echo("interrupted", err=True)
-        sys.exit(130)
-    except (click.ClickException, ValueError, OSError) as error:
-        message = error.format_message() if isinstance(error, click.ClickException) else str(error)
-        click.echo(f"Error: {printable(message)}", err=True)
-        sys.exit(2)
-    except Exception as error:
-        if type(error).__name__ != "OutOfMemoryError":  # by name: the class lies behind an import of torch
-            raise
-        advice = "what is finished is kept, and the same command goes on where there is more memory"
-        click.echo(f"Error: {printable(str(error))}; {advice}", err=True)
-        sys.exit(1)
+
+    end_in_one_line(run, advice, "interrupted")

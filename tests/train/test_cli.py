@@ -301,6 +301,28 @@ def test_what_the_run_beside_has_scored_is_taken_over_where_it_would_come_out_th
         place.discard()
 
 
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (OSError(28, "No space left on device"), 2, "Error: [Errno 28] No space left on device; a checkpoint that was"),
+        (type("SafetensorError", (Exception,), {})("cut"), 2, "Error: cut; a checkpoint that was written is whole"),
+        (type("OutOfMemoryError", (RuntimeError,), {})("full"), 1, "Error: full; give a smaller --micro-batch-size"),
+        (ValueError("a fault of ours"), None, ""),
+    ],
+)
+def test_what_ends_a_run_is_a_line_that_says_the_way_on(error, code, line, called, monkeypatch):
+    def fail(**options):
+        raise error
+
+    monkeypatch.setattr(cli.command, "main", fail)
+    if code is None:
+        with pytest.raises(ValueError, match="a fault of ours"):
+            called()
+        return
+    found, out, err = called()
+    assert (found, out) == (code, "") and err.startswith(line) and err.count("\n") == 1
+
+
 def test_ctrl_c_exits_130_and_leaves_no_half_written_checkpoint(start, run, arguments, tmp_path):
     output = tmp_path / "out"
     words = arguments(output, "--epochs", "100")
