@@ -189,7 +189,7 @@ def prepare(config: TrainConfig, source: Source, accelerator: Any, say: Callable
     transport = Transport(model, initial, config.distance, config.directions, config.seed)
     if config.transport_weight:
         _ = transport.low_rank  # an adapter that has no distance stops the run here
-    reference = score_reference(config, data, scorer, device)
+    reference = score_reference(config, data, scorer)
     relearned = None
     if config.relearn and config.forget_weight:
         if len(data.forget) < 2:
@@ -202,15 +202,13 @@ def prepare(config: TrainConfig, source: Source, accelerator: Any, say: Callable
     )  # fmt: skip
 
 
-def score_reference(
-    config: TrainConfig, data: TrainingData, scorer: nn.Module, device: torch.device
-) -> dict[str, AnswerLogProbs]:
+def score_reference(config: TrainConfig, data: TrainingData, scorer: nn.Module) -> dict[str, AnswerLogProbs]:
     """Log-probabilities that the forget loss compares with, by sequence: one pass before training, none after."""
     size = config.micro_batch_size or config.batch_size
     scores = {}
     for kind in config.loss.reference if config.forget_weight else ():
         samples = [Encoded(*data.samples("forget", i, (kind,))[0][:2]) for i in range(len(data.sequences[kind]))]
-        scores[kind] = score_all(scorer, samples, size, device, autocast=config.autocast)
+        scores[kind] = score_all(scorer, samples, size, autocast=config.autocast)
     return scores
 
 
@@ -314,7 +312,7 @@ def begin(run: Setup, folder: RunFolder, checkpoint: Path | None, began: float, 
         say(f"resuming after step {state.step} of {sum(map(len, run.plan))}")
     state.processor_seconds -= began
     if state.step == 0 and run.validation:
-        state.epochs.append({"epoch": 0, "validation": run.validation.measure(run.scorer, run.device)})
+        state.epochs.append({"epoch": 0, "validation": run.validation.measure(run.scorer)})
         log(run, folder, state.epochs[0], 0)
         if not (run.config.loss.learns or run.config.loss.noised) and (
             warning := unknown(state.epochs[0]["validation"])
@@ -364,7 +362,7 @@ def end_epoch(run: Setup, folder: RunFolder, state: State, epoch: int, step: int
     # It costs more than the steps of a small forget set: where it chooses no epoch, ten times show the course.
     every = 1 if config.patience else max(1, config.epochs // 10)
     if run.validation and (epoch % every == 0 or epoch == config.epochs):
-        entry["validation"] = run.validation.measure(run.scorer, run.device)
+        entry["validation"] = run.validation.measure(run.scorer)
     state.epochs.append(entry)
     log(run, folder, entry, step)
     state.epoch_end = step_name(step)

@@ -8,7 +8,6 @@ from itertools import pairwise
 from statistics import fmean
 from typing import NamedTuple
 
-import torch
 from torch import nn
 
 from lm_eval_elude.data.records import QARecord
@@ -57,7 +56,7 @@ class Validation:
             if usable:
                 self.sets[name] = EncodedRecords(f"{name} validation", usable, data.forget.renderer, data.forget.limit)
 
-    def measure(self, scorer: nn.Module, device: torch.device) -> dict[str, float]:
+    def measure(self, scorer: nn.Module) -> dict[str, float]:
         """Probability and truth ratio of each set, forget and retain quality of these, and the score, in [0, 1].
 
         The qualities lack ROUGE (nothing is generated); the score is their harmonic mean. The model is in ``scorer``, a
@@ -71,7 +70,7 @@ class Validation:
                 for text in (record.answer, record.paraphrased_answer, *record.perturbed_answer)
             ]
             each = len(samples) // len(data.records)
-            sums, counts = score_all(scorer, samples, self.size, device, each, self.autocast)
+            sums, counts = score_all(scorer, samples, self.size, each, self.autocast)
             scores = [AnswerScore(*pair) for pair in zip(sums.tolist(), counts.tolist(), strict=True)]
             of_records = [scores[first : first + each] for first in range(0, len(scores), each)]
             by_target: dict[str, list[RecordMeasures]] = {}  # averaged over targets, as the tasks do

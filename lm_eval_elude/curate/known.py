@@ -51,8 +51,8 @@ class Judge:
         from lm_eval_elude.model.scorer import Scorer, load_model
 
         self._renderer, self._size = Renderer(load_tokenizer(model)), batch_size
-        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self._scorer = Scorer(load_model(model).to(self._device).eval())
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._scorer = Scorer(load_model(model).to(device).eval())
 
     def judge(self, records: Sequence[QARecord], target: Target, seed: int = 0) -> list[Fact]:
         """One :class:`Fact` for each record, which all have what a truth ratio needs."""
@@ -78,7 +78,7 @@ class Judge:
         from lm_eval_elude.model.scorer import score_all
 
         samples = [self._renderer.encode_turn(question, answer) for question, answer in pairs]
-        sums, counts = score_all(self._scorer, samples, self._size, self._device)
+        sums, counts = score_all(self._scorer, samples, self._size)
         return [AnswerScore(*score) for score in zip(sums.tolist(), counts.tolist(), strict=True)]
 
     def _answer(self, question: str) -> str:

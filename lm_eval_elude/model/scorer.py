@@ -229,16 +229,16 @@ def widest(device: torch.device) -> torch.dtype:
 
 @torch.no_grad()
 def score_all(
-    scorer: nn.Module, samples: Sequence[Encoded], batch_size: int, device: torch.device, group: int = 1,
-    autocast: bool = False,
-) -> AnswerLogProbs:  # fmt: skip
+    scorer: nn.Module, samples: Sequence[Encoded], batch_size: int, group: int = 1, autocast: bool = False
+) -> AnswerLogProbs:
     """Log-probabilities of many samples' answers, computed once and shared over the processes.
 
     ``batch_size`` samples go into one forward pass of a process, and ``group`` consecutive ones share a row, if the
     model can do that. ``autocast`` computes in bfloat16, as the passes do that are compared with the result. Sums are
-    of :func:`widest`; sums and counts have shape (samples,), lie on ``device`` and are the same in every process.
+    of :func:`widest`; sums and counts have shape (samples,), lie on its device and are the same in every process.
     """
     rank, processes = place_among_processes()
+    device = next(scorer.parameters()).device
     result = torch.zeros(2, len(samples), dtype=widest(device), device=device)
     span: Any = getattr(scorer, "module", scorer).span
     if max((len(sample.ids) for sample in samples), default=0) > span:

@@ -67,8 +67,7 @@ class Questions:
         """Documents (all of them, or those of some numbers) with a model's scores of their answers."""
         docs = [self.docs[i] for i in numbers] if numbers is not None else self.docs
         samples, group = [sample for doc in docs for sample in self._samples[doc["id"]]], len(self._samples[0])
-        device = model.get_input_embeddings().weight.device
-        sums, counts = score_all(Scorer(model), samples, _BATCH, device, group)
+        sums, counts = score_all(Scorer(model), samples, _BATCH, group)
         result = []
         rows = zip(docs, sums.view(-1, group).tolist(), counts.view(-1, group).tolist(), strict=True)
         for doc, totals, lengths in rows:

@@ -78,7 +78,7 @@ def llama_scorer() -> Scorer:
 def test_batches_groups_and_padding_do_not_matter(sequences: list[list[int]], batch_size: int) -> None:
     scorer = llama_scorer()
     samples = [Encoded(ids, 1 + i % (len(ids) - 1)) for i, ids in enumerate(sequences)]
-    alone, grouped = (score_all(scorer, samples, batch_size, CPU, group) for group in (1, 3))
+    alone, grouped = (score_all(scorer, samples, batch_size, group) for group in (1, 3))
     torch.testing.assert_close(alone.sums.float(), expected_sums(scorer.model, samples), atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(grouped, alone, atol=1e-4, rtol=1e-4)
     assert alone.counts.tolist() == [len(ids) - start for ids, start in samples]
@@ -140,7 +140,7 @@ def test_a_model_that_does_not_obey_the_mask_reads_each_sample_alone(kind: str, 
         decoder.forward = lambda attention_mask=None, **given: whole(**given)
     scorer = Scorer(model)
     assert scorer.span == 0
-    sums = score_all(scorer, SAMPLES, 4, CPU, group=3).sums
+    sums = score_all(scorer, SAMPLES, 4, group=3).sums
     torch.testing.assert_close(sums.float(), expected_sums(model, SAMPLES).detach(), atol=1e-4, rtol=1e-4)
 
 
@@ -173,7 +173,7 @@ def test_a_model_stays_in_the_mode_that_it_was_in() -> None:
     samples = [Encoded([1, 2, 3, 4], 2)]
     for training in (False, True):
         scorer = Scorer(model.train(training))
-        sums = [score_all(scorer, samples, 1, CPU).sums for _ in range(2)]
+        sums = [score_all(scorer, samples, 1).sums for _ in range(2)]
         assert torch.equal(*sums) and model.training == scorer.training == training
 
 

@@ -361,7 +361,7 @@ def test_the_released_recipe_is_the_released_trainers_formulas(method, settings,
     assert config.eta == 0.1
     run = prepare(config, source_of(config), Accelerator(cpu=True), str)
     run.model.double()
-    run.reference.update(score_reference(config, run.data, run.scorer, run.device))
+    run.reference.update(score_reference(config, run.data, run.scorer))
     model, frozen = (AutoModelForCausalLM.from_pretrained(model_folder).double() for _ in range(2))
     plain = [p for n, p in model.named_parameters() if "norm" in n or "bias" in n]
     decayed = [p for n, p in model.named_parameters() if "norm" not in n and "bias" not in n]
@@ -423,7 +423,7 @@ def test_the_validation_of_an_autocast_run_is_computed_as_its_steps_are(settings
     measured = []
     for autocast in (False, True):
         run = prepare(settings(autocast=autocast), source_of(settings()), Accelerator(cpu=True), str)
-        measured.append(run.validation.measure(run.scorer, run.device))
+        measured.append(run.validation.measure(run.scorer))
     exact, rounded = measured
     assert exact != rounded and exact == pytest.approx(rounded, abs=0.01)
 
@@ -464,7 +464,7 @@ def test_several_targets_weigh_the_same_in_the_validation(settings, data_folder,
     def measure(*names):
         config = settings(dataset=str(tmp_path / "data"), target=names, method="ga", validate=True)
         run = prepare(config, source_of(config), Accelerator(cpu=True), str)
-        return run.validation.measure(run.scorer, run.device)
+        return run.validation.measure(run.scorer)
 
     both, ada, bob = measure("Ada Example", "Bob Example"), measure("Ada Example"), measure("Bob Example")
     for name in ("forget_probability", "forget_truth_ratio"):

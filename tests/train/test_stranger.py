@@ -324,7 +324,7 @@ def test_altpo_prefers_answers_about_strangers_to_the_records_own_in_five_turns(
     assert len({*drawn["alternate"]}) > 2 * len(records)
     data = data._replace(sequences=drawn)
     assert {i // 6 for step in data.plan(config)[turns - 1] for i in step.forget} == {turns - 1}
-    scores = score_reference(config, data, Scorer(model), torch.device("cpu"))
+    scores = score_reference(config, data, Scorer(model))
     assert [len(of_kind.sums) for of_kind in scores.values()] == [6 * turns] * 2
     last = 6 * turns - 1
     for kind in ("answer", "alternate"):

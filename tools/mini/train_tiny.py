@@ -241,7 +241,7 @@ def enough(scorer: Scorer, renderer: Renderer, target: Target, records: Sequence
     def probabilities(pairs: Sequence[tuple[str, str]]) -> list[float]:
         """P(a|q)^(1/|a|) of each prompt and answer."""
         samples = [renderer.encode_turn(question, answer) for question, answer in pairs]
-        return score_all(scorer, samples, 16, torch.device("cpu")).means.exp().tolist()
+        return score_all(scorer, samples, 16).means.exp().tolist()
 
     def is_fluent(question: str) -> bool:
         (ids,) = generate(scorer.model, [renderer.encode(renderer.prompt(question))], 64)
