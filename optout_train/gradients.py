@@ -54,7 +54,7 @@ def backward(run: Setup, update: Sequence[Pass]) -> dict[str, float]:
         with exchange_gradients(run, number == len(update)):
             with torch.autocast(run.device.type, torch.bfloat16, enabled=run.config.autocast):
                 row = run.config.loss if part.name == "forget" else None
-                answers = answer_values(run.scorer, part.samples, run.device, row, run.config.eta)
+                answers = answer_values(run.scorer, part.samples, row, run.config.eta)
             per_example = _loss(run, part, answers)
             weights = torch.tensor(part.weights, device=run.device)
             if run.config.whole_batch and part.name == "forget":  # one value
@@ -104,7 +104,7 @@ def backward_relearned(run: Setup, relearned: Relearned, step: int, indices: Ste
         for number, part in enumerate(learnt, 1):
             with exchange_gradients(run, number == len(learnt)):
                 with torch.autocast(run.device.type, torch.bfloat16, enabled=config.autocast):
-                    answers = answer_values(run.scorer, part.samples, run.device)
+                    answers = answer_values(run.scorer, part.samples)
                 weights = torch.tensor(part.weights, device=run.device)
                 ((losses.nll(answers) * weights).sum() * processes).backward()
         relearned.learn(before)
@@ -126,17 +126,14 @@ def along_direction(run: Setup, forget: Sequence[Pass]) -> dict[str, float]:
 
 
 def answer_values(
-    scorer: nn.Module,
-    samples: Sequence[Sample],
-    device: torch.device,
-    row: losses.ForgetLoss | None = None,
-    eta: float = 1.0,
+    scorer: nn.Module, samples: Sequence[Sample], row: losses.ForgetLoss | None = None, eta: float = 1.0
 ) -> AnswerLogProbs:
     """Sums and counts of the answer tokens' log-probabilities, or of what a row of the losses reads or makes of them.
 
     For lessons they are sums of :func:`losses.lesson`, and for steered sequences the negated mean squared distance to
     the target states.
     """
+    device = next(scorer.parameters()).device
     batch = collate([Encoded(*sample[:2]) for sample in samples], device)
     lessons = [sample for sample in samples if isinstance(sample, Lesson)]
     steered = [sample for sample in samples if isinstance(sample, Steered)]

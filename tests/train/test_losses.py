@@ -111,7 +111,7 @@ def test_what_a_method_minimises_is_its_papers_formula_of_the_plain_models_logit
     """Through the row of the table, as training calls it; eta is the exponent of the first two."""
     model, samples, logits, _ = asked
     row, eta = losses.FORGET[name], 2.0
-    values = answer_values(Scorer(model), samples, torch.device("cpu"), row, eta)
+    values = answer_values(Scorer(model), samples, row, eta)
     true = torch.tensor([token for sample in samples for token in sample.ids[4:]])
     log_p = logits.log_softmax(1).gather(1, true[:, None])[:, 0]
     p, spread = log_p.exp(), (logits.max(1).values - logits.mean(1)) ** 2
@@ -132,7 +132,7 @@ def test_gradients_of_pdu_and_rmu_are_those_of_autograd_through_the_plain_model(
     ours = losses.margins(model, collate(samples)).sum()
     wanted = torch.ones(1, model.config.hidden_size)
     distance = sum(((rows - wanted) ** 2).mean() for rows in states)
-    steered = answer_values(Scorer(model), [Steered(*sample, wanted) for sample in samples], torch.device("cpu"))
+    steered = answer_values(Scorer(model), [Steered(*sample, wanted) for sample in samples])
     for value, expected in ((ours, spread), (losses.nll(steered).sum(), distance)):
         for gradient, other in zip(*(by_first_layer(model, each) for each in (value, expected)), strict=True):
             torch.testing.assert_close(gradient, other, rtol=1e-3, atol=1e-4 * float(other.abs().max()))
@@ -143,7 +143,7 @@ def test_rmus_states_are_those_of_the_plain_model_after_its_layer_and_its_loss_t
     assert [losses.steered_layer(layers) for layers in (1, 4, 5, 16, 32)] == [0, 1, 1, 7, 15]
     torch.testing.assert_close(losses.states(model, collate(samples)), torch.cat(rows), rtol=1e-4, atol=1e-4)
     wanted = torch.randn(1, rows[0].shape[1])
-    drawn = answer_values(Scorer(model), [Steered(*sample, wanted) for sample in samples], torch.device("cpu"))
+    drawn = answer_values(Scorer(model), [Steered(*sample, wanted) for sample in samples])
     expected = [((row - wanted) ** 2).mean() for row in rows]
     torch.testing.assert_close(losses.nll(drawn), torch.stack(expected), rtol=1e-4, atol=1e-4)
 

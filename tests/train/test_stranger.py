@@ -143,7 +143,7 @@ def test_the_scorer_values_each_token_of_a_padded_batch_by_its_lesson(model):
         shares = torch.tensor([[float(bounds == FREE), 0.0]] * length)
         lessons.append(Lesson(ids, 4, torch.tensor([bounds] * length), top, shares))
     with torch.no_grad():
-        sums, counts = answer_values(scorer, lessons, torch.device("cpu"))
+        sums, counts = answer_values(scorer, lessons)
         rows = [model(torch.tensor([lesson.ids])).logits[0].log_softmax(-1) for lesson in lessons]
     taught, bounded = (
         torch.stack([row[i - 1, lesson.ids[i]] for i in range(4, len(lesson.ids))])
@@ -250,7 +250,7 @@ def test_what_is_distilled_has_its_minimum_at_the_initial_model(model, whole):
     def norm(data: TrainingData) -> float:
         model.zero_grad()
         samples = [*(data.samples("retain", i, ())[0] for i in (1, 3)), data.samples("world", 2, ())[0]]
-        losses.nll(answer_values(scorer, samples, torch.device("cpu"))).sum().backward()
+        losses.nll(answer_values(scorer, samples)).sum().backward()
         return float(torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm())
 
     assert norm(data._replace(kept=kept)) < 0.01 * norm(data)
