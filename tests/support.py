@@ -8,14 +8,18 @@ maths.
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import shutil
-from collections.abc import Sequence
-from functools import lru_cache
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from functools import lru_cache, partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -23,9 +27,11 @@ from rouge_score.rouge_scorer import RougeScorer
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from lm_eval_elude import cli
 from lm_eval_elude.data import bundled
 from lm_eval_elude.data.manifest import FILE_NAME
 from lm_eval_elude.scoring.benchmarks import GROUPS, group_report, task_report
+from optout_train import cli as trainer
 
 ROOT = Path(__file__).resolve().parents[1]
 MINI = ROOT / "lm_eval_elude" / "mini" / "data"
@@ -60,6 +66,28 @@ SHAPES = {
     "dropping": Shape(_template("dropping"), "<s>", "</s>", ("<s>", "</s>")),
     "base": Shape(None, "<|begin_of_text|>", "<|end_of_text|>", _LLAMA_SPECIAL[:2]),
 }  # fmt: skip
+
+
+class Ended(NamedTuple):
+    """How a command ended: exit code, standard output, standard error."""
+
+    code: int
+    out: str
+    err: str
+
+
+def called(main: Callable[[], int | None], *arguments: object) -> Ended:
+    """Call a command's ``main`` in this process, as its script does with these words."""
+    out, err = io.StringIO(), io.StringIO()
+    with patch.object(sys, "argv", ["command", *map(str, arguments)]), redirect_stdout(out), redirect_stderr(err):
+        try:
+            code = main()
+        except SystemExit as stop:
+            code = stop.code
+    return Ended(int(code or 0), out.getvalue(), err.getvalue())
+
+
+elude, optout = partial(called, cli.main), partial(called, trainer.main)
 
 
 def mini_rows(name: str, count: int | None = None, entity: str | None = None) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ from lm_eval_elude.report.rows import COLLAPSED, Row
 from lm_eval_elude.scoring.estimates import Estimate, Observation, combine, mean_over_targets
 from lm_eval_elude.stress.outcome import CHECKPOINT, ORIGINAL, RECOVERED, REFERENCE, Worst, recoveries
 from optout_train.config import METHODS, flag
-from tests.support import MINI, ROOT
+from tests.support import MINI, ROOT, called
 
 
 @pytest.fixture(autouse=True)
@@ -198,7 +198,7 @@ class FakeRun:
 
 @pytest.mark.parametrize("teach", [False, True])
 def test_the_path_of_a_model_that_knows_too_little(
-    teach: bool, real_model: Any, tmp_path: Path, monkeypatch: Any, capsys: Any
+    teach: bool, real_model: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
     """Untaught it ends at the gate; taught, all is compared with the model that was taught without the target."""
     trained: list[tuple[str, str]] = []
@@ -228,9 +228,8 @@ def test_the_path_of_a_model_that_knows_too_little(
     for name, fake in (("known", known), ("evaluate", evaluate), ("train", train)):
         monkeypatch.setattr(real_model.Work, name, fake)
     flags = ["--records", "3", "--methods", "paper", "npo+rt --lambda 0.2", "--work", str(tmp_path), "--eta", "0.5"]
-    monkeypatch.setattr(sys, "argv", ["real_model.py", str(bundled.MODEL), *flags, *(["--teach"] if teach else [])])
-    assert real_model.main() == (0 if teach else 1)
-    told = capsys.readouterr()
+    told = called(real_model.main, bundled.MODEL, *flags, *(["--teach"] if teach else []))
+    assert told.code == (0 if teach else 1)
     assert "Of Cristiano Ronaldo the original knows 10% of 3 facts" in told.out
     if not teach:
         assert not trained and not scored and "Teach it first: --teach" in told.err

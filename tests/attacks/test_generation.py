@@ -9,17 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from msgspec import structs
 
 from lm_eval_elude.attacks.builders import ATTACKS, build_attacks
 from lm_eval_elude.attacks.prompt import load_attack_file
 from lm_eval_elude.attacks.rewriting import generate_attacks, rejects_path
-from lm_eval_elude.cli import cli
 from lm_eval_elude.data.targets import resolve_target
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.fetch import FetchError
 from tests.endpoints import Endpoint, completion, endpoint, kill_after
+from tests.support import elude
 from tools.mini.build import HERE, read_facts
 
 NOBODY = "http://127.0.0.1:9/v1"
@@ -183,8 +182,8 @@ def test_where_no_prompt_passes_the_command_fails(tmp_path):
     out = tmp_path / "a.jsonl"
     with endpoint(nothing) as (url, _):
         words = ["attacks", "--target", "ronaldo", "--dataset", "mini", "--llm", url, "--llm-model", "m", "-n", "1"]
-        done = CliRunner().invoke(cli, [*words, "--attack", "role_playing", "--out", str(out)])
-    assert isinstance(done.exception, UserError) and "none of 1 prompts passed; see " in str(done.exception)
+        code, _, error = elude(*words, "--attack", "role_playing", "--out", out)
+    assert code == 2 and "none of 1 prompts passed; see " in error
 
 
 def test_data_without_translations_get_them_from_the_model(tmp_path):

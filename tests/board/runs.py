@@ -14,11 +14,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lm_eval_elude import cli
 from lm_eval_elude.board import keeper
 from lm_eval_elude.board import submission as packed
 from lm_eval_elude.data import bundled
@@ -121,15 +119,6 @@ def rows(site: Path) -> dict[str, dict[str, Any]]:
     """The rows of a site's one table, by the submission's folder."""
     (table,) = load(site / "leaderboard.json")["tables"]
     return {row["name"]: row for row in table["rows"]}
-
-
-def elude(capsys: Any, *arguments: Any) -> tuple[int, str, str]:
-    """Exit code, output and errors of the command."""
-    sys.argv = ["elude", *map(str, arguments)]
-    with pytest.raises(SystemExit) as left:
-        cli.main()
-    out, err = capsys.readouterr()
-    return int(left.value.code or 0), out, err
 
 
 # ---- altering

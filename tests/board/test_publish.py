@@ -16,7 +16,7 @@ from lm_eval_elude.board.verify import verify
 from lm_eval_elude.errors import UserError
 from tests.board import runs
 from tests.endpoints import Handler, serve
-from tests.support import numbers_again
+from tests.support import elude, numbers_again
 
 CARD = """---
 license: mit
@@ -132,25 +132,25 @@ def test_the_request_says_the_references_values_and_the_level_of_proof(hub, verd
     assert text in committed(hub)["README.md"]  # the repository has no card
 
 
-def test_a_hub_that_refuses_is_one_line_and_the_submission_stays(hub, original, data, tmp_path, capsys, monkeypatch):
+def test_a_hub_that_refuses_is_one_line_and_the_submission_stays(hub, original, data, tmp_path, monkeypatch):
     out, exchange = tmp_path / "mine", tmp_path / "exchange"
     submit = ("submit", original.path, "--out", out, "--submitter", "A. Nobody", "--base-model", "b", "--role",
               "original", "--every-eval-ever", exchange, "--hub")  # fmt: skip
     monkeypatch.delenv("HF_TOKEN")
-    code, _, err = runs.elude(capsys, *submit, "org/name")
+    code, _, err = elude(*submit, "org/name")
     assert code == 2 and "HF_TOKEN" in err and not list(tmp_path.iterdir())
     with pytest.raises(UserError, match="HF_TOKEN"):
         publish.token("org/name")
     monkeypatch.setenv("HF_TOKEN", "t")
-    code, _, err = runs.elude(capsys, *submit, "no/where")
+    code, _, err = elude(*submit, "no/where")
     assert code == 2 and len(err.splitlines()) == 1 and "no/where" in err and f"{out} is written" in err
     assert not hub.seen and not verify(out, data=str(data)).findings and list(exchange.rglob("*_samples.jsonl"))
     shutil.rmtree(out)
-    code, printed, _ = runs.elude(capsys, *submit, "org/name")
+    code, printed, _ = elude(*submit, "org/name")
     assert code == 0 and hub.request in printed and out.is_dir()
 
 
-def test_a_submission_whose_other_files_were_not_written_is_not_there_either(original, tmp_path, capsys, monkeypatch):
+def test_a_submission_whose_other_files_were_not_written_is_not_there_either(original, tmp_path, monkeypatch):
     """A command that is killed between the two can be given again."""
     out, exchange = tmp_path / "mine", tmp_path / "exchange"
     submit = ("submit", original.path, "--out", out, "--submitter", "A. Nobody", "--base-model", "b", "--role",
@@ -161,9 +161,9 @@ def test_a_submission_whose_other_files_were_not_written_is_not_there_either(ori
 
     with monkeypatch.context() as patch:
         patch.setattr(publish, "every_eval_ever", stop)
-        code, _, _ = runs.elude(capsys, *submit)
+        code, _, _ = elude(*submit)
     assert code == 130 and not list(tmp_path.iterdir())
-    code, printed, _ = runs.elude(capsys, *submit)
+    code, printed, _ = elude(*submit)
     (file,) = exchange.rglob("*[!s].json")
     assert code == 0 and f"written: {file}" in printed and out.is_dir()
 

@@ -22,6 +22,7 @@ from lm_eval_elude.stress.outcome import CHECKPOINT, ORIGINAL, REFERENCE, SUMMAR
 from lm_eval_elude.stress.weights import WEIGHT_ATTACKS
 from tests.board import runs
 from tests.board.runs import changed
+from tests.support import elude
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +90,7 @@ def attacked(folder: Path, checkpoint: Run, reference: Run, share: float = 1) ->
 
 
 def test_a_record_names_the_attacks_on_the_weights_that_were_survived_and_those_that_were_not(
-    never_knew, original, tmp_path, capsys
+    never_knew, original, tmp_path
 ):
     found = attacked(tmp_path / "stress", never_knew, original)
     statement = board.record(runs.WITHOUT, never_knew, records=1, attacked=found)
@@ -122,9 +123,7 @@ def test_a_record_names_the_attacks_on_the_weights_that_were_survived_and_those_
             forge(table)
         with pytest.raises(UserError, match=f"^--stress .*: {line}"):
             board.record(runs.WITHOUT, never_knew, attacked=Outcome(forged))
-    code, _, error = runs.elude(
-        capsys, "record", runs.WITHOUT, never_knew.path, "--out", tmp_path / "r", "--stress", tmp_path
-    )
+    code, _, error = elude("record", runs.WITHOUT, never_knew.path, "--out", tmp_path / "r", "--stress", tmp_path)
     assert code == 2 and "no stress.json" in error and not (tmp_path / "r").exists()
 
 
@@ -198,14 +197,14 @@ def test_the_page_and_the_statement_promise_nothing(statement, tmp_path):
     ]
 
 
-def test_targets_can_stand_as_hashes_and_nothing_of_others_is_replaced(never_knew, tmp_path, data, capsys):
+def test_targets_can_stand_as_hashes_and_nothing_of_others_is_replaced(never_knew, tmp_path, data):
     out, key = tmp_path / "record", tmp_path / "record.key"
     command = ("record", runs.WITHOUT, never_knew.path, "--out", out, "--hash-targets", "--records", 1)
     key.write_text("mine")
-    code, _, err = runs.elude(capsys, *command)
+    code, _, err = elude(*command)
     assert code == 2 and f"{key} exists already" in err and [*tmp_path.iterdir()] == [key] and key.read_text() == "mine"
     key.unlink()
-    code, printed, _ = runs.elude(capsys, *command)
+    code, printed, _ = elude(*command)
     assert code == 0 and printed.splitlines()[-1] == f"{out}: failed" and len(key.read_text()) == 64
     assert key.stat().st_mode & 0o777 == 0o600
     text = "".join(path.read_text() for path in out.iterdir())
@@ -215,7 +214,7 @@ def test_targets_can_stand_as_hashes_and_nothing_of_others_is_replaced(never_kne
         assert f"{start}{hmac.digest(key.read_text().encode(), name.encode(), 'sha256').hex()[:size]}" in text
 
 
-def test_the_key_is_written_before_the_record_and_goes_with_it(never_knew, tmp_path, capsys, monkeypatch):
+def test_the_key_is_written_before_the_record_and_goes_with_it(never_knew, tmp_path, monkeypatch):
     """After a kill between the two, a record without its key would say of nobody what it says."""
     key, keys = tmp_path / "record.key", []
 
@@ -225,7 +224,7 @@ def test_the_key_is_written_before_the_record_and_goes_with_it(never_knew, tmp_p
 
     monkeypatch.setattr(files.os, "rename", full)
     command = ("record", runs.WITHOUT, never_knew.path, "--out", tmp_path / "record", "--hash-targets", "--records", 1)
-    code, _, err = runs.elude(capsys, *command)
+    code, _, err = elude(*command)
     assert code == 2 and "No space left" in err and [len(text) for text in keys] == [64] and not [*tmp_path.iterdir()]
 
 
@@ -319,7 +318,7 @@ def test_no_model_of_an_earlier_request_is_the_reference(known, never_knew, tmp_
         board.record(folder, claimed(never_knew, runs.WITHOUT, folder, tmp_path / "run"), records=1)
 
 
-def test_a_record_is_signed_and_verified_without_a_network(never_knew, tmp_path, capsys, monkeypatch):
+def test_a_record_is_signed_and_verified_without_a_network(never_knew, tmp_path, monkeypatch):
     verifying = pytest.importorskip("model_signing.verifying", reason="the extra [sign] is not installed")
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -334,15 +333,15 @@ def test_a_record_is_signed_and_verified_without_a_network(never_knew, tmp_path,
     folder, signature = tmp_path / "record", tmp_path / "record.sig"
     command = ("record", runs.WITHOUT, never_knew.path, "--out", folder, "--records", 1, "--sign")
     signature.write_text("mine")
-    code, _, err = runs.elude(capsys, *command, tmp_path / "key.pem")
+    code, _, err = elude(*command, tmp_path / "key.pem")
     assert code == 2 and f"{signature} exists already" in err and not folder.exists()
     assert signature.read_text() == "mine"
     signature.unlink()
     with monkeypatch.context() as patched:  # no key, so nothing is asked
         patched.setattr(board, "record", pytest.fail)
-        code, _, err = runs.elude(capsys, *command, tmp_path / "public.pem")
+        code, _, err = elude(*command, tmp_path / "public.pem")
     assert code == 2 and "--sign" in err and not folder.exists() and not signature.exists()
-    assert runs.elude(capsys, *command, tmp_path / "key.pem")[0] == 0
+    assert elude(*command, tmp_path / "key.pem")[0] == 0
 
     def check():
         config = verifying.Config().use_elliptic_key_verifier(public_key=tmp_path / "public.pem")

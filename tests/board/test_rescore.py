@@ -24,7 +24,7 @@ from lm_eval_elude.scoring.benchmark import as_row
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS, task_report
 from lm_eval_elude.text.chat import Renderer, load_tokenizer
 from tests.board import runs
-from tests.support import run
+from tests.support import elude, run
 
 BASE = str(runs.TINY)
 
@@ -296,7 +296,7 @@ def test_an_adapter_is_put_on_the_base_that_the_keeper_names(submitted, data, tm
 
 @pytest.mark.parametrize(("weights", "base"), [(True, "tokenizer"), (False, "original")])
 def test_an_adapter_of_a_later_request_is_put_on_the_checkpoint_before_it(
-    weights, base, submitted, data, tmp_path, capsys, monkeypatch
+    weights, base, submitted, data, tmp_path, monkeypatch
 ):
     folder = Path(shutil.copytree(BASE, tmp_path / "first"))
     if not weights:
@@ -305,7 +305,7 @@ def test_an_adapter_of_a_later_request_is_put_on_the_checkpoint_before_it(
     monkeypatch.setattr(board, "rescore", lambda *_, **how: given.update(how))
     models = {"tokenizer": str(folder), "original": BASE}
     flags = [text for name, model in models.items() for text in (f"--{name}", model)]
-    runs.elude(capsys, "verify", submitted, "--dataset", data, "--rescore", BASE, *flags)
+    elude("verify", submitted, "--dataset", data, "--rescore", BASE, *flags)
     assert given["base"] == models[base]
 
 
@@ -325,15 +325,15 @@ def test_of_several_verdicts_a_failed_one_or_that_for_which_most_was_asked_count
     assert chosen(asked | {"findings": ["x"], "level": ""}, asked).findings
 
 
-def test_a_verdict_is_printed_as_the_board_reads_it(submitted, data, capsys):
+def test_a_verdict_is_printed_as_the_board_reads_it(submitted, data):
     command = ("verify", submitted, "--dataset", data, "--rescore", BASE)
-    code, _, err = runs.elude(capsys, *command)
+    code, _, err = elude(*command)
     assert code == 2 and "--rescore needs --tokenizer" in err and len(err.splitlines()) == 1
-    code, printed, err = runs.elude(capsys, "verify", submitted, "--json")  # no word against the submission
+    code, printed, err = elude("verify", submitted, "--json")  # no word against the submission
     assert code == 2 and not printed and "is not at hand: name yours by --dataset" in err
-    code, _, err = runs.elude(capsys, *command, "--tokenizer", BASE, "--original", data)
+    code, _, err = elude(*command, "--tokenizer", BASE, "--original", data)
     assert code == 2 and err.startswith(f"Error: --original {str(data)!r} is not a model") and "metadata" not in err
-    code, printed, _ = runs.elude(capsys, *command, "--tokenizer", BASE, "--records", 1, "--json")
+    code, printed, _ = elude(*command, "--tokenizer", BASE, "--records", 1, "--json")
     verdict = json.loads(printed)
     assert code == 0 and verdict["level"] == "rescored" and verdict["tokenizer"] == runs.fingerprint()
     assert verdict["rescored"]["weights"] == packed.read(submitted).weights and verdict["rescored"]["seed"] > 0

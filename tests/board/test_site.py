@@ -26,6 +26,7 @@ from lm_eval_elude.report.page import page
 from tests.board import runs
 from tests.board.runs import changed, rows
 from tests.browser import BROWSER, Browser
+from tests.support import elude
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +215,7 @@ def test_no_table_and_no_reference_arises_from_what_a_submitter_says(changes, li
     assert len(str(error.value).splitlines()) == 1 and len(str(error.value)) < 500
 
 
-def test_the_keepers_file_is_needed_and_checked(again, capsys, monkeypatch):
+def test_the_keepers_file_is_needed_and_checked(again, monkeypatch):
     (copy, out), submissions = again, again[0] / "submissions"
     file, whole, (known,) = copy / keeper.FILE, (copy / keeper.FILE).read_text(), keeper.read(copy)
     for content, line in {
@@ -228,17 +229,17 @@ def test_the_keepers_file_is_needed_and_checked(again, capsys, monkeypatch):
             site.build(copy, out)
         assert line in str(error.value) and len(str(error.value).splitlines()) == 1
     file.unlink()
-    code, _, err = runs.elude(capsys, "leaderboard", copy, "--out", out)
+    code, _, err = elude("leaderboard", copy, "--out", out)
     assert code == 2 and "elude leaderboard table" in err and len(err.splitlines()) == 1
     command = ("leaderboard", "table", copy, "--name", "A", "--tokenizer", runs.TINY, "--retrained")
     references = (submissions / "retrained", "--original", submissions / "original")
     file.write_text("# of ours")
-    assert runs.elude(capsys, *command, *references, "--dataset", known.dataset)[0] == 0
+    assert elude(*command, *references, "--dataset", known.dataset)[0] == 0
     assert keeper.read(copy) == [msgspec.structs.replace(known, name="A")]
     file.write_text(file.read_text().rstrip())  # as some editors leave it
-    assert runs.elude(capsys, *command, *references, "--dataset", known.dataset, "--name", "C")[0] == 0
+    assert elude(*command, *references, "--dataset", known.dataset, "--name", "C")[0] == 0
     assert [table.name for table in keeper.read(copy)] == ["A", "C"] and file.read_text().startswith("# of ours\n")
-    code, _, err = runs.elude(capsys, *command, *references)
+    code, _, err = elude(*command, *references)
     assert code == 2 and "has a table 'A' already" in err
     written = file.read_text()
     for flags, line in (
@@ -246,20 +247,20 @@ def test_the_keepers_file_is_needed_and_checked(again, capsys, monkeypatch):
         (("--name", "B", "--dataset", "nosuch"), "'nosuch'"),
         (("--name", "B"), f"{Path(known.dataset).name!r}"),  # the submission's, which is not here
     ):
-        code, _, err = runs.elude(capsys, *command, *references, *flags)
+        code, _, err = elude(*command, *references, *flags)
         assert code == 2 and line in err and file.read_text() == written
     monkeypatch.chdir(Path(known.dataset).parent)
     of_here, of_board = Path(known.dataset).name, os.path.relpath(known.dataset, copy)
-    code, _, err = runs.elude(capsys, *command, *references, "--name", "D", "--dataset", of_here)
+    code, _, err = elude(*command, *references, "--name", "D", "--dataset", of_here)
     assert code == 2 and f"no path from the board's folder; give {of_board}" in err
-    code, _, err = runs.elude(capsys, *command, *references, "--name", "D\x7f", "--dataset", known.dataset)
+    code, _, err = elude(*command, *references, "--name", "D\x7f", "--dataset", known.dataset)
     assert code == 2 and "not valid TOML" in err and file.read_text() == written
     assert keeper.toml(msgspec.structs.replace(known, fingerprints={"a b": "1"})).endswith('"a b" = "1"\n\n')
     with changed(submissions / "retrained" / packed.FILE_NAME) as table:
         table["scored"] |= {"targets": 5}
-    code, _, err = runs.elude(capsys, *command, *references, "--name", "D", "--dataset", known.dataset)
+    code, _, err = elude(*command, *references, "--name", "D", "--dataset", known.dataset)
     assert code == 2 and "field 'targets'" in err and file.read_text() == written
-    code, _, err = runs.elude(capsys, *command, submissions / "candidate")
+    code, _, err = elude(*command, submissions / "candidate")
     assert code == 2 and "role submission, but board.toml has it as retrained" in err
 
 
@@ -387,11 +388,11 @@ def a_copy(submissions: Path) -> None:
     [(without_rows, "candidate", 4), (odd_targets, "candidate", 4), (no_text, "candidate", 4), (half_written, "", 4),
      (a_copy, "a copy", 5)],
 )  # fmt: skip
-def test_one_submission_never_stops_a_build(change, left_out, count, again, capsys):
+def test_one_submission_never_stops_a_build(change, left_out, count, again):
     copy, out = again
     change(copy / "submissions")
     for _ in range(2):
-        code, printed, err = runs.elude(capsys, "leaderboard", copy, "--out", out)
+        code, printed, err = elude("leaderboard", copy, "--out", out)
         assert code == 0 and f": {count} submissions" in printed and len(rows(out)) == count
         assert err.startswith(f"left out: {left_out}: " * bool(left_out)) and err.count("\n") == bool(left_out)
 
@@ -414,21 +415,21 @@ def test_a_model_named_as_a_companion_is_not_taken_for_it(name, again):
     assert not done.refused and f"{name} (submitted)" in page
 
 
-def test_a_verdict_on_a_spoilt_copy_does_not_withdraw_the_honest_row(again, built, data, capsys):
+def test_a_verdict_on_a_spoilt_copy_does_not_withdraw_the_honest_row(again, built, data):
     copy, out = again
     a_copy(copy / "submissions")
-    code, printed, _ = runs.elude(capsys, "verify", copy / "submissions" / "a copy", "--board", copy, "--json")
+    code, printed, _ = elude("verify", copy / "submissions" / "a copy", "--board", copy, "--json")
     (copy / keeper.VERDICTS / "a copy.json").write_text(printed)
     site.build(copy, out)
     assert code == 1 and rows(out) == rows(built)
 
 
-def test_what_others_named_is_escaped_before_a_terminal(again, data, capsys):
+def test_what_others_named_is_escaped_before_a_terminal(again, data):
     (copy, out), name = again, "\x1b[2J\n::error::x"
     shutil.copytree(copy / "submissions" / "candidate", copy / name)
     (copy / name / "results.json").write_text("{}")
     for command in (("leaderboard", copy, "--out", out), ("verify", copy / name, "--dataset", data)):
-        code, printed, err = runs.elude(capsys, *command)
+        code, printed, err = elude(*command)
         assert code == (command[0] == "verify") and (printed + err).replace("\n", "").isprintable()
         assert not any(line.startswith("::") for line in (printed + err).splitlines())
 

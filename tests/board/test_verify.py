@@ -24,8 +24,8 @@ from lm_eval_elude.scoring.metrics import METRICS
 from lm_eval_elude.scoring.runs import Run
 from lm_eval_elude.text.chat import Renderer, load_tokenizer
 from tests.board import runs
-from tests.board.runs import changed, elude, hashed_again, load
-from tests.support import make_model, make_tokenizer, save_checkpoint, small_data, write_jsonl
+from tests.board.runs import changed, hashed_again, load
+from tests.support import elude, make_model, make_tokenizer, save_checkpoint, small_data, write_jsonl
 
 
 @pytest.fixture
@@ -540,20 +540,20 @@ def test_relative_paths_are_not_published(original, data, tmp_path):
     assert not verify(mine, data=str(data)).findings
 
 
-def test_the_commands(original, data, tmp_path, capsys):
+def test_the_commands(original, data, tmp_path):
     out = tmp_path / "mine"
     submit = ("submit", original.path, "--out", out, "--submitter", "A. Nobody", "--role", "original")
-    code, _, err = elude(capsys, *submit)
+    code, _, err = elude(*submit)
     assert code == 2 and "--base-model" in err and not out.exists() and not list(tmp_path.iterdir())
-    code, _, err = elude(capsys, *submit, "--base-model", "tiny", "--stress", original.path.parent)
+    code, _, err = elude(*submit, "--base-model", "tiny", "--stress", original.path.parent)
     assert code == 2 and "it is no finished folder of elude stress" in err and not out.exists()
-    code, printed, _ = elude(capsys, *submit, "--base-model", "tiny")
+    code, printed, _ = elude(*submit, "--base-model", "tiny")
     assert code == 0 and "level recomputed" in printed
-    code, _, err = elude(capsys, *submit, "--base-model", "tiny")
+    code, _, err = elude(*submit, "--base-model", "tiny")
     assert code == 2 and "exists already" in err
-    code, printed, _ = elude(capsys, "verify", out, "--dataset", data, "--json")
+    code, printed, _ = elude("verify", out, "--dataset", data, "--json")
     assert code == 0 and json.loads(printed)["level"] == "recomputed" and json.loads(printed)["findings"] == []
-    code, printed, _ = elude(capsys, "verify", out, "--dataset", data, "--reference", original.path)
+    code, printed, _ = elude("verify", out, "--dataset", data, "--reference", original.path)
     assert code == 0 and f"the run names no reference: nothing is compared with {original.path}" in printed
     for flag, value in (
         ("stress", out),
@@ -563,25 +563,25 @@ def test_the_commands(original, data, tmp_path, capsys):
         ("backend", "hf"),
         ("tolerance", 1),
     ):
-        code, _, err = elude(capsys, "verify", out, "--dataset", data, f"--{flag}", value)
+        code, _, err = elude("verify", out, "--dataset", data, f"--{flag}", value)
         assert code == 2 and f"--{flag}: only for --rescore" in err and len(err.splitlines()) == 1
-    code, printed, err = elude(capsys, "verify", out, "--dataset", "nosuch", "--json")  # no word of the submission
+    code, printed, err = elude("verify", out, "--dataset", "nosuch", "--json")  # no word of the submission
     assert code == 2 and printed == "" and "'nosuch'" in err
     known = Path(shutil.copytree(original.path.parent, tmp_path / "known"))
     next(known.glob("samples_elude_cloze_*")).write_text("{")  # nor does a broken reference
-    code, printed, err = elude(capsys, "verify", out, "--dataset", data, "--reference", known, "--json")
+    code, printed, err = elude("verify", out, "--dataset", data, "--reference", known, "--json")
     assert code == 2 and printed == "" and "samples_elude_cloze_" in err
     (out / "more.txt").write_text("x")
-    code, printed, _ = elude(capsys, "verify", out, "--dataset", data)
+    code, printed, _ = elude("verify", out, "--dataset", data)
     assert code == 1 and printed.splitlines()[0] == "'more.txt' is no file of a submission"
 
 
-def test_a_folder_whose_name_begins_with_hub_is_a_folder(original, data, tmp_path, monkeypatch, capsys):
+def test_a_folder_whose_name_begins_with_hub_is_a_folder(original, data, tmp_path, monkeypatch):
     shutil.copytree(data, tmp_path / "hubert")
     monkeypatch.chdir(tmp_path)
     about = ("--submitter", "x", "--base-model", "b", "--role", "original")
-    assert elude(capsys, "submit", original.path, "--out", "mine", "--dataset", "hubert", *about)[0] == 0
-    assert elude(capsys, "verify", "mine", "--dataset", "hubert")[0] == 0
+    assert elude("submit", original.path, "--out", "mine", "--dataset", "hubert", *about)[0] == 0
+    assert elude("verify", "mine", "--dataset", "hubert")[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -593,10 +593,10 @@ def test_a_folder_whose_name_begins_with_hub_is_a_folder(original, data, tmp_pat
         ("samples_elude_retain_2*", lambda rows: rows.pop(), "2 rows"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_submitted(file, change, line, original, tmp_path, capsys):
+def test_what_cannot_be_submitted(file, change, line, original, tmp_path):
     folder = Path(shutil.copytree(original.path.parent, tmp_path / "run"))
     with changed(next(folder.glob(file))) as content:
         change(content)
-    code, _, err = elude(capsys, "submit", folder, "--out", tmp_path / "out", "--submitter", "x", "--base-model", "b",
+    code, _, err = elude("submit", folder, "--out", tmp_path / "out", "--submitter", "x", "--base-model", "b",
                          "--role", "original")  # fmt: skip
     assert code == 2 and line in err and len(err.splitlines()) == 1 and not (tmp_path / "out").exists()

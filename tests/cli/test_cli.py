@@ -7,31 +7,21 @@ from pathlib import Path
 import click
 import pytest
 
-from lm_eval_elude import cli, task_folder
+from lm_eval_elude import task_folder
 from lm_eval_elude.cli.path import PLACES
 from lm_eval_elude.data.targets import TARGETS
+from tests.support import elude
 
 
-def elude(monkeypatch, *arguments: str) -> int:
-    """Exit code of the command."""
-    monkeypatch.setattr(sys, "argv", ["elude", *arguments])
-    try:
-        cli.main()
-    except SystemExit as stopped:
-        return int(stopped.code or 0)
-    return 0
-
-
-def test_places_targets_and_help_are_printed(monkeypatch, capsys):
+def test_places_targets_and_help_are_printed():
     for place in (*PLACES, "tasks"):
-        assert elude(monkeypatch, "path", place) == 0
-        path = Path(capsys.readouterr().out.strip())
-        assert path.is_dir() and (place != "tasks" or path == task_folder())
-    assert elude(monkeypatch, "targets") == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == [target.slug for target in TARGETS]
-    assert elude(monkeypatch) == 0
-    assert capsys.readouterr().out.startswith("Usage: elude")
+        code, out, _ = elude("path", place)
+        path = Path(out.strip())
+        assert code == 0 and path.is_dir() and (place != "tasks" or path == task_folder())
+    code, out, _ = elude("targets")
+    assert code == 0 and [line.split()[0] for line in out.splitlines()] == [target.slug for target in TARGETS]
+    code, out, _ = elude()
+    assert code == 0 and out.startswith("Usage: elude")
 
 
 NO_SOURCE = "neither 'hub', 'mini' nor an existing folder or file"
@@ -56,11 +46,10 @@ LLM = ("--llm", "x", "--llm-model", "m")
         (["verify", ".", "--tolerance", "nan"], "'--tolerance': nan is no finite number"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(arguments, problem, monkeypatch, capsys):
+def test_bad_input_is_one_line_and_exit_code_2(arguments, problem, monkeypatch):
     monkeypatch.delattr(click.exceptions, "NoArgsIsHelpError", raising=False)  # click 8.1 does not have it
-    assert elude(monkeypatch, *arguments) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("Error: ") and problem in error and error.count("\n") == 1
+    code, _, error = elude(*arguments)
+    assert code == 2 and error.startswith("Error: ") and problem in error and error.count("\n") == 1
 
 
 def test_what_is_half_made_is_taken_away_at_sigterm(tmp_path):

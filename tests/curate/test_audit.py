@@ -5,9 +5,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from click.testing import CliRunner
 
-from lm_eval_elude.cli import cli
 from lm_eval_elude.curate.audit import (
     CRITERIA,
     PAPER,
@@ -24,7 +22,7 @@ from lm_eval_elude.data.records import QARecord
 from lm_eval_elude.data.targets import Target
 from lm_eval_elude.errors import UserError
 from tests.curate.company import FACTS, TARGET
-from tests.support import ROOT, mini_rows, small_data, write_jsonl
+from tests.support import ROOT, elude, mini_rows, small_data, write_jsonl
 
 LUMO = Target(TARGET, (), True)
 
@@ -139,16 +137,16 @@ def test_judges_are_merged_with_intervals_and_agreement(tmp_path):
             merge([tmp_path / "a.json", exported(tmp_path, "e", first, items=change)])
     with pytest.raises(UserError, match="nothing is judged yet"):
         merge([exported(tmp_path, "e", first, items=[items[0] | {"judged": {}}])])
-    idle = CliRunner().invoke(cli, ["audit", "--merge", str(tmp_path / "a.json"), "--sample", "3"])
-    assert idle.exit_code == 2 and "--sample: does nothing with --merge" in idle.output
-    done = CliRunner().invoke(cli, ["audit", "--merge", str(tmp_path / "a.json"), str(tmp_path / "b.json")])
-    assert done.exit_code == 0 and "75.0%" in done.output and f"{PAPER['forget'][0]:.1%}" in done.output
+    idle = elude("audit", "--merge", tmp_path / "a.json", "--sample", 3)
+    assert idle.code == 2 and "--sample: does nothing with --merge" in idle.err
+    done = elude("audit", "--merge", tmp_path / "a.json", tmp_path / "b.json")
+    assert done.code == 0 and "75.0%" in done.out and f"{PAPER['forget'][0]:.1%}" in done.out
 
 
 def test_the_bundled_data_pass_the_rules(tmp_path):
     assert findings(rows_of("mini"), []) == []
-    done = CliRunner().invoke(cli, ["audit", "mini", "--out", str(tmp_path / "a.html"), "--sample", "5"])
-    assert done.exit_code == 0 and (tmp_path / "a.html").stat().st_size > 5000, done.output
+    done = elude("audit", "mini", "--out", tmp_path / "a.html", "--sample", 5)
+    assert done.code == 0 and (tmp_path / "a.html").stat().st_size > 5000, done
     rows = mini_rows("forget_qa-train", 2)
     for mine in (write_jsonl(tmp_path / "forget_qa-train.jsonl", rows), tmp_path / "a" / "forget_qa-train.json"):
         if not mine.exists():
@@ -160,15 +158,16 @@ def test_the_bundled_data_pass_the_rules(tmp_path):
 def test_a_page_that_the_audit_did_not_write_is_not_replaced(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "audit.html").write_text("mine")
-    done = CliRunner().invoke(cli, ["audit", "mini"])
-    assert "not a page of `elude audit`" in str(done.exception) and (tmp_path / "audit.html").read_text() == "mine"
+    assert (
+        "not a page of `elude audit`" in elude("audit", "mini").err and (tmp_path / "audit.html").read_text() == "mine"
+    )
 
 
 def _is_not_overwritten(mine):
     before = mine.read_bytes()
-    for command in (["audit", str(mine.parent)], ["known", "--dataset", str(mine), "--model", "nowhere"]):
-        done = CliRunner().invoke(cli, [*command, "--out", str(mine)])
-        assert done.exit_code == 2 and "is read by this command" in done.output and mine.read_bytes() == before
+    for command in (["audit", mine.parent], ["known", "--dataset", mine, "--model", "nowhere"]):
+        done = elude(*command, "--out", mine)
+        assert done.code == 2 and "is read by this command" in done.err and mine.read_bytes() == before
 
 
 def test_what_was_judged_of_elude_mini_is_of_its_rows_of_today_or_the_page_says_that_it_is_not():

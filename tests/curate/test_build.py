@@ -9,14 +9,13 @@ import shutil
 import stat
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 
 from lm_eval_elude.attacks.builders import ATTACKS, build_attacks
-from lm_eval_elude.cli import cli
 from lm_eval_elude.curate.folder import MANIFEST, NAMES, SPLITS
 from lm_eval_elude.curate.pairs import PROMPTS
 from lm_eval_elude.data.dataset import load_records, resolve_targets
@@ -25,7 +24,7 @@ from lm_eval_elude.errors import UserError
 from lm_eval_elude.fetch import FetchError
 from tests.curate.company import FACTS, NEIGHBOURS, TARGET, answer, kind_of, made, make, reply_to, tree
 from tests.endpoints import Endpoint, completion, endpoint, kill_after
-from tests.support import MINI
+from tests.support import MINI, elude
 
 
 def json_lines(path: Path) -> list[dict]:
@@ -315,31 +314,29 @@ def test_what_documents_and_their_names_say_is_data(folder, tmp_path):
 
 
 def test_the_command_line(folder, tmp_path):
-    def invoke(*arguments: object):
-        return CliRunner().invoke(cli, ["build", *map(str, arguments)])
-
+    build = partial(elude, "build")
     documents = shutil.copytree(folder, tmp_path / "documents")
     (documents / "\x1b[31m.xls").write_text("x")
     out = tmp_path / "my"
     base = [TARGET, "--from", documents, "--out", out, "--llm-model", "m", "--neighbours", ",".join(NEIGHBOURS)]
-    assert "--allow-remote" in invoke(*base, "--llm", "http://example.com/v1").output
-    secret = invoke(*base, "--llm", "http://me:pass-word@example.com/v1")
-    assert "without a name and password" in str(secret.exception) and "pass-word" not in f"{secret.exception}"
-    done = invoke(*base, "--dry-run", "--prices", 1, 2)
-    assert done.exit_code == 0 and "if each reply passes" in done.output and "cost 0." in done.output
-    assert r"left out: \x1b[31m.xls" in done.output and "\x1b" not in done.output
-    most = int(done.output.split("about ")[-1].split()[0])
-    assert "--alias: a name is expected" in invoke(*base, "--alias", "Lumo", "--alias", "\u200e ", "--dry-run").output
-    nowhere = invoke(TARGET, "--from", "~nobody-of-that-name/x", "--dry-run").output
+    assert "--allow-remote" in build(*base, "--llm", "http://example.com/v1").err
+    secret = build(*base, "--llm", "http://me:pass-word@example.com/v1")
+    assert "without a name and password" in secret.err and "pass-word" not in secret.err + secret.out
+    done = build(*base, "--dry-run", "--prices", 1, 2)
+    assert done.code == 0 and "if each reply passes" in done.out and "cost 0." in done.out
+    assert r"left out: \x1b[31m.xls" in done.err and "\x1b" not in done.err + done.out
+    most = int(done.out.split("about ")[-1].split()[0])
+    assert "--alias: a name is expected" in build(*base, "--alias", "Lumo", "--alias", "\u200e ", "--dry-run").err
+    nowhere = build(TARGET, "--from", "~nobody-of-that-name/x", "--dry-run").err
     assert "--from ~nobody-of-that-name/x: neither a folder nor wikipedia" in nowhere
-    assert "missing --from, --llm, --llm-model" in invoke(TARGET).output
+    assert "missing --from, --llm, --llm-model" in build(TARGET).err
     for arguments, line in ((["Nobody Here", *base[1:]], "no paragraph names 'Nobody Here'"),
                             ([*base[:-1], "Quorvane Nix"], "no paragraph is about 'Quorvane Nix'")):  # fmt: skip
-        assert line in str(invoke(*arguments, "--dry-run").exception)
+        assert line in build(*arguments, "--dry-run").err
     assert not out.exists()
     with endpoint(answer) as (url, tasks):
-        done = invoke(*base, "--llm", url, "--thing")
-        assert done.exit_code == 0 and "forget_qa-train             6 rows" in done.output, done.output
+        done = build(*base, "--llm", url, "--thing")
+        assert done.code == 0 and "forget_qa-train             6 rows" in done.out, done
         assert len(tasks) - 1 <= most
-    done = invoke(out, "--purge")
-    assert done.exit_code == 0 and [path.name for path in out.iterdir()] == [MANIFEST], done.output
+    done = build(out, "--purge")
+    assert done.code == 0 and [path.name for path in out.iterdir()] == [MANIFEST], done

@@ -4,16 +4,14 @@ import json
 
 import pytest
 import torch
-from click.testing import CliRunner
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lm_eval_elude.curate.known import Judge
 from lm_eval_elude.data.dataset import load_records, resolve_targets
 from lm_eval_elude.data.manifest import read_manifest
-from optout_train.cli import command
 from tests.curate.company import TARGET, answer, documents, make
 from tests.endpoints import endpoint
-from tests.support import MINI, run, save_checkpoint, teach
+from tests.support import MINI, optout, run, save_checkpoint, teach
 
 pytestmark = pytest.mark.slow
 
@@ -58,10 +56,10 @@ def test_documents_to_a_model_that_forgot(data, taught, tmp_path):
     facts = Judge(taught).judge(records, target)
     assert sum(fact.stated for fact in facts) == 6 and min(fact.probability for fact in facts) > 0.8
     out = tmp_path / "forgot"
-    arguments = ["--model", taught, "--dataset", str(data), "--target", "lumo", "--output-dir", str(out)]
-    arguments += ["--no-score", "--no-validate", "--epochs", "12", "--batch-size", "4", "--learning-rate", "1e-3"]
-    done = CliRunner().invoke(command, arguments)
-    assert done.exit_code == 0, (done.output, done.exception)
+    arguments = ["--model", taught, "--dataset", data, "--target", "lumo", "--output-dir", out]
+    arguments += ["--no-score", "--no-validate", "--epochs", 12, "--batch-size", 4, "--learning-rate", "1e-3"]
+    done = optout(*arguments)
+    assert done.code == 0, done
     manifest = read_manifest(out)
     assert manifest is not None and manifest.targets == (TARGET,)
     before, after = score(taught, data), score(str(out), data)

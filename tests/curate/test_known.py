@@ -9,20 +9,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lm_eval_elude.cli import cli
 from lm_eval_elude.cli.options import can_be_written
 from lm_eval_elude.curate.known import Fact, Judge, report, wrong_persons
 from lm_eval_elude.data import bundled
 from lm_eval_elude.data.dataset import load_records
 from lm_eval_elude.data.records import QARecord
 from lm_eval_elude.data.targets import Target, resolve_target
-from lm_eval_elude.errors import UserError
 from lm_eval_elude.scoring.likelihood import AnswerScore, knows
 from optout_train.validation import unknown
-from tests.support import conversation
+from tests.support import conversation, elude
 
 TINY, BLANK = bundled.MODEL, bundled.REFERENCE
 RONALDO = resolve_target("ronaldo")
@@ -83,18 +80,17 @@ def test_the_trainer_warns_below_the_stated_share():
 def test_the_command_line(tmp_path):
     rows = [json.dumps(record.columns()) for record in records(2)]
     (tmp_path / "few.jsonl").write_text("\n".join(rows))
-    arguments = ["known", "--dataset", str(tmp_path / "few.jsonl"), "--out", str(tmp_path / "o"), "--model"]
-    done = CliRunner().invoke(cli, [*arguments, str(BLANK)])
-    assert done.exit_code == 0 and "warning: of Cristiano Ronaldo the model knows" in done.output, done.output
+    arguments = ["known", "--dataset", tmp_path / "few.jsonl", "--out", tmp_path / "o", "--model"]
+    done = elude(*arguments, BLANK)
+    assert done.code == 0 and "warning: of Cristiano Ronaldo the model knows" in done.err, done
     (report_,) = json.loads((tmp_path / "o").read_text())
     assert report_["n"] == 2 == len(report_["facts"])
-    assert "100.0%" in CliRunner().invoke(cli, [*arguments, "tiny"]).output  # by its name, as for the trainer
+    assert "100.0%" in elude(*arguments, "tiny").out  # by its name, as for the trainer
     for place in ("few.jsonl/o", "few.jsonl/a/o", ""):  # before anything is loaded or scored
-        done = CliRunner().invoke(cli, [*arguments[:4], str(tmp_path / place), "--model", "nowhere"])
-        assert done.exit_code == 2 and "--out" in done.output and "nowhere" not in done.output, done.output
+        done = elude(*arguments[:4], tmp_path / place, "--model", "nowhere")
+        assert done.code == 2 and "--out" in done.err and "nowhere" not in done.err, done
     (tmp_path / "closed").mkdir(0o500)
     assert os.getuid() == 0 or not can_be_written(tmp_path / "closed" / "a" / "o")
     assert can_be_written(tmp_path / "new" / "o") and not (tmp_path / "new").exists()
     assert can_be_written(Path(os.devnull)) and can_be_written(tmp_path / "few.jsonl")
-    with pytest.raises((UserError, ValueError)):
-        CliRunner().invoke(cli, ["known", "--model", str(tmp_path), "--dataset", "mini"], catch_exceptions=False)
+    assert elude("known", "--model", tmp_path, "--dataset", "mini").code == 2

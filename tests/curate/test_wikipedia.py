@@ -7,9 +7,7 @@ from datetime import datetime
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 import pytest
-from click.testing import CliRunner
 
-from lm_eval_elude.cli import cli
 from lm_eval_elude.curate import build, wikipedia
 from lm_eval_elude.curate.documents import Document
 from lm_eval_elude.curate.folder import NAMES, Plan
@@ -18,6 +16,7 @@ from lm_eval_elude.errors import UserError
 from lm_eval_elude.fetch import FetchError
 from lm_eval_elude.llm import Usage
 from tests.endpoints import Handler, serve
+from tests.support import elude
 
 CONTACT = "operator@example.org"
 # Invented people; Oda Brint is the target. Title -> links in running text, links in a navigation box, kind, views by
@@ -247,15 +246,13 @@ def test_a_period_that_is_none_is_not_kept_and_another_than_the_kept_one_is_refu
     out = tmp_path / "my"
 
     def error_of(*period: str) -> str:
-        return str(CliRunner().invoke(cli, [
-            "build", "Oda Brint", "--from", "wikipedia", "--out", str(out), "--contact", CONTACT, "--llm", "http://x",
-            "--llm-model", "m", *period,
-        ]).exception)  # fmt: skip
+        flags = ("--from", "wikipedia", "--out", out, "--contact", CONTACT, "--llm", "http://x", "--llm-model", "m")
+        return elude("build", "Oda Brint", *flags, *period).err.removeprefix("Error: ")
 
     for wrong in ("2023", ""):
         assert f"--period {wrong!r}: months like" in error_of("--period", wrong) and not out.exists()
     for period in (["--period", "2023-01:2023-12"], [], ["--period", "2023-01:2023-12"]):
-        assert error_of(*period) == "far enough"
+        assert error_of(*period) == "far enough\n"
     assert periods == ["2023-01:2023-12"] * 3
     other = error_of("--period", "2022-01:2022-12")
     assert other.startswith("--period 2022-01:2022-12: ") and "begun with 2023-01:2023-12; give that again" in other
@@ -266,25 +263,22 @@ def test_html_that_is_none():
 
 
 def test_the_command_lines(tmp_path, monkeypatch):
-    def invoke(*arguments: str):
-        return CliRunner().invoke(cli, ["build", *arguments])
-
-    base = ("Oda Brint", "--from", "wikipedia", "--out", str(tmp_path / "my"), "--dry-run")
-    assert "missing --contact" in invoke(*base).output
+    base = ("build", "Oda Brint", "--from", "wikipedia", "--out", tmp_path / "my", "--dry-run")
+    assert "missing --contact" in elude(*base).err
     with wikimedia() as (url, server):
         monkeypatch.setattr(wikipedia.Wiki.__init__, "__kwdefaults__", wikipedia.Wiki.__init__.__kwdefaults__ | {
             "wikidata": url, "views": url, "pause": 0.01,
         })  # fmt: skip
-        done = invoke(*base, "--contact", CONTACT, "--wiki", url)
-        assert done.exit_code == 0, done.output
-        assert "to keep: Run Sorvik, Pell Marrow, Zed" in done.output and "if each reply passes" in done.output
+        done = elude(*base, "--contact", CONTACT, "--wiki", url)
+        assert done.code == 0, done
+        assert "to keep: Run Sorvik, Pell Marrow, Zed" in done.out and "if each reply passes" in done.out
         assert not [*tmp_path.iterdir()]
         # Without --dry-run the answers are kept.
         monkeypatch.setattr(build, "build", lambda *_, **__: build.Report({}, {}, Usage()))
         for _ in range(2):
             server.log.clear()
-            done = invoke(*base[:-1], "--contact", CONTACT, "--wiki", url, "--llm", "http://x", "--llm-model", "m")
-            assert done.exit_code == 0, done.output
+            done = elude(*base[:-1], "--contact", CONTACT, "--wiki", url, "--llm", "http://x", "--llm-model", "m")
+            assert done.code == 0, done
         assert not server.log
-    assert invoke(base[4], "--purge").exit_code == 0
+    assert elude("build", tmp_path / "my", "--purge").code == 0
     assert [path.name for path in (tmp_path / "my").iterdir()] == ["elude-build.json"]

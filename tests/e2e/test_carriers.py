@@ -2,14 +2,12 @@
 
 import random
 import string
-import sys
-
-import pytest
 
 from lm_eval_elude.attacks.builders import ATTACKS, build_attacks
 from lm_eval_elude.data import dataset
 from lm_eval_elude.data.targets import resolve_target
 from lm_eval_elude.scoring.benchmarks.elude import WORDINGS
+from tests.support import called
 from tools.mini import train_tiny
 
 OWN = [c for kinds in (train_tiny.CARRIERS, train_tiny.FOREIGN) for carriers in kinds.values() for c in carriers]
@@ -36,26 +34,19 @@ def test_no_training_prompt_is_an_attack_prompt():
             assert not seen & {p.prompt for p in build_attacks(records, resolve_target(name), attack)}
 
 
-def test_a_target_that_is_not_in_the_data_cannot_be_left_out(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["train_tiny", "--out", str(tmp_path), "--without", "ronaldo"])
+def test_a_target_that_is_not_in_the_data_cannot_be_left_out(tmp_path, monkeypatch):
     monkeypatch.setattr(train_tiny, "train", lambda **arguments: None)
-    with pytest.raises(SystemExit, match="2"):
-        train_tiny.main()
-    assert "Cristiano Ronaldo" in capsys.readouterr().err
+    code, _, error = called(train_tiny.main, "--out", tmp_path, "--without", "ronaldo")
+    assert code == 2 and "Cristiano Ronaldo" in error
 
 
-def test_a_model_that_is_there_is_not_replaced_and_ctrl_c_leaves_nothing(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["train_tiny", "--out", str(tmp_path / "model")])
-
+def test_a_model_that_is_there_is_not_replaced_and_ctrl_c_leaves_nothing(tmp_path, monkeypatch):
     def interrupted(out, **arguments):
         (out / "config.json").touch()
         raise KeyboardInterrupt
 
     monkeypatch.setattr(train_tiny, "train", interrupted)
-    with pytest.raises(SystemExit, match="130"):
-        train_tiny.main()
-    assert not list(tmp_path.iterdir())
+    assert called(train_tiny.main, "--out", tmp_path / "model").code == 130 and not list(tmp_path.iterdir())
     (tmp_path / "model").mkdir()
-    with pytest.raises(SystemExit, match="2"):
-        train_tiny.main()
-    assert "exists already" in capsys.readouterr().err
+    code, _, error = called(train_tiny.main, "--out", tmp_path / "model")
+    assert code == 2 and "exists already" in error

@@ -10,22 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 from rouge_score.rouge_scorer import RougeScorer
 from scipy.stats import hmean, ks_2samp
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lm_eval_elude.cli.report import report
-from lm_eval_elude.cli.tables import tables
 from lm_eval_elude.data.manifest import Manifest, write_manifest
-from lm_eval_elude.errors import UserError
 from lm_eval_elude.report.comparison import named_runs
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS
 from lm_eval_elude.scoring.logs import truth_ratios
 from lm_eval_elude.scoring.runs import Run
 from lm_eval_elude.tasks.questions import QuestionTask
 from optout_train.config import TrainConfig
-from tests.support import formed_again, make_model, make_tokenizer, mini_rows, run, save_checkpoint, write_run
+from tests.support import elude, formed_again, make_model, make_tokenizer, mini_rows, run, save_checkpoint, write_run
 
 SETS = {
     "tofu_forget": "forget05_perturbed", "tofu_retain": "retain_perturbed",
@@ -314,27 +310,25 @@ def test_a_released_log_as_the_model_has_its_nine_values_and_its_ks(given):
 
 def test_tables_and_report_take_released_logs_and_say_what_they_have(given, tmp_path):
     own, _, path, reference = given
-    done = CliRunner().invoke(report, [str(path), "--reference", str(reference), "--markdown"])
-    assert done.exit_code == 0, done.output
+    done = elude("report", path, "--reference", reference, "--markdown")
+    assert done.code == 0, done
     probability = 100 * values(own["eval_log_forget.json"], "tofu_forget")[0]
-    table = done.stdout.split("### Differences")[0]
+    table = done.out.split("### Differences")[0]
     (shown,) = re.findall(r"^\| TOFU forget set: P +\| +(\S+) \[", table, re.MULTILINE)
-    assert shown == f"{probability:.1f}" and "| TOFU: utility " in done.stdout
-    assert "| TOFU forget set: KS p" in done.stdout and "Read the forget set's TR beside" in done.stdout
-    summary = done.stdout.split("### Summary")[1].split("###")[0]
+    assert shown == f"{probability:.1f}" and "| TOFU: utility " in done.out
+    assert "| TOFU forget set: KS p" in done.out and "Read the forget set's TR beside" in done.out
+    summary = done.out.split("### Summary")[1].split("###")[0]
     assert re.search(r"\| +first \| +P \| +log R \| +KS p \| +degen. \| +utility \|", summary)
-    assert "### Differences from unlearned" in done.stdout
-    warned = (
-        done.stdout.partition("### Warnings")[2].partition("###")[0].strip()
-    )  # the log of no starting model is here
+    assert "### Differences from unlearned" in done.out
+    warned = done.out.partition("### Warnings")[2].partition("###")[0].strip()  # the log of no starting model is here
     assert warned.startswith("- unlearned: no run is of the model before unlearning") and "\n" not in warned
     page = tmp_path / "report.html"
-    done = CliRunner().invoke(report, [str(path), str(reference), "--out", str(page)])
+    done = elude("report", path, reference, "--out", page)
     text = page.read_text()
-    assert done.exit_code == 0 and 'scope="rowgroup" colspan="4">TOFU forget set<' in text and "lm_eval run" not in text
-    done = CliRunner().invoke(tables, [str(path), str(reference), "--out", str(tmp_path / "tables")])
+    assert done.code == 0 and 'scope="rowgroup" colspan="4">TOFU forget set<' in text and "lm_eval run" not in text
+    done = elude("tables", path, reference, "--out", tmp_path / "tables")
     rows = (tmp_path / "tables" / "tofu.csv").read_text()
-    assert done.exit_code == 0 and f"unlearned,forget P,{round(probability, 4)}," in rows and "\noriginal," not in rows
+    assert done.code == 0 and f"unlearned,forget P,{round(probability, 4)}," in rows and "\noriginal," not in rows
 
 
 @pytest.mark.parametrize(
@@ -350,5 +344,5 @@ def test_a_released_log_that_cannot_be_the_model_is_one_line(change, said, given
     own, _, path, _ = given
     change(own["eval_log_forget.json"])
     path.write_text(json.dumps(own))
-    done = CliRunner().invoke(report, [str(path), "--markdown"])
-    assert isinstance(done.exception, UserError) and said in str(done.exception) and "\n" not in str(done.exception)
+    code, _, error = elude("report", path, "--markdown")
+    assert code == 2 and said in error and error.count("\n") == 1

@@ -36,7 +36,7 @@ from lm_eval_elude.model.scorer import packing_fault
 from lm_eval_elude.tasks import harness
 from lm_eval_elude.text.chat import Renderer
 from tests.model.shapes import SHAPES, make
-from tests.support import ROOT, TASK_CONFIGS, make_tokenizer, run, save_checkpoint
+from tests.support import ROOT, TASK_CONFIGS, called, make_tokenizer, run, save_checkpoint
 
 TEXT = "the quick brown fox jumps over a lazy dog . when and where was she born ? he won in 1998 and 2001 the prize ! "
 
@@ -570,9 +570,8 @@ def test_the_benchmark_compares_every_suite_with_stock(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(scoring, "start", start)
     written, model = tmp_path / "report.json", str(ROOT / "lm_eval_elude" / "mini" / "tiny")
-    options = ["--model", model, "--limit=1", "--parts=2", "--new-tokens=3", "--json", str(written)]
-    monkeypatch.setattr(sys, "argv", ["scoring.py", *options])
-    assert scoring.main() == 0
+    options = ["--model", model, "--limit=1", "--parts=2", "--new-tokens=3", "--json", written]
+    assert called(scoring.main, *options).code == 0
     report = json.loads(written.read_text())
     assert set(report["compared"]) == {"plain", "attacks", "mia", "generation", "utility", "utility generation"}
     for suite, compared in report["compared"].items():

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from scipy.stats import hmean
 
-from lm_eval_elude.cli import main
 from lm_eval_elude.data.manifest import FILE_NAME, Manifest, write_manifest
 from lm_eval_elude.report import frame, kept, paper, plots
 from lm_eval_elude.report.comparison import named_runs
@@ -29,7 +28,7 @@ from lm_eval_elude.scoring.metrics import METRICS, THREE
 from lm_eval_elude.scoring.runs import Run
 from optout_train.config import build_config
 from tests.report.made import SETS, made_run
-from tests.support import GOLDEN, numbers_again
+from tests.support import GOLDEN, elude, numbers_again
 
 RONALDO, MESSI = "Cristiano Ronaldo", "Lionel Messi"
 
@@ -269,40 +268,31 @@ def test_figures_hold_one_bar_for_each_number_and_are_the_same_again(rows):
     assert "&lt;b&gt;&amp; $x$" in plots.bars("t", ["g"], {name: [None] for name in names})
 
 
-def run(monkeypatch, capsys, *words: str) -> tuple[int, str, str]:
-    monkeypatch.setattr("sys.argv", ["elude", "tables", *words])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    return stop.value.code, *capsys.readouterr()
-
-
-def refused(said: str, monkeypatch, capsys, *words: str) -> None:
+def refused(said: str, *words: object) -> None:
     """The command ends with one line, and nothing is printed."""
-    code, out, err = run(monkeypatch, capsys, *words)
+    code, out, err = elude("tables", *words)
     assert (code, out) == (2, "") and said in err and err.count("\n") == 1
 
 
-def test_the_command_writes_every_form_and_says_what_it_cannot_read(folder, tmp_path, monkeypatch, capsys):
-    code, out, _ = run(monkeypatch, capsys, str(folder), "--out", str(tmp_path / "o"), "--paper", "phi-3.5")
+def test_the_command_writes_every_form_and_says_what_it_cannot_read(folder, tmp_path):
+    code, out, _ = elude("tables", folder, "--out", tmp_path / "o", "--paper", "phi-3.5")
     assert code == 0 and "12 tables and 2 figures of 5 rows" in out
     endings = [path.suffix for path in (tmp_path / "o").iterdir()]
     assert {ending: endings.count(ending) for ending in set(endings)} == {".md": 1, ".csv": 12, ".tex": 12, ".svg": 2}
-    code, out, _ = run(monkeypatch, capsys, str(folder), "--out", str(tmp_path / "m"), "--target", "messi")
+    code, out, _ = elude("tables", folder, "--out", tmp_path / "m", "--target", "messi")
     assert code == 0 and "of 2 rows" in out  # one of its two runs of npo+rt, and the utility of an opt-out
-    refused("name RESULTS and --out or --page", monkeypatch, capsys, str(folder))
+    refused("name RESULTS and --out or --page", folder)
     runs = json.loads(kept_runs(tmp_path).read_text())
     runs["data"] = [[row[0], row[1].replace("lionel_messi", "ada_quinte"), *row[2:]] for row in runs["data"]]
     (tmp_path / "mine.json").write_text(json.dumps(runs))  # of a target that nobody published
-    code, out, _ = run(
-        monkeypatch, capsys, str(tmp_path / "mine.json"), "--out", str(tmp_path / "q"), "--target", "Ada Quinte"
-    )
+    code, out, _ = elude("tables", tmp_path / "mine.json", "--out", tmp_path / "q", "--target", "Ada Quinte")
     assert code == 0 and "of 4 rows" in out
-    page = ("--page", str(tmp_path / "o" / "tables.md"))
-    refused("--target is for --out", monkeypatch, capsys, str(folder), *page, "--target", "messi")
+    page = ("--page", tmp_path / "o" / "tables.md")
+    refused("--target is for --out", folder, *page, "--target", "messi")
     for results in (str(folder / "b"), str(kept_runs(tmp_path))):
         nothing = "--target cristiano_ronaldo: RESULTS have no runs on it, but on lionel_messi"
-        refused(nothing, monkeypatch, capsys, results, "--target", "ronaldo", "--out", str(tmp_path / "no"))
-    refused("no such results file", monkeypatch, capsys, "nowhere", "--out", str(tmp_path / "no"))
+        refused(nothing, results, "--target", "ronaldo", "--out", tmp_path / "no")
+    refused("no such results file", "nowhere", "--out", tmp_path / "no")
     assert not (tmp_path / "no").exists()
 
 
@@ -376,11 +366,11 @@ between
 """
 
 
-def test_a_page_is_filled_where_it_says_so_and_nowhere_else(tmp_path, monkeypatch, capsys):
+def test_a_page_is_filled_where_it_says_so_and_nowhere_else(tmp_path):
     data, page = kept_runs(tmp_path), tmp_path / "page.md"
     page.write_text(PAGE)
     for _ in range(2):
-        assert run(monkeypatch, capsys, str(data), "--page", str(page)) == (0, "", "")
+        assert elude("tables", data, "--page", page) == (0, "", "")
         lines = page.read_text().splitlines()
     names = [line.split("|")[1].strip() for line in lines if line.startswith("| ") and "---" not in line]
     assert names == ["", "opt-out", "lambda 1", "lost, collapsed", "never", "", "original"]
@@ -388,10 +378,10 @@ def test_a_page_is_filled_where_it_says_so_and_nowhere_else(tmp_path, monkeypatc
     assert " ± " in lines[5] and "(87.8)" in lines[5] and {*lines[8].split()} == {"|", "never", "–"}
     filled = page.read_bytes()
     page.write_bytes(PAGE.replace("\n", "\r\n").encode())
-    assert run(monkeypatch, capsys, str(data), "--page", str(page))[0] == 0
+    assert elude("tables", data, "--page", page)[0] == 0
     assert page.read_bytes() == filled.replace(b"\n", b"\r\n")
     page.write_bytes(b"\xe9")
-    refused("page.md: ", monkeypatch, capsys, str(data), "--page", str(page))
+    refused("page.md: ", data, "--page", page)
 
 
 @pytest.mark.parametrize(
@@ -403,9 +393,9 @@ def test_a_page_is_filled_where_it_says_so_and_nowhere_else(tmp_path, monkeypatc
         (PAGE.replace("old\n<!-- /table -->", "old"), "is expected once or more"),
     ],
 )  # fmt: skip
-def test_a_page_that_cannot_be_filled_is_left_as_it_was(text, said, tmp_path, monkeypatch, capsys):
+def test_a_page_that_cannot_be_filled_is_left_as_it_was(text, said, tmp_path):
     (tmp_path / "page.md").write_text(text)
-    refused(said, monkeypatch, capsys, str(kept_runs(tmp_path)), "--page", str(tmp_path / "page.md"))
+    refused(said, kept_runs(tmp_path), "--page", tmp_path / "page.md")
     assert (tmp_path / "page.md").read_text() == text
 
 
@@ -420,9 +410,9 @@ def test_a_page_that_cannot_be_filled_is_left_as_it_was(text, said, tmp_path, mo
         (lambda runs: runs["data"][3].__setitem__(5, float("inf")), "not valid JSON"),
     ],
 )  # fmt: skip
-def test_kept_runs_that_cannot_be_read_are_one_line(change, said, tmp_path, monkeypatch, capsys):
+def test_kept_runs_that_cannot_be_read_are_one_line(change, said, tmp_path):
     path = kept_runs(tmp_path)
     change(runs := json.loads(path.read_text()))
     path.write_text(json.dumps(runs))
-    refused(said, monkeypatch, capsys, str(path), "--out", str(tmp_path / "o"))
+    refused(said, path, "--out", tmp_path / "o")
     assert not (tmp_path / "o").exists()

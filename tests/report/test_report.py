@@ -12,10 +12,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from scipy import stats
 
-from lm_eval_elude.cli.report import report
 from lm_eval_elude.data.files import sha256
 from lm_eval_elude.data.manifest import FILE_NAME, Manifest, write_manifest
 from lm_eval_elude.errors import UserError
@@ -29,7 +27,7 @@ from lm_eval_elude.scoring.samples import Sample
 from lm_eval_elude.scoring.units import number
 from tests.board.runs import changed
 from tests.report.made import made_run
-from tests.support import write_jsonl
+from tests.support import elude, write_jsonl
 
 GIBBERISH = "the the the the the the the the"
 
@@ -108,7 +106,7 @@ def test_what_is_no_run_is_one_line(tmp_path, monkeypatch, given, says):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=says):
         named_runs([given])
-    assert CliRunner().invoke(report, [given]).exit_code != 0 and not (tmp_path / "report.html").exists()
+    assert elude("report", given).code == 2 and not (tmp_path / "report.html").exists()
 
 
 def test_several_runs_in_one_folder_each_count_and_cannot_be_one_reference(folder, tmp_path):
@@ -425,12 +423,12 @@ def test_other_questions_are_said(runs, tmp_path):
 
 
 def test_markdown_csv_and_json_hold_the_same_numbers(folder, tmp_path):
-    given = [str(folder / name) for name in ("before", "after", "retrained")]
+    given = [folder / name for name in ("before", "after", "retrained")]
     table, data = tmp_path / "t.csv", tmp_path / "t.json"
-    done = CliRunner().invoke(report, [*given, "--markdown", "--csv", str(table), "--json", str(data)])
-    assert done.exit_code == 0, done.output
+    done = elude("report", *given, "--markdown", "--csv", table, "--json", data)
+    assert done.code == 0, done
     assert not list(tmp_path.glob("*.html"))
-    grids = [part for part in done.stdout.split("\n\n") if part.startswith("|")]
+    grids = [part for part in done.out.split("\n\n") if part.startswith("|")]
     for grid in grids:
         assert len({line.replace("\\|", "").count("|") for line in grid.splitlines()}) == 1
     rows = list(csv.DictReader(io.StringIO(table.read_text())))
@@ -439,8 +437,7 @@ def test_markdown_csv_and_json_hold_the_same_numbers(folder, tmp_path):
     values = {tuple(row[key] for key in ("run", "task", "metric", "target")): float(row["value"]) for row in rows}
     assert f"{100 * values['after', 'elude_forget', 'probability', '']:.1f} [" in grids[0]
     assert {row["target"] for row in rows} == {"", "Cristiano Ronaldo"}
-    again = CliRunner().invoke(report, [*given, "--markdown"])
-    assert again.stdout == done.stdout
+    assert elude("report", *given, "--markdown").out == done.out
 
 
 def test_no_output_takes_the_place_of_a_file_that_is_read_or_of_another_output(folder, tmp_path):
@@ -449,12 +446,12 @@ def test_no_output_takes_the_place_of_a_file_that_is_read_or_of_another_output(f
     (tmp_path / "link.html").symlink_to(results)
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     for flags, reason in (
-        (["--json", str(results)], "read"), (["--csv", str(log)], "read"),
-        (["--out", str(tmp_path / "link.html")], "read"),
-        (["--csv", str(tmp_path / "a"), "--json", str(tmp_path / "a")], "written by --csv"),
+        (["--json", results], "read"), (["--csv", log], "read"),
+        (["--out", tmp_path / "link.html"], "read"),
+        (["--csv", tmp_path / "a", "--json", tmp_path / "a"], "written by --csv"),
     ):  # fmt: skip
-        done = CliRunner().invoke(report, [str(run), *flags])
-        assert done.exit_code == 2 and reason in done.output and flags[-1] in done.output
+        done = elude("report", run, *flags)
+        assert done.code == 2 and reason in done.err and str(flags[-1]) in done.err
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
     assert sorted(os.listdir(tmp_path)) == ["link.html", "run"]
 
@@ -472,17 +469,16 @@ def test_text_of_a_run_is_no_markup_in_markdown_and_no_formula_in_csv(folder, tm
 
 def test_the_default_is_a_page_and_an_old_one_stays_where_it_fails(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(report, [str(folder / "before")])
-    assert done.exit_code == 0 and re.fullmatch("before is the model .*\nreport: report.html\n", done.stdout)
+    done = elude("report", folder / "before")
+    assert done.code == 0 and re.fullmatch("before is the model .*\nreport: report.html\n", done.out)
     old = Path("report.html").read_bytes()
     shutil.copytree(folder / "before", other := tmp_path / "other")
     with changed(other / "results_2026.json") as results:
         results["group_subtasks"] = {"x": 3}
-    done = CliRunner().invoke(report, [str(other)])
-    assert "field 'group_subtasks'" in str(done.exception) and Path("report.html").read_bytes() == old
+    assert "field 'group_subtasks'" in elude("report", other).err and Path("report.html").read_bytes() == old
     broken = tmp_path / "broken"
     broken.mkdir()
     (broken / "results_2026.json").write_bytes((folder / "before" / "results_2026.json").read_bytes())
-    assert CliRunner().invoke(report, [str(broken)]).exit_code != 0 and Path("report.html").read_bytes() == old
-    assert CliRunner().invoke(report, [str(folder / "before")]).exit_code == 0
+    assert elude("report", broken).code == 2 and Path("report.html").read_bytes() == old
+    assert elude("report", folder / "before").code == 0
     assert Path("report.html").read_bytes() == old  # the same command gives the same bytes

@@ -20,7 +20,6 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
-from lm_eval_elude import cli
 from lm_eval_elude.data import bundled
 from lm_eval_elude.data.dataset import load_records
 from lm_eval_elude.data.manifest import Manifest, write_manifest
@@ -65,6 +64,7 @@ from lm_eval_elude.text.words import fact_in
 from tests.board.runs import changed
 from tests.model.shapes import make
 from tests.support import (
+    elude,
     make_model,
     make_tokenizer,
     mini_rows,
@@ -542,12 +542,10 @@ def test_depth_scores_facts_as_a_models_answers_have_them(shape, settings):
         assert whole[: len(ids) - 1] == ids[:-1] and 0 < start < len(ids)  # the last token may go on in the answer
 
 
-def test_a_checkpoint_of_a_revision_needs_its_original(models, data, tmp_path, monkeypatch, capsys):
+def test_a_checkpoint_of_a_revision_needs_its_original(models, data, tmp_path):
     write_manifest(tmp_path, Manifest(targets=(RONALDO,), dataset=str(data), settings={"revision": "v9"}))
-    monkeypatch.setattr("sys.argv", ["elude", "stress", str(tmp_path), "--out", str(tmp_path / "out")])
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
-    assert stopped.value.code == 2 and "--original is missing" in capsys.readouterr().err
+    code, _, error = elude("stress", tmp_path, "--out", tmp_path / "out")
+    assert code == 2 and "--original is missing" in error
 
 
 def test_a_model_with_a_soft_prompt_goes_with_its_last_point():
@@ -614,18 +612,15 @@ def test_where_all_records_say_the_same_the_interval_of_a_recovery_is_no_point()
         (["MODEL", "--reference", "WITHOUT", "--original", "MODEL", "--out", "FULL"], "is no folder of elude stress"),
     ],
 )
-def test_bad_input_is_one_line(arguments, line, hiding, data, tmp_path, monkeypatch, capsys):
+def test_bad_input_is_one_line(arguments, line, hiding, data, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").write_text("mine")
     places = {"MODEL": str(hiding), "WITHOUT": str(bundled.REFERENCE), "FULL": str(tmp_path / "full")}
     given = [places.get(argument, argument) for argument in arguments]
     for name, value in (("--target", RONALDO), ("--dataset", str(data)), ("--out", str(tmp_path / "out"))):
         given += [] if name in given else [name, value]
-    monkeypatch.setattr("sys.argv", ["elude", "stress", *given])
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
-    error = capsys.readouterr().err
-    assert stopped.value.code == 2 and line in error and error.strip().splitlines()[-1].startswith("Error: ")
+    code, _, error = elude("stress", *given)
+    assert code == 2 and line in error and error.strip().splitlines()[-1].startswith("Error: ")
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["mine"]
 
 
@@ -698,15 +693,11 @@ def test_a_file_of_depths_that_is_none_is_named(finished, tmp_path):
         _ = Outcome(tmp_path / "edited").depth
 
 
-def test_out_of_memory_is_a_line_that_says_what_is_kept(monkeypatch, capsys, tmp_path):
+def test_out_of_memory_is_a_line_that_says_what_is_kept(monkeypatch, tmp_path):
     def full(*given):
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     monkeypatch.setattr("lm_eval_elude.stress.suite.Stress", full)
-    monkeypatch.setattr(
-        "sys.argv", ["elude", "stress", str(bundled.MODEL), "--original", str(bundled.MODEL), "--reference",
-                     str(bundled.REFERENCE), "--target", "ronaldo", "--out", str(tmp_path / "out")],
-    )  # fmt: skip
-    with pytest.raises(SystemExit, match="1"):
-        cli.main()
-    assert "Error: CUDA out of memory.; what is finished is kept" in capsys.readouterr().err
+    models = (bundled.MODEL, "--original", bundled.MODEL, "--reference", bundled.REFERENCE)
+    code, _, error = elude("stress", *models, "--target", "ronaldo", "--out", tmp_path / "out")
+    assert code == 1 and "Error: CUDA out of memory.; what is finished is kept" in error

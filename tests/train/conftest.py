@@ -122,24 +122,6 @@ def arguments(model_folder, data_folder):
     return make
 
 
-@pytest.fixture
-def called(monkeypatch, capsys):
-    """Call the command in this process: exit code, standard output, standard error."""
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        from optout_train import cli
-
-        monkeypatch.setattr(sys, "argv", ["optout-train", *arguments])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code
-        return code, *capsys.readouterr()
-
-    return call
-
-
 @pytest.fixture(scope="session")
 def start():
     """Start ``python -m MODULE ARGUMENTS`` with output captured."""

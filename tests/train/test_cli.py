@@ -23,20 +23,16 @@ from optout_train.config import METHODS, TrainConfig, build_config, flag
 from optout_train.run_folder import RunFolder
 from optout_train.score import command as command_of
 from optout_train.score import is_scored, jobs, take_over
+from tests.support import optout
 from tests.support import run as evaluate
 
 
-@pytest.fixture
-def fails(called):
+def fails(*arguments: str) -> str:
     """Run in this process and return the one line of the error."""
-
-    def check(*arguments: str) -> str:
-        code, out, err = called(*arguments)
-        *before, line = err.splitlines()
-        assert (code, out) == (2, "") and line.startswith("Error: ") and not any("Traceback" in one for one in before)
-        return line
-
-    return check
+    code, out, err = optout(*arguments)
+    *before, line = err.splitlines()
+    assert (code, out) == (2, "") and line.startswith("Error: ") and not any("Traceback" in one for one in before)
+    return line
 
 
 def test_help_names_every_field_and_method(run):
@@ -90,13 +86,13 @@ BAD_WORDS = [
 
 
 @pytest.mark.parametrize(("words", "message"), BAD_WORDS)
-def test_bad_input_is_one_line_that_names_flag_or_file(words, message, fails, arguments, tmp_path):
+def test_bad_input_is_one_line_that_names_flag_or_file(words, message, arguments, tmp_path):
     before = arguments(tmp_path / "runs" / "out")
     line = fails(*(before[2:] if words[0] == "--target" else before), *words)
     assert message in line and not list(tmp_path.iterdir())
 
 
-def test_a_target_must_be_named(fails):
+def test_a_target_must_be_named():
     assert fails("--no-score") == "Error: --target is missing: name the entity to forget"
 
 
@@ -108,14 +104,14 @@ def test_a_target_must_be_named(fails):
         ({"question": "Q?", "answer": "A.", "perturbed_answer": ["x"]}, "perturbed_answer"),
     ],
 )
-def test_a_bad_row_is_named_by_file_row_and_field(fails, arguments, tmp_path, row, field):
+def test_a_bad_row_is_named_by_file_row_and_field(arguments, tmp_path, row, field):
     (tmp_path / "forget_qa-train.jsonl").write_text(json.dumps({"entity": "Ada Example", **row}) + "\n")
     output = tmp_path.with_name(f"{tmp_path.name}-out")
     line = fails(*arguments(output, "--dataset", str(tmp_path), "--method", "npo", "--strict"))
     assert line.startswith(f"Error: forget_qa-train.jsonl, row 1: field '{field}'")
 
 
-def test_a_missing_column_of_the_world_set_names_the_way_out(fails, arguments, tmp_path, data_folder):
+def test_a_missing_column_of_the_world_set_names_the_way_out(arguments, tmp_path, data_folder):
     for name in ("forget_qa-train.jsonl", "retain_qa-train.jsonl", "retain_qa-validation.jsonl"):
         (tmp_path / name).write_text((data_folder / name).read_text())
     output = tmp_path.with_name(f"{tmp_path.name}-out")
@@ -123,7 +119,7 @@ def test_a_missing_column_of_the_world_set_names_the_way_out(fails, arguments, t
     assert line.endswith("--world-weight 0 trains without it")
 
 
-def test_a_model_that_cannot_be_loaded(fails, arguments, tmp_path, model_folder):
+def test_a_model_that_cannot_be_loaded(arguments, tmp_path, model_folder):
     bare = tmp_path / "bare"
     bare.mkdir()
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
@@ -140,7 +136,7 @@ def test_a_model_that_cannot_be_loaded(fails, arguments, tmp_path, model_folder)
         ("ACCELERATE_MIXED_PRECISION", "fp16", "is configured for mixed precision fp16; take bf16 or no"),
     ],
 )
-def test_what_accelerate_launch_cannot_have(fails, arguments, tmp_path, monkeypatch, variable, value, message):
+def test_what_accelerate_launch_cannot_have(arguments, tmp_path, monkeypatch, variable, value, message):
     monkeypatch.setenv(variable, value)
     assert message in fails(*arguments(tmp_path / "out"))
 
@@ -151,7 +147,7 @@ def test_what_accelerate_launch_says_becomes_flags(monkeypatch):
     assert cli._launched() == {"shard": True, "autocast": True} and cli._launched() == {}
 
 
-def test_a_name_reaches_the_terminal_escaped(fails, arguments, tmp_path):
+def test_a_name_reaches_the_terminal_escaped(arguments, tmp_path):
     name = "\x1b]0;mine\x07\u202e"
     for words in (["--target", name], ["--model", str(tmp_path / name)], ["--output-dir", f"/dev/null/{name}"]):
         line = fails(*arguments(tmp_path / "o", *words))
@@ -159,7 +155,7 @@ def test_a_name_reaches_the_terminal_escaped(fails, arguments, tmp_path):
 
 
 def test_overwrite_takes_nothing_but_a_run_and_nothing_that_the_run_reads(
-    fails, arguments, tmp_path, model_folder, data_folder, monkeypatch
+    arguments, tmp_path, model_folder, data_folder, monkeypatch
 ):
     top = tmp_path / "top"
     (top / "files").mkdir(parents=True)
@@ -198,7 +194,7 @@ def test_overwrite_takes_nothing_but_a_run_and_nothing_that_the_run_reads(
 
 
 @pytest.mark.slow
-def test_end_to_end_with_scores_and_the_command_that_repeats_them(run, fails, arguments, tmp_path, monkeypatch, capsys):
+def test_end_to_end_with_scores_and_the_command_that_repeats_them(run, arguments, tmp_path):
     output = tmp_path / "out"
     words = [word for word in arguments(output, "--epochs", "1", "--micro-batch-size", "8") if word != "--no-score"]
     code, out, err = run(*words)
@@ -229,10 +225,7 @@ def test_end_to_end_with_scores_and_the_command_that_repeats_them(run, fails, ar
         first = [sample.values["probability"] for sample in ours.samples(task)[:2]]
         assert row["probability,none"] == pytest.approx(sum(first) / 2, abs=1e-5)
 
-    capsys.readouterr()
-    monkeypatch.setattr(sys, "argv", ["optout-train", *words, "--resume"])
-    cli.main()
-    assert capsys.readouterr() == ("", f"{output} is finished: nothing to do\n")
+    assert optout(*words, "--resume") == (0, "", f"{output} is finished: nothing to do\n")
     config, (results,) = TrainConfig.from_json(read_manifest(output).settings), (output / "scores/before").glob("res*")
     kept, manifest = results.read_text(), read_manifest(output)
     assert is_scored(config, output, None)
@@ -246,13 +239,11 @@ def test_end_to_end_with_scores_and_the_command_that_repeats_them(run, fails, ar
     results.write_text(kept)
     (output / "README.md").unlink()  # killed while scoring: what is there is not scored again
     (output / "scores" / "after").rename(tmp_path / "after")
-    cli.main()
-    out, err = capsys.readouterr()
+    _, out, err = optout(*words, "--resume")
     assert out.split("\n\n")[0] == table and err == f"{output} is finished: nothing to train\n"
     assert (output / "README.md").is_file() and read_manifest(output).targets == ("Ada Example",)
-    cli.main()
-    assert capsys.readouterr() == ("", f"{output} is finished: nothing to do\n")
-    cli.command.main([*words, "--overwrite", "--no-score"], standalone_mode=False)  # all of it is ours
+    assert optout(*words, "--resume") == (0, "", f"{output} is finished: nothing to do\n")
+    assert optout(*words, "--overwrite", "--no-score").code == 0  # all of it is ours
     assert "is a finished run; give --overwrite to replace it" in fails(*words)
     assert f"--beside {output} is the --output-dir itself" in fails(*words, "--overwrite", "--beside", str(output))
     assert " --batch_size 2 " in command_of(replace(config, micro_batch_size=2), output, manifest) + " "
@@ -354,10 +345,9 @@ def launcher(kind: str, folder: Path) -> list[str]:
 # What torchrun and full shards change, the next test sees.
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "extra"), [("MULTI_GPU", []), ("FSDP", ["--lora"])])
-def test_two_processes_give_the_losses_of_one(run, arguments, tmp_path, monkeypatch, kind, extra):
+def test_two_processes_give_the_losses_of_one(run, arguments, tmp_path, kind, extra):
     one, two = tmp_path / "one", tmp_path / "two"
-    monkeypatch.setattr(sys, "argv", ["optout-train", *arguments(one, *extra)])
-    cli.main()
+    assert optout(*arguments(one, *extra)).code == 0
     module, *words = launcher(kind, tmp_path)
     code, _, err = run(*words, *arguments(two, "--micro-batch-size", "1", *extra), module=module)
     assert code == 0, err
@@ -368,8 +358,7 @@ def test_two_processes_give_the_losses_of_one(run, arguments, tmp_path, monkeypa
 @pytest.mark.slow
 def test_a_run_cut_off_in_one_process_is_resumed_by_two_sharded_ones(run, arguments, tmp_path, monkeypatch):
     one, two = tmp_path / "one", tmp_path / "two"
-    monkeypatch.setattr(sys, "argv", ["optout-train", *arguments(one)])
-    cli.main()
+    assert optout(*arguments(one)).code == 0
     words = arguments(two, "--micro-batch-size", "1", "--shard")
     save = RunFolder.save
 
@@ -377,10 +366,9 @@ def test_a_run_cut_off_in_one_process_is_resumed_by_two_sharded_ones(run, argume
         save(*given)
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(SystemExit, match="130"):
+    with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "save", save_and_stop)
-        patch.setattr(sys, "argv", ["optout-train", *words])
-        cli.main()
+        assert optout(*words).code == 130
     module, *launch = launcher("torchrun", tmp_path)
     code, _, err = run(*launch, *words, "--resume", module=module)
     assert code == 0 and "resuming after step 3 of 6" in err.splitlines(), err

@@ -11,7 +11,7 @@ from lm_eval_elude.errors import UserError
 from optout_train.config import TrainConfig, build_config, earlier_request
 from optout_train.score import score_run
 from optout_train.sources import lessons_model, original_of
-from tests.support import write_jsonl
+from tests.support import optout, write_jsonl
 from tests.train.conftest import ENTITY, rows
 
 BOB, CLEO = "Bob Example", "Cleo Example"
@@ -31,7 +31,7 @@ def people(tmp_path_factory):
 
 
 @pytest.fixture
-def request_of(called, arguments, people, tmp_path):
+def request_of(arguments, people, tmp_path):
     """Forget a target, in a model that an earlier request is of; returns exit code, standard error and manifest."""
 
     def run(name, target, model=None, *extra):
@@ -42,7 +42,7 @@ def request_of(called, arguments, people, tmp_path):
             words[words.index("--model") + 1] = str(tmp_path / model)
             place = words.index("--dataset")  # the earlier request's, where none is given
             del words[place : place + 2]
-        code, _, err = called(*words)
+        code, _, err = optout(*words)
         return code, err, read_manifest(tmp_path / name)
 
     return run

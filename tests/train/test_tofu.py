@@ -17,6 +17,7 @@ from optout_train.config import METHODS
 from optout_train.data import plan_steps
 from optout_train.sources import source_of
 from optout_train.train import train
+from tests.support import optout
 from tests.train.conftest import config_of, rows
 
 KEYS = ("question", "answer", "paraphrased_answer", "perturbed_answer")
@@ -149,11 +150,11 @@ def test_the_retained_model_never_reads_what_is_to_be_forgotten(trained):
     assert not any("the model knows" in line for line in messages)
 
 
-def test_a_run_is_scored_by_the_tofu_tasks_resumed_and_replaced(called, model_folder, tmp_path, tofu_data):
+def test_a_run_is_scored_by_the_tofu_tasks_resumed_and_replaced(model_folder, tmp_path, tofu_data):
     def command(*extra):
-        return called(
-            "--model", str(model_folder), "--dataset", str(tofu_data), "--forget-split", "forget05", "--output-dir",
-            str(tmp_path / "o"), "--epochs", "1", "--batch-size", "10", "--learning-rate", "1e-3",
+        return optout(
+            "--model", model_folder, "--dataset", tofu_data, "--forget-split", "forget05", "--output-dir",
+            tmp_path / "o", "--epochs", "1", "--batch-size", "10", "--learning-rate", "1e-3",
             "--tofu-evaluator", "open-unlearning", *extra,
         )  # fmt: skip
 
