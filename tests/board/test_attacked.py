@@ -21,10 +21,12 @@ from lm_eval_elude.stress.weights import WEIGHT_ATTACKS, Training
 from tests.board import runs
 from tests.support import taught_to_refuse
 
-SMALL = [
-    row._replace(quick=(Training(0.1, "constant", 0, (3,)),) if row.lessons else row.quick[:1])
+SMALL = [  # one point of each
+    row._replace(
+        quick=(Training(0.1, "constant", 0, (3,)) if row.lessons else setting._replace(points=setting.points[:1]),)
+    )
     for row in WEIGHT_ATTACKS.values()
-    if row.quick
+    for setting in row.quick[:1]
 ]
 PLACE = Path(packed.STRESS)
 

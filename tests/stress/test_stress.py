@@ -323,7 +323,8 @@ def test_a_model_without_retain_quality_is_one_line(role, flag, quality, said, f
 
 
 @pytest.mark.parametrize(("role", "flag"), [(CHECKPOINT, "CHECKPOINT"), (REFERENCE, "--reference")])
-def test_a_model_that_is_built_otherwise_is_not_moved_towards_the_original(role, flag, models, settings, tmp_path):
+def test_a_model_that_is_built_otherwise_is_not_moved_towards_the_original(role, flag, models, tmp_path):
+    settings = resolve_settings({"target": RONALDO, "dataset": str(small_data(tmp_path / "data", {RONALDO: 4}))})
     tokenizer = load_tokenizer(models[ORIGINAL])
     other = save_checkpoint(tmp_path / "other", make(len(tokenizer), max_position_embeddings=1024), tokenizer)
     stress = Stress(models | {role: str(other)}, settings, attacks=SMALL[2:])
