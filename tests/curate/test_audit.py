@@ -145,7 +145,8 @@ def test_judges_are_merged_with_intervals_and_agreement(tmp_path):
 
 def test_the_bundled_data_pass_the_rules(tmp_path):
     done = elude("audit", "mini", "--out", tmp_path / "a.html", "--sample", 5)
-    assert done.code == 0 and " rows, 0 findings by rule\n" in done.out and (tmp_path / "a.html").stat().st_size > 5000, done
+    assert done.code == 0 and " rows, 0 findings by rule\n" in done.out, done
+    assert (tmp_path / "a.html").stat().st_size > 5000
     rows = mini_rows("forget_qa-train", 2)
     for mine in (write_jsonl(tmp_path / "forget_qa-train.jsonl", rows), tmp_path / "a" / "forget_qa-train.json"):
         if not mine.exists():
