@@ -3,13 +3,6 @@
 import pytest
 
 from tests.board import runs
-from tests.support import drawn_once
-
-
-@pytest.fixture(scope="package", autouse=True)
-def each_plot_once():
-    with drawn_once():
-        yield
 
 
 @pytest.fixture(scope="package")

@@ -28,6 +28,8 @@ from tests.board.runs import changed, rows
 from tests.browser import BROWSER, Browser
 from tests.support import elude
 
+pytestmark = pytest.mark.usefixtures("plots_drawn_once")
+
 
 @pytest.fixture(scope="module")
 def board(tmp_path_factory, data, forgot, submitted, candidate, retrained):

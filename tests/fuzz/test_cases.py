@@ -6,17 +6,11 @@ import shutil
 import pytest
 
 from tests.fuzz.cases import KINDS, run
-from tests.support import drawn_once
 
+pytestmark = pytest.mark.usefixtures("plots_drawn_once")
 CASES = int(os.environ.get("FUZZ_CASES", "2000"))
 SEED = int(os.environ.get("FUZZ_SEED", "0"))
 PARTS = 5  # of each kind, so that processes can share them
-
-
-@pytest.fixture(scope="module", autouse=True)
-def each_plot_once():
-    with drawn_once():
-        yield
 
 
 @pytest.mark.parametrize("part", range(PARTS))
