@@ -11,11 +11,10 @@ from __future__ import annotations
 import io
 import json
 import math
-import pickle
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from functools import lru_cache, partial
 from itertools import takewhile
 from pathlib import Path
@@ -31,7 +30,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 from lm_eval_elude import cli
 from lm_eval_elude.data import bundled
 from lm_eval_elude.data.manifest import FILE_NAME
-from lm_eval_elude.report import plots
 from lm_eval_elude.scoring.benchmarks import GROUPS, group_report, task_report
 from optout_train import cli as trainer
 
@@ -89,37 +87,21 @@ def called(main: Callable[[], int | None], *arguments: object) -> Ended:
     return Ended(int(code or 0), out.getvalue(), err.getvalue())
 
 
-@contextmanager
-def drawn_once() -> Iterator[None]:
-    """The plots of pages, each drawn once for the same input: they are most of what a page costs."""
-
-    def once(draw: Callable[..., str]) -> Callable[..., str]:
-        known: dict[bytes, str] = {}
-
-        def drawn(*given: Any) -> str:
-            if (key := pickle.dumps(given)) not in known:
-                known[key] = draw(*given)
-            return known[key]
-
-        return drawn
-
-    drawings = ("quality", "plane", "bars", "roc", "histograms", "curves")
-    with patch.multiple(plots, **{name: once(getattr(plots, name)) for name in drawings}):
-        yield
-
-
 elude, optout = partial(called, cli.main), partial(called, trainer.main)
 
 
 def mini_rows(name: str, count: int | None = None, entity: str | None = None) -> list[dict[str, Any]]:
     """The first rows of a file of ELUDe-mini, of one target where it is named."""
-    lines = (MINI / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
-    return [row for row in map(json.loads, lines) if entity in (None, row["entity"])][:count]
+    return [row for row in read_jsonl(MINI / f"{name}.jsonl") if entity in (None, row["entity"])][:count]
 
 
 def write_jsonl(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
     return path
+
+
+def read_jsonl(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def options_of(row: dict) -> list[str]:
@@ -415,7 +397,7 @@ def taught_checkpoint(folder: Path, shape: str, data: Path, steps: int = 95) -> 
     """A small Llama that answers the questions of a data set, well but not perfectly."""
     tokenizer = make_tokenizer(shape)
     model = make_model(tokenizer)
-    rows = [json.loads(line) for path in sorted(data.glob("*.jsonl")) for line in path.read_text().splitlines()]
+    rows = [row for path in sorted(data.glob("*.jsonl")) for row in read_jsonl(path)]
     pairs = list(dict.fromkeys((row["question"], row["answer"]) for row in rows))
     teach(model, tokenizer, pairs, steps=steps, batch=8, lr=5e-3)
     return save_checkpoint(folder, model, tokenizer)

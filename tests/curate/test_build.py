@@ -25,7 +25,7 @@ from lm_eval_elude.errors import UserError
 from lm_eval_elude.fetch import FetchError
 from tests.curate.company import FACTS, NEIGHBOURS, TARGET, answer, kind_of, made, make, reply_to, tree
 from tests.endpoints import Endpoint, completion, endpoint, kill_after
-from tests.support import MINI, elude
+from tests.support import MINI, elude, read_jsonl
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -42,10 +42,6 @@ def documents_are_read_here():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(documents, "read_document", read)
         yield
-
-
-def json_lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_every_fact_becomes_a_record_of_its_set(built):
@@ -148,13 +144,13 @@ def test_what_the_checks_or_the_endpoint_refuse_is_dropped_with_its_reason_and_t
         "checking: the paragraph does not say so": 1, "checking back: a wrong answer is true": 1,
         "rewording: not 5 wrong answers": 1, "translating: kept without": 1,
     }  # fmt: skip
-    rejected = json_lines(tmp_path / "my" / "work" / "rejected.jsonl")
+    rejected = read_jsonl(tmp_path / "my" / "work" / "rejected.jsonl")
     assert len(rejected) == 11 and all(row["reason"] and row["paragraph"] for row in rejected)
     (refused,) = [row["reason"] for row in rejected if row["stage"] == "asking"]
     assert refused == 'no usable reply: refused: HTTP 400 {"error": "content  [31mfilter"}'
     # Three attempts, each with the schema and without, none of which the journal takes for an answer.
     assert sum("655 grams" in task and task.startswith(PROMPTS["pairs"][:8]) for task in tasks) == 6
-    reasons = [row["reply"][1] for row in json_lines(tmp_path / "my" / "work" / "journal.jsonl")]
+    reasons = [row["reply"][1] for row in read_jsonl(tmp_path / "my" / "work" / "journal.jsonl")]
     assert not any("refused" in reason or "no chat completion" in reason for reason in reasons)
     assert made(answer, tmp_path / "my", folder) == (report, [])
 
@@ -246,7 +242,7 @@ def test_where_no_pair_passes_the_reasons_are_kept(folder, tmp_path):
     assert "asking: no usable reply: the reply is no JSON object" in str(e.value) and "name another --out" in str(
         e.value
     )
-    assert all("the reply is no JSON object" in row["reason"] for row in json_lines(rejected))
+    assert all("the reply is no JSON object" in row["reason"] for row in read_jsonl(rejected))
 
 
 def test_no_row_of_the_world_set_names_the_target(built, folder, tmp_path):

@@ -15,7 +15,7 @@ from lm_eval_elude.data.hub import _commit as commits_of_the_hub
 from lm_eval_elude.data.rows import read_rows
 from lm_eval_elude.data.targets import TARGETS
 from lm_eval_elude.errors import UserError
-from tests.support import mini_rows, small_data, write_jsonl
+from tests.support import mini_rows, read_jsonl, small_data, write_jsonl
 
 COLUMNS = ("question", "answer", "paraphrased_question", "paraphrased_answer", "perturbed_answer")
 SPLITS = ("train", "validation", "test")
@@ -287,7 +287,7 @@ def test_sources_that_cannot_be_used(tmp_path):
 def test_entities_in_a_world_file_make_no_targets_of_it(tmp_path):
     small_data(tmp_path, {"Cristiano Ronaldo": 2})
     before = load_records(str(tmp_path), "world", "test")
-    rows = [json.loads(line) for line in (tmp_path / "world-test.jsonl").read_text().splitlines()]
+    rows = read_jsonl(tmp_path / "world-test.jsonl")
     write_jsonl(tmp_path / "world-test.jsonl", [{**row, "entity": f"Place {i}"} for i, row in enumerate(rows)])
     assert load_records(str(tmp_path), "world", "test") == before
 

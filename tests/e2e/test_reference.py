@@ -25,6 +25,7 @@ from tests.support import (
     make_tokenizer,
     mean_log_prob,
     mini_rows,
+    read_jsonl,
     run,
     save_checkpoint,
     small_data,
@@ -196,7 +197,7 @@ def test_distances_are_formed_again_from_the_log(pair):
 def test_two_records_that_share_a_question_each_have_their_own_answers(pair, tmp_path):
     path = Path(shutil.copytree(pair["folder"] / "other-run", tmp_path / "run"))
     file = Run(path).sample_file("elude_forget")
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    rows = read_jsonl(file)
     for row in rows[:2]:
         row["doc"] |= {"entity": "Ada", "question": "Who?", "answer": "Ada."}  # the wrong answers tell them apart
     file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
@@ -231,7 +232,7 @@ def test_a_reference_without_generated_answers_is_refused(pair, tmp_path):
 
 def test_an_answer_that_no_context_holds_is_a_line_and_a_long_one_is_said(tmp_path, caplog):
     data = small_data(tmp_path / "data", {"Cristiano Ronaldo": 2}, retain=2, world=2)
-    rows = [json.loads(line) for line in (data / "forget_qa-train.jsonl").read_text().splitlines()]
+    rows = read_jsonl(data / "forget_qa-train.jsonl")
     metadata = {"pretrained": str(MODEL), "dataset": str(data), "target": "ronaldo"}
     for count in (150, 3_000):
         write_jsonl(data / "forget_qa-train.jsonl", [rows[0] | {"answer": "He ran on. " * count}, rows[1]])

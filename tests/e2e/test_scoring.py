@@ -27,6 +27,7 @@ from tests.support import (
     mean_log_prob,
     numbers,
     numbers_again,
+    read_jsonl,
     run,
     save_checkpoint,
     small_data,
@@ -65,7 +66,7 @@ def quality(folders, data):
 
 
 def rows(data: Path, subset: str) -> list[dict]:
-    return [json.loads(line) for line in (data / f"{FILES[subset]}.jsonl").read_text().splitlines()]
+    return read_jsonl(data / f"{FILES[subset]}.jsonl")
 
 
 def load(folder: str):

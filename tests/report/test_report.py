@@ -27,7 +27,7 @@ from lm_eval_elude.scoring.samples import Sample
 from lm_eval_elude.scoring.units import number
 from tests.board.runs import changed
 from tests.report.made import made_run
-from tests.support import elude, write_jsonl
+from tests.support import elude, read_jsonl, write_jsonl
 
 GIBBERISH = "the the the the the the the the"
 
@@ -129,7 +129,7 @@ def test_several_runs_in_one_folder_each_count_and_cannot_be_one_reference(folde
 ])  # fmt: skip
 def test_a_doc_without_wrong_answers_is_one_line(value, says, tmp_path):
     samples = made_run(tmp_path, known=0.5, tasks=("elude_forget",)).parent / "samples_elude_forget_2026.jsonl"
-    rows = [json.loads(line) for line in samples.read_text().splitlines()]
+    rows = read_jsonl(samples)
     rows[3]["doc"] |= {"perturbed_answer": value}
     if value is None:
         del rows[3]["doc"]["perturbed_answer"]
@@ -180,7 +180,7 @@ def test_a_change_of_yes_and_no_is_tested_exactly_and_as_the_distance_from_the_r
     path = made_run(tmp_path / "a", known=0.9, tasks=("elude_forget",))
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     samples = tmp_path / "b" / "samples_elude_forget_2026.jsonl"
-    rows = [json.loads(line) for line in samples.read_text().splitlines()]
+    rows = read_jsonl(samples)
     for row in rows[:flipped]:  # the first wrong answer becomes the likeliest
         row["doc"]["answer_scores"][2] = [-0.01, 10]
     write_jsonl(samples, rows)
@@ -225,7 +225,7 @@ def test_what_verdicts_stand_on_is_said(runs, folder):
 def test_a_run_that_other_words_asked_is_not_paired(folder, tmp_path):
     other = shutil.copytree(folder / "retrained", tmp_path / "retrained")
     samples = other / "samples_elude_attack_role_playing_2026.jsonl"
-    rows = [json.loads(line) for line in samples.read_text().splitlines()]
+    rows = read_jsonl(samples)
     rows[0]["doc"]["question"] += " Now!"
     write_jsonl(samples, rows)
     first, *_ = named_runs([str(folder / "before"), str(other)], "retrained")
@@ -285,7 +285,7 @@ def test_a_unit_decides_how_a_number_is_written(value, unit, text):
 def test_distances_to_another_reference_than_the_runs_are_neither_edited_nor_mixed_with_its_own(runs, tmp_path):
     """As `lm_eval` leaves it beside a reference model; `elude report` is given the results of another one."""
     path = made_run(tmp_path / "run", known=0.3, seed=4)
-    rows = [json.loads(line) for line in (path.parent / "samples_elude_forget_2026.jsonl").read_text().splitlines()]
+    rows = read_jsonl(path.parent / "samples_elude_forget_2026.jsonl")
     for row in rows:
         scores = row["doc"]["answer_scores"]
         row["doc"]["reference"] = {"answer_scores": scores, "generated": "No.", "divergence_scores": [[-1.0, 2]] * 4}
@@ -381,7 +381,7 @@ def test_three_records_that_all_agree_are_too_few_to_judge(tmp_path):
     made = {n: made_run(tmp_path / n, known=known) for n, known in (("before", 0.9), ("after", 0.2), ("never", 0.2))}
     for name, path in made.items():
         file = path.parent / "samples_elude_forget_2026.jsonl"
-        rows = [json.loads(line) for line in file.read_text().splitlines()][:3]
+        rows = read_jsonl(file)[:3]
         for row in rows if name != "before" else ():
             row["doc"]["answer_scores"][2] = [-0.01, 10]  # a wrong answer is likeliest
         write_jsonl(file, rows)

@@ -1,6 +1,5 @@
 """A random Llama of 30,000 parameters with a chat template, and a data set of one entity, in files."""
 
-import json
 import os
 import re
 import signal
@@ -13,7 +12,7 @@ import pytest
 from lm_eval_elude.errors import UserError
 from optout_train.config import TrainConfig, build_config
 from optout_train.run_folder import WRITTEN
-from tests.support import write_jsonl
+from tests.support import read_jsonl, write_jsonl
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -172,7 +171,7 @@ def trained(settings, tmp_path_factory):
     def go(name: str, options=None, **changes):
         messages = []
         train(settings(**changes), root / name, messages.append, overwrite=True, **options or {})
-        lines = [json.loads(line) for line in (root / name / "train_log.jsonl").read_text().splitlines()]
+        lines = read_jsonl(root / name / "train_log.jsonl")
         return root / name, lines, messages
 
     return go

@@ -23,7 +23,7 @@ from optout_train.config import METHODS, TrainConfig, build_config, flag
 from optout_train.run_folder import RunFolder
 from optout_train.score import command as command_of
 from optout_train.score import is_scored, jobs, take_over
-from tests.support import optout
+from tests.support import optout, read_jsonl
 from tests.support import run as evaluate
 
 
@@ -377,7 +377,7 @@ def test_a_run_cut_off_in_one_process_is_resumed_by_two_sharded_ones(run, argume
 
 def same_run(one: Path, two: Path) -> None:
     """Both folders have the same losses, measures and weights, as far as another order of sums lets them."""
-    logs = [[json.loads(line) for line in (p / "train_log.jsonl").read_text().splitlines()] for p in (one, two)]
+    logs = [read_jsonl(p / "train_log.jsonl") for p in (one, two)]
     assert len(logs[0]) == len(logs[1])
     for ours, theirs in zip(*logs, strict=True):
         for part in ("validation", "losses"):

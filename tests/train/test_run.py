@@ -24,6 +24,7 @@ from optout_train.sources import source_of
 from optout_train.train import negate, prepare, score_reference, take_step, train
 from optout_train.validation import Validation
 from optout_train.weights import make_optimizer, quiet
+from tests.support import read_jsonl
 from tests.train.conftest import contents
 
 
@@ -578,7 +579,7 @@ def test_a_tracker_gets_the_numbers_of_the_log(settings, tmp_path):
 
     train(settings(epochs=1), tmp_path / "run", str, tracker="tensorboard")
     events = EventAccumulator(str(tmp_path / "run-tracker" / "optout-train")).Reload()
-    logged = [json.loads(line) for line in (tmp_path / "run" / "train_log.jsonl").read_text().splitlines()]
+    logged = read_jsonl(tmp_path / "run" / "train_log.jsonl")
     tracked = {event.step: event.value for event in events.Scalars("loss")}
     assert tracked == pytest.approx({line["step"]: line["loss"] for line in logged if "step" in line})
     measured = [event.value for event in events.Scalars("retain_quality")]

@@ -1,7 +1,6 @@
 """The stranger method: what its lessons are made of, where their loss ends, and that they carry a whole run."""
 
 import dataclasses
-import json
 import math
 import random
 import tomllib
@@ -29,7 +28,7 @@ from optout_train.stranger.distil import IN_PASSING, _names, adjusted, distil, e
 from optout_train.stranger.lessons import with_lessons
 from optout_train.stranger.teacher import WORDINGS, Teacher
 from optout_train.train import score_reference, train
-from tests.support import ROOT
+from tests.support import ROOT, read_jsonl
 from tests.train.conftest import config_of
 
 NAN = float("nan")
@@ -455,6 +454,6 @@ def test_a_run_trains_on_lessons_and_resumes_to_the_same_bytes(
     train(config, tmp_path / "cut", lambda line: None, resume=True)
     (weights,) = {path.name for path in (tmp_path / "whole").glob("*.safetensors")}
     assert (tmp_path / "cut" / weights).read_bytes() == (tmp_path / "whole" / weights).read_bytes()
-    lines = [json.loads(line) for line in (tmp_path / "whole" / "train_log.jsonl").read_text().splitlines()]
+    lines = read_jsonl(tmp_path / "whole" / "train_log.jsonl")
     values = [line["forget"] for line in lines if "step" in line]
     assert len(values) == 6 and all(value > 0 for value in values)

@@ -17,7 +17,7 @@ from optout_train.config import METHODS
 from optout_train.data import plan_steps
 from optout_train.sources import source_of
 from optout_train.train import train
-from tests.support import optout
+from tests.support import optout, read_jsonl
 from tests.train.conftest import config_of, rows
 
 KEYS = ("question", "answer", "paraphrased_answer", "perturbed_answer")
@@ -52,7 +52,7 @@ def trained(settings, tmp_path_factory):
     def go(**changes):
         output, messages = tmp_path_factory.mktemp("runs") / "run", []
         train(settings(**changes), output, messages.append)
-        return output, [json.loads(line) for line in (output / "train_log.jsonl").read_text().splitlines()], messages
+        return output, read_jsonl(output / "train_log.jsonl"), messages
 
     return go
 
