@@ -35,8 +35,8 @@ def fails(*arguments: str) -> str:
     return line
 
 
-def test_help_names_every_field_and_method(run):
-    _, shown, _ = run("--help")
+def test_help_names_every_field_and_method():
+    _, shown, _ = optout("--help")
     flags = set(re.findall(r"--[a-z-]+", shown))
     assert {flag(spec.name) for spec in fields(TrainConfig)} <= flags
     sections = re.findall(r"^(\w.*):$", shown, re.MULTILINE)
