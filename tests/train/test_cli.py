@@ -301,17 +301,17 @@ def test_what_the_run_beside_has_scored_is_taken_over_where_it_would_come_out_th
         (ValueError("a fault of ours"), None, ""),
     ],
 )
-def test_what_ends_a_run_is_a_line_that_says_the_way_on(error, code, line, called, monkeypatch):
+def test_what_ends_a_run_is_a_line_that_says_the_way_on(error, code, line, monkeypatch):
     def fail(**options):
         raise error
 
     monkeypatch.setattr(cli.command, "main", fail)
     if code is None:
         with pytest.raises(ValueError, match="a fault of ours"):
-            called()
+            optout()
         return
-    found, out, err = called()
-    assert (found, out) == (code, "") and err.startswith(line) and err.count("\n") == 1
+    ended = optout()
+    assert (ended.code, ended.out) == (code, "") and ended.err.startswith(line) and ended.err.count("\n") == 1
 
 
 def test_ctrl_c_exits_130_and_leaves_no_half_written_checkpoint(start, run, arguments, tmp_path):
