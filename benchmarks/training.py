@@ -24,11 +24,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import tables
 from commands import call
 
+P = ParamSpec("P")
+T = TypeVar("T")
 WIDTH, INNER, LAYERS, VOCABULARY = 512, 1376, 8, 32000
 SETS = ("forget", "retain", "world")
 SHORT, LONG = (50, 110), (60, 420)  # tokens of a sample, drawn evenly
@@ -134,7 +136,7 @@ class Ours:
         config = build_config(given)
         self.run = run = train.prepare(config, source_of(config), accelerator, lambda line: None)
         self.plan = [indices for epoch in self.run.plan for indices in epoch]
-        _, seconds = timed(train.score_reference, run.config, run.data, run.scorer, run.device)
+        _, seconds = timed(train.score_reference, run.config, run.data, run.scorer)
         self.reference_seconds = seconds / len(self.run.data.forget)
 
     def step(self, number: int, indices: Any) -> dict[str, float]:
@@ -224,10 +226,10 @@ class Released:
         return values
 
 
-def timed(call: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
+def timed(call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> tuple[T, float]:
     """The call's result and the processor seconds it took."""
     began = time.process_time()
-    return call(*arguments), time.process_time() - began
+    return call(*arguments, **named), time.process_time() - began
 
 
 def speed(work: Path, batch: int, rounds: int, slices: int) -> Iterator[dict[str, Any]]:
