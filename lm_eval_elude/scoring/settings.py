@@ -185,13 +185,23 @@ def checkpoint_manifest(metadata: Mapping[str, Any]) -> Manifest | None:
 
 def model_folders(metadata: Mapping[str, Any]) -> list[str]:
     """Folders (or Hub ids) of the evaluated checkpoint, an adapter's first."""
-    named = (metadata.get(key) for key in ("peft", "delta", "pretrained", "model"))
-    return [folder for folder in named if isinstance(folder, str)]
+    named = {
+        key: name for key in ("peft", "delta", "pretrained", "model") if isinstance(name := metadata.get(key), str)
+    }
+    inner = os.path.join(named.get("pretrained", ""), _subfolder(metadata))
+    if _subfolder(metadata) and os.path.isdir(inner):  # one of the Hub is stated beside the id
+        named["pretrained"] = inner
+    return list(named.values())
 
 
 def _revision(metadata: Mapping[str, Any]) -> str:
     """Of the evaluated model on the Hub; lm-eval makes a number of one that is all digits."""
     return str(metadata.get("revision") or "main")
+
+
+def _subfolder(metadata: Mapping[str, Any]) -> str:
+    """Of the evaluated model, for its weights and its tokenizer."""
+    return str(metadata.get("subfolder") or "")
 
 
 def model_renderer(metadata: Mapping[str, Any], wording: Wording | None = None) -> Renderer:
@@ -202,7 +212,8 @@ def model_renderer(metadata: Mapping[str, Any], wording: Wording | None = None) 
     for key in ("tokenizer", "pretrained", "model"):
         if isinstance(name := metadata.get(key), str):
             remote = str(metadata.get("trust_remote_code", False)).lower() == "true"
-            return _renderer(name, _revision(metadata), remote, wording)  # the harness's revision is of either
+            # As the harness has it, revision and subfolder are of either.
+            return _renderer(name, _revision(metadata), _subfolder(metadata), remote, wording)
     raise UserError(
         "ELUDe tasks need the model's tokenizer to count answer tokens and found none: pass "
         "--model_args pretrained=... or tokenizer=..., or with a model object metadata={'pretrained': ...}"
@@ -210,19 +221,20 @@ def model_renderer(metadata: Mapping[str, Any], wording: Wording | None = None) 
 
 
 @lru_cache(maxsize=4)  # the evaluated model's, and those of the three that may be asked beside it
-def _renderer(name: str, revision: str, trust_remote_code: bool, wording: Wording | None) -> Renderer:
-    return Renderer(load_tokenizer(name, revision=revision, trust_remote_code=trust_remote_code), wording)
+def _renderer(name: str, revision: str, subfolder: str, remote: bool, wording: Wording | None) -> Renderer:
+    tokenizer = load_tokenizer(name, revision=revision, subfolder=subfolder, trust_remote_code=remote)
+    return Renderer(tokenizer, wording)
 
 
 def provenance(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """What was scored and with what: the checkpoint by hashes, versions; all in the results file.
 
     A folder with ``optout.json`` is known by that file's SHA-256 (it holds the weights'), one without by the weights'
-    own, a Hub model by its name and revision.
+    own, a Hub model by its name, revision and subfolder.
     """
-    names, revision = model_folders(metadata), _revision(metadata)
+    names, place = model_folders(metadata), (_revision(metadata), _subfolder(metadata))
     return {
-        "checkpoint": [_identity(name, revision, weights_stamp(Path(name))) for name in names],
+        "checkpoint": [_identity(name, *place, weights_stamp(Path(name))) for name in names],
         "versions": dict(_versions()),
     }
 
@@ -233,10 +245,10 @@ def _versions() -> dict[str, str]:
 
 
 @lru_cache(maxsize=8)
-def _identity(name: str, revision: str, weights: tuple[Any, ...]) -> dict[str, Any]:
+def _identity(name: str, revision: str, subfolder: str, weights: tuple[Any, ...]) -> dict[str, Any]:
     folder = Path(name)
     if manifest := read_manifest(folder):
         return {"name": name, "manifest": sha256(folder / FILE_NAME), "weights": manifest.weights}
     if folder.is_dir():
         return {"name": name, "weights": file_hashes(folder)}
-    return {"name": name, "revision": revision}
+    return {"name": name, "revision": revision, **({"subfolder": subfolder} if subfolder else {})}

@@ -196,7 +196,9 @@ def check_place(name: str) -> None:
         raise UserError(f"model folder {name!r} does not exist")
 
 
-def load_tokenizer(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
+def load_tokenizer(
+    name: str, *, revision: str | None = None, subfolder: str = "", trust_remote_code: bool = False
+) -> Any:
     """Load a tokenizer by folder or Hub id; UserError where it cannot be found, which says where it was looked for."""
     from transformers import AutoTokenizer
     from transformers.utils import logging
@@ -205,7 +207,9 @@ def load_tokenizer(name: str, *, revision: str | None = None, trust_remote_code:
     before = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
-        return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
+        return AutoTokenizer.from_pretrained(
+            name, revision=revision, subfolder=subfolder, trust_remote_code=trust_remote_code
+        )
     except Exception as error:  # a folder's files can be wrong in any way
         here = "" if os.path.exists(name) else ", which is no folder here"
         raise UserError(

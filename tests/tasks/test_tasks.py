@@ -5,6 +5,7 @@ import logging
 import os
 import pickle
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -347,6 +348,16 @@ def test_the_tokenizer_is_that_of_the_revision_as_the_harness_loads_it(named, to
         settings.model_renderer({**named, "revision": revision})
         assert asked.pop() == ([*named.values()][-1], at)
         assert settings.provenance({**named, "revision": revision})["checkpoint"][0]["revision"] == at
+
+
+def test_a_subfolder_is_that_of_the_weights_and_of_the_tokenizer_as_the_harness_loads_it(tmp_path):
+    inner = shutil.copytree(bundled.MODEL, tmp_path / "many" / "one")
+    given = {"pretrained": str(tmp_path / "many"), "subfolder": "one"}
+    assert settings.model_renderer(given).fingerprint == settings.model_renderer({"pretrained": str(inner)}).fingerprint
+    assert settings.checkpoint_manifest(given) == settings.checkpoint_manifest({"pretrained": str(inner)}) is not None
+    assert settings.provenance(given) == settings.provenance({"pretrained": str(inner)})
+    of_hub = {"pretrained": "an/id", "subfolder": "one"}
+    assert settings.provenance(of_hub)["checkpoint"] == [{"name": "an/id", "revision": "main", "subfolder": "one"}]
 
 
 def test_a_target_without_rows_is_refused(tokenizers, tmp_path):
