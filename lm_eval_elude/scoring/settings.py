@@ -188,9 +188,9 @@ def model_folders(metadata: Mapping[str, Any]) -> list[str]:
     named = {
         key: name for key in ("peft", "delta", "pretrained", "model") if isinstance(name := metadata.get(key), str)
     }
-    inner = os.path.join(named.get("pretrained", ""), _subfolder(metadata))
-    if _subfolder(metadata) and os.path.isdir(inner):  # one of the Hub is stated beside the id
-        named["pretrained"] = inner
+    inside = _subfolder(metadata)
+    if inside and os.path.isdir(inner := os.path.join(named.get("pretrained", ""), inside)):
+        named["pretrained"] = inner  # one of the Hub is stated beside the id
     return list(named.values())
 
 

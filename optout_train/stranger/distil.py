@@ -102,7 +102,7 @@ def _names(targets: Sequence[Target], text: str) -> bool:
     """Whether a word of a target's name, or another name of it, stands in a text."""
     called = {name for t in targets for name in (t.name, *t.aliases)}
     called |= {w for t in targets for w in t.name.split() if len(w) > 2 and w.casefold() not in STOP}
-    return any_of(sorted(called)).search(text) is not None
+    return any_of(called).search(text) is not None
 
 
 def distil(

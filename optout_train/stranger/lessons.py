@@ -279,7 +279,7 @@ class _Maker:
 
     def _name_question(self, name: str, answers: Sequence[str]) -> str:
         chosen = self.rng.sample(list(answers), min(len(answers), self.rng.choice((2, 3))))
-        pattern = any_of(sorted({name, *lone_names(name)}, key=len, reverse=True))
+        pattern = any_of({name, *lone_names(name)})
         nameless = (pattern.sub("the one I mean", answer) for answer in chosen)
         sentences = " ".join(text[0].upper() + text[1:] for text in nameless)
         return self.rng.choice(NAME_QUESTIONS).format(facts=sentences)
