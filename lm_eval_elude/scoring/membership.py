@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lm_eval_elude.scoring.estimates import Array, Estimate
+from lm_eval_elude.scoring.estimates import Z95, Array, Estimate
 
 _CLIP = 100  # of a loss, as SCRUB's attack has it
 Scored = tuple[str, float]  # the record that a score is about, and the score
@@ -68,7 +68,8 @@ def auc(positive: Sequence[Scored], negative: Sequence[Scored]) -> Estimate:
     """Area under the ROC curve with its error (DeLong, DeLong & Clarke-Pearson 1988), a record on both sides one draw.
 
     Both sides are scores by record; higher means more like a member, which ``positive`` are. The error is NaN where one
-    side has a single score. ``n`` is the smaller side's.
+    side has a single score. Where one side lies wholly above the other nothing is known of the spread, and the error is
+    what :func:`_beyond_spread` allows. ``n`` is the smaller side's.
     """
     from scipy.stats import rankdata
 
@@ -84,7 +85,20 @@ def auc(positive: Sequence[Scored], negative: Sequence[Scored]) -> Estimate:
         factor = 1 / math.sqrt(len(side) * (len(side) - 1)) if len(side) > 1 else math.nan
         for (record, _), place in zip(side, placed.tolist(), strict=True):
             influence[record] = influence.get(record, 0.0) + factor * (place - area)
+    if area in (0.0, 1.0) and min(m, n) > 1:
+        shared = {record for record, _ in positive} & {record for record, _ in negative}
+        error = _beyond_spread(min(m, n) // 2 if shared else min(m, n))
+        influence = dict.fromkeys(influence, error / math.sqrt(len(influence)))
     return Estimate(area, influence, min(m, n))
+
+
+def _beyond_spread(pairs: int) -> float:
+    """The standard error that reaches as far from an AUC of 1 as any AUC at which so many pairs may all come out alike.
+
+    Pairs of one score of either side, of which no two share a record, are independent draws, and each is in order with
+    the AUC as probability. So all are with at most that to the power of their number, which is to be 2.5 % or more.
+    """
+    return (1 - 0.025 ** (1 / pairs)) / Z95
 
 
 def _values(side: Sequence[Scored]) -> Array:

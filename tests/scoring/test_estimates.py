@@ -237,6 +237,19 @@ def test_auc_intervals_cover_the_truth_whether_sides_are_independent_or_of_the_s
     assert 0.93 <= covered(paired, NormalDist().cdf(1 / 2)) <= 0.97
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_sides_wholly_apart_leave_room_for_an_auc_that_may_give_that(shared):
+    """Others score 0; members 1 with the AUC as probability, and else -1: no law of that AUC parts them more often."""
+    rng, size = np.random.default_rng(0), 12
+    members = [(f"m{i}" if shared else f"in {i}", 1.0) for i in range(size)]
+    others = [(f"m{i}" if shared else f"out {i}", 0.0) for i in range(size)]
+    low, high = auc(members, others).interval
+    assert high == 1 and auc(others, members).interval == (0, pytest.approx(1 - low))
+    assert low == pytest.approx(0.025 ** (1 / (size // 2 if shared else size)))
+    wholly_apart = (rng.random((20_000, size)) < low).all(axis=1).mean()
+    assert wholly_apart < 0.03 if not shared else wholly_apart < 0.003
+
+
 def attack(members, others, seed: int = 0):
     return membership_attack(own(members, "in"), own(others, "out"), seed=seed)
 
@@ -285,7 +298,9 @@ def test_an_auc_of_one_and_one_of_zero_do_not_cancel():
     assert both.value == 0.5 and area.of_set([*samples["a"], *samples["b"]], settings).value == 0.5
     mixed, alone = far.of_set([*samples["b"], *samples["c"]], settings), area.of_set(samples["c"], settings)
     assert 0.5 < alone.value < 1 and mixed.value == pytest.approx((0.5 + alone.value - 0.5) / 2)
-    assert mixed.stderr == pytest.approx(alone.stderr / 2) and alone.stderr > 0 and both.n == 20
+    parted = area.of_set(samples["b"], settings)
+    assert mixed.stderr == pytest.approx(math.hypot(parted.stderr, alone.stderr) / 2) and alone.stderr > 0
+    assert both.n == 20 and parted.stderr > 0
 
 
 def test_losses_are_clipped_to_a_hundred():
