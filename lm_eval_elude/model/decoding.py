@@ -13,7 +13,7 @@ from transformers import DynamicCache
 
 from lm_eval_elude.model.limits import CUTTING
 from lm_eval_elude.model.packing import build_trees, flat_paths, to_batch
-from lm_eval_elude.model.scorer import answer_logits
+from lm_eval_elude.model.scorer import answer_logits, cache_argument
 from lm_eval_elude.text.chat import Encoded
 
 
@@ -50,7 +50,7 @@ def decode(
         mask = torch.nn.functional.pad(mask, (0, 1), value=1)
         logits = model(
             input_ids=torch.tensor([[outputs[row][-1]] for row in rows], device=device),
-            position_ids=position[:, None], attention_mask=mask, past_key_values=cache, use_cache=True,
+            position_ids=position[:, None], attention_mask=mask, use_cache=True, **{cache_argument(): cache},
         ).logits  # fmt: skip
         position = position + 1
         for row, token in zip(rows, _next(logits[:, -1], temperature), strict=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 import random
 import sys
@@ -79,6 +81,14 @@ def load_model(name: str, revision: str | None = None, dtype: Any = "auto", flag
         raise UserError(f"{flag} {name!r} cannot be loaded: {reason(error)}") from None
 
 
+@functools.cache
+def cache_argument() -> str:
+    """What transformers' models call their cache: ``cache`` since 5.24, and ``past_key_values`` before."""
+    from transformers.masking_utils import create_causal_mask
+
+    return "cache" if "cache" in inspect.signature(create_causal_mask).parameters else "past_key_values"
+
+
 def answer_logits(model: Any, batch: Batch, cache: Any = None) -> Tensor:
     """The model's logits at ``batch.places``, (m, vocabulary); the vocabulary is computed nowhere else.
 
@@ -94,7 +104,7 @@ def answer_logits(model: Any, batch: Batch, cache: Any = None) -> Tensor:
 
     inputs: dict[str, Any] = {"input_ids": batch.tokens, "use_cache": cache is not None}
     if batch.sees is not None:
-        inputs |= {"position_ids": batch.depths, "attention_mask": _mask(model, batch.sees), "past_key_values": cache}
+        inputs |= {"position_ids": batch.depths, "attention_mask": _mask(model, batch.sees), cache_argument(): cache}
     handle = model.get_output_embeddings().register_forward_pre_hook(select)
     try:
         logits: Tensor = model(**inputs).logits.flatten(0, 1)
