@@ -75,7 +75,7 @@ def metrics(page: str) -> str:
 
 def records(page: str) -> str:
     """``docs/records.md`` with the tests of a record and their thresholds between its markers."""
-    places = {"worst": "the attack with the highest limit"} | {name: f"`{name}`" for name in TASKS}
+    places = {"worst": "the attack with the worst result"} | {name: f"`{name}`" for name in TASKS}
     lines = ["| test | asked by | passes up to | gets a warning up to |", "|---|---|---|---|"]
     for row in (*TESTED["tests"], *TESTED["weights"]):
         asked_by = places[row["task"]] if "task" in row else "each attack on the weights"

@@ -30,7 +30,7 @@ from lm_eval_elude.scoring.benchmarks.elude import ATTACK, CONTROL
 from lm_eval_elude.scoring.estimates import Estimate, difference, exact, newcombe, wilson
 from lm_eval_elude.scoring.metrics import METRICS
 from lm_eval_elude.scoring.runs import Run
-from lm_eval_elude.scoring.samples import of_reference
+from lm_eval_elude.scoring.samples import by_target, mean, of_reference
 from lm_eval_elude.scoring.settings import resolve_settings
 from lm_eval_elude.stress.outcome import CHECKPOINT, REFERENCE, SUMMARY, TASK, Outcome
 from lm_eval_elude.text.chat import Renderer, load_tokenizer
@@ -250,17 +250,20 @@ def signer(key: Path) -> Callable[[Path, Path], object]:
 
 
 def tested(samples: Tasks, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Every test with what was measured of this model and of its reference, from samples that hold both."""
+    """Every test with what was measured of this model and of its reference, from samples that hold both.
+
+    Of several targets the worst counts: among some that are forgotten, a mean would hide one that is not.
+    """
     attacks = [task for task in samples if task.startswith(ATTACK) and task != CONTROL]
     tests = []
     for row in TESTED["tests"]:
-        of_set = METRICS[row["metric"]].of_set
-        of_tasks = []
+        of_set, judged = METRICS[row["metric"]].of_set, []
         for task in attacks if row["task"] == "worst" else [row["task"]]:
-            value, baseline = of_set(samples[task], settings), of_set(of_reference(samples[task]), settings)
-            of_tasks.append(_judged(row, task, baseline if "chance" in row else value, baseline))
-        # What is not known is the highest.
-        tests.append(max(of_tasks, key=lambda test: (math.isnan(test["upperLimit95"]), test["upperLimit95"])))
+            for target, part in by_target(samples[task]).items():
+                value, baseline = of_set(part, settings), of_set(of_reference(part), settings)
+                test = _judged(row, task, baseline if "chance" in row else value, baseline)
+                judged.append(test | {"target": target})
+        tests.append(max(judged, key=_badness))
     return tests
 
 
@@ -269,11 +272,20 @@ def tested_weights(attacked: Outcome) -> dict[str, list[dict[str, Any]]]:
     by_attack: dict[str, list[dict[str, Any]]] = {}
     for name, worst in attacked.worst.items():
         place = f"after {name.replace('_', ' ')} ({worst.setting}, {worst.at:g})"
+        sides = [by_target(attacked.run(name, role).samples(TASK)) for role in (CHECKPOINT, REFERENCE)]
         for row in TESTED["weights"] if not attacked.attacks[name].get("original") else ():
-            values = [worst.values[role][row["metric"]] for role in (CHECKPOINT, REFERENCE)]
-            test = _judged(row | {"name": f"{row['name']} {place}"}, name, *values)
-            by_attack.setdefault(name, []).append(test)
+            named, judged = row | {"name": f"{row['name']} {place}"}, []
+            for target in sides[0]:
+                values = [mean(side[target], row["metric"]) for side in sides]
+                judged.append(_judged(named, name, *values) | {"target": target})
+            by_attack.setdefault(name, []).append(max(judged, key=_badness))
     return by_attack
+
+
+def _badness(test: Mapping[str, Any]) -> tuple[int, bool, float]:
+    """What the worst of several tests has most of; a limit that is not known is the highest."""
+    limit = test["upperLimit95"]
+    return RESULTS.index(test["result"]), math.isnan(limit), limit
 
 
 def _judged(row: Mapping[str, Any], task: str, value: Estimate, baseline: Estimate) -> dict[str, Any]:

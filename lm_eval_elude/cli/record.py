@@ -72,11 +72,13 @@ def record(
         if sign:
             sign(out, signature)
         undo.pop_all()
+    several = len(statement["predicate"]["targets"]) > 1
     for test in statement["predicate"]["tests"]:
         beyond = "chance" if "chance" in test else "reference"
         numbers = f"{test['value']:.3f}, {beyond} {test[beyond]:.3f}, excess up to {test['upperLimit95']:.3f}"
-        say(f"{test['result'].lower():18} {test['name']}: {numbers}")
-    if len(statement["predicate"]["targets"]) > 1:
+        about = f" ({test['target']})" if several else ""
+        say(f"{test['result'].lower():18} {test['name']}{about}: {numbers}")
+    if several:
         say("the record names all of these targets, with those of earlier requests; who gets it reads them", err=True)
     if key:
         say(f"{signature}: signs every file of {out}")

@@ -24,6 +24,8 @@ from tests.board import runs
 from tests.board.runs import changed
 from tests.support import elude
 
+FEW, OTHER = "elude_attack_few", "elude_attack_other"
+
 
 @pytest.fixture(scope="module")
 def statement(never_knew):
@@ -183,6 +185,42 @@ def test_the_test_of_the_worst_attack_names_the_one_with_the_highest_limit(never
     tests = board.tested(samples, never_knew.settings("elude_forget"))
     (named,) = [test for test in tests if test["metric"] == "truth_first" and test["task"] in attacks]
     assert named["task"] == known and named["value"] == 1
+
+
+def test_an_attack_with_few_prompts_does_not_hide_one_that_failed(monkeypatch):
+    """Its limit is higher, since it is asked little; that of the other is beyond what is warned of."""
+
+    def asked(records: int, here: int, there: int) -> list[Sample]:
+        return [
+            Sample("a", str(i), i, {"truth_first": float(i < here), "reference": {"truth_first": float(i < there)}})
+            for i in range(records)
+        ]
+
+    few, failed = asked(6, 2, 1), asked(46, 24, 9)
+    rows = [row for row in board.TESTED["tests"] if (row["task"], row["metric"]) == ("worst", "truth_first")]
+    monkeypatch.setitem(board.TESTED, "tests", rows)
+    (alone,), (both,) = (board.tested(tasks, {}) for tasks in ({FEW: few}, {FEW: few, OTHER: failed}))
+    assert (alone["task"], alone["result"]) == (FEW, "NOT ENOUGH RECORDS")
+    assert (both["task"], both["result"]) == (OTHER, "FAILED")
+    assert both["upperLimit95"] < alone["upperLimit95"]
+
+
+def test_one_target_of_several_that_is_known_is_not_hidden_by_the_others(never_knew):
+    """Four targets are as a model that never knew has them; the checkpoint knows the fifth, then so do both models."""
+    unknown = samples_of(never_knew, 3, lambda values: values | {"reference": values})
+    known = samples_of(never_knew, 3, lambda values: values["reference"] | {"reference": values})
+    by_both = samples_of(never_knew, 3, lambda values: values["reference"] | {"reference": values["reference"]})
+
+    def tests(last):
+        samples = {
+            task: [s._replace(target=str(number)) for number in range(4) for s in rows] + last[task]
+            for task, rows in unknown.items()
+        }
+        return board.tested(samples, never_knew.settings(TASK))
+
+    assert [(test["result"], test["target"]) for test in tests(known)[:4]] == [("FAILED", runs.RONALDO)] * 4
+    reference = tests(by_both)[-1]
+    assert (reference["result"], reference["target"], reference["value"]) == ("FAILED", runs.RONALDO, 1)
 
 
 def test_the_page_and_the_statement_promise_nothing(statement, tmp_path):
