@@ -16,6 +16,7 @@ SCHEMA_VERSION = 1
 MODEL_NAME = "tiny"  # how a user and a manifest name the bundled model
 _NAMES = ("", "hub", "mini", "tofu")  # of data, whatever a folder is called
 _MAX_BYTES = 1 << 26  # of a manifest that is read
+_FORGOT_NOBODY = ("none", "finetune", "retrained-without")  # methods
 
 
 class Request(TypedDict):
@@ -76,10 +77,19 @@ class Manifest:
         return str((self.requests[0] if self.requests else self.settings).get("revision") or "")
 
     def has_known(self, model: Mapping[str, Any]) -> bool:
-        """Whether a model, by ``name`` and ``weights``, is one that a request began from or left: it knew the targets.
+        """Whether a model, by ``name`` and ``weights``, knew the targets: a request began from it or left it, or the
+        manifest in its folder says that it was made to forget one of them, or was made from a model that knew.
 
         What this run left counts, too: it is no model that never knew either. What a finetuning began from may be one.
         """
+        made = read_manifest(str(model.get("name") or ""))
+        if made is None or made.weights != model.get("weights"):
+            return self._began_from_or_left(model)
+        forgot = made.method not in _FORGOT_NOBODY and bool({*made.targets} & {*self.targets})
+        base = made.base_model | {"revision": made.settings.get("revision") or "main"}
+        return forgot or self._began_from_or_left(model) or self._began_from_or_left(base)
+
+    def _began_from_or_left(self, model: Mapping[str, Any]) -> bool:
         bases = [(request["base_model"], request.get("revision")) for request in self.requests]
         if self.method != "finetune":
             bases.append((self.base_model, self.settings.get("revision")))

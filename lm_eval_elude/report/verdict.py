@@ -199,7 +199,7 @@ def warnings(runs: Sequence[NamedRun]) -> list[str]:
         if run.outcome and reference and scored and not run.outcome.is_of(REFERENCE, scored):
             lines[f"{run.outcome.folder}: its attacks were made on another reference than {reference.name}, too"] = []
         if reference and run is not reference and run.manifest and any(map(run.manifest.has_known, scored)):
-            made = f"{run.name} was made from it, or is it"
+            made = f"{run.name} was made from it, or is it, or it was made to forget them"
             lines[f"{reference.name} is no model that never knew the targets: {made}"] = []
         for text in run.problems:
             lines[text] = []

@@ -7,6 +7,7 @@ import math
 import os
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -86,6 +87,20 @@ def test_who_has_known_is_told_by_weights_or_by_name_and_revision():
     assert not taught.has_known({"name": "/base"}) and taught.has_known({"weights": {"a": "1"}})
 
 
+@pytest.mark.parametrize(("other", "knew"), [
+    (Manifest(("A",), "mini", "npo", base_model={"name": "/elsewhere"}), True),  # it was made to forget as well
+    (Manifest(("B",), "mini", "npo", base_model={"name": "/elsewhere"}), False),
+    (Manifest(("A",), "mini", "finetune", base_model={"name": "org/m"}, settings={"revision": "taught"}), True),
+    (Manifest(("A",), "mini", "finetune", base_model={"name": "org/m"}), False),  # as it was before it was taught
+    (Manifest(("A",), "mini", "retrained-without"), False),
+])  # fmt: skip
+def test_who_has_known_is_told_by_its_own_manifest(other, knew, tmp_path):
+    forgot = Manifest(("A",), "mini", "npo", base_model={"name": "org/m"}, settings={"revision": "taught"})
+    write_manifest(tmp_path, replace(other, weights={"a": "1"}))
+    assert forgot.has_known({"name": str(tmp_path), "weights": {"a": "1"}}) == knew
+    assert not forgot.has_known({"name": str(tmp_path), "weights": {"a": "2"}})  # the folder holds another model now
+
+
 def test_a_reference_that_knew_the_targets_is_said(tmp_path):
     (tmp_path / "model").mkdir()
     write_manifest(tmp_path / "model", Manifest(("Cristiano Ronaldo",), "mini", "npo", base_model={"name": "org/base"}))
@@ -94,7 +109,8 @@ def test_a_reference_that_knew_the_targets_is_said(tmp_path):
     for name in ("base", "another"):
         made_run(tmp_path / name, known=0.9, seed=1, checkpoint={"name": f"org/{name}", "revision": "main"})
         lines = warnings(named_runs([str(tmp_path / "mine"), str(tmp_path / name)], name))
-        line = f"{name} is no model that never knew the targets: npo was made from it, or is it"
+        made = "npo was made from it, or is it, or it was made to forget them"
+        line = f"{name} is no model that never knew the targets: {made}"
         assert (line in lines) == (name == "base")
 
 
