@@ -96,28 +96,24 @@ def _judgement(run: NamedRun, before: NamedRun | None, reference: NamedRun | Non
         return "answers gibberish"
     if reference is None:
         return ""
-    # How much unlearning had to take, the share of it that is left, and half the width of that share's interval.
-    judged: list[tuple[float, float, float]] = []
-    compared = False
-    for task, metric, _ in KNOWN:
-        value, never = run.estimate(task, metric), reference.estimate(task, metric)
-        known = before.estimate(task, metric) if before else None
-        if value and never:
-            whole = (known.value if known else 1.0) - never.value
-            compared = True
-            if math.isnan(whole + value.value):
-                return "cannot be judged, for a number is missing"
-            if whole <= 0:
-                continue
-            excess = difference(value, never)
-            low, high = excess.bounds
-            judged.append((whole, excess.value / whole, (high - low) / 2 / whole))
+    compared = list(_compared(run, before, reference))
+    if any(math.isnan(whole + excess) for whole, excess, _ in compared):
+        return "cannot be judged, for a number is missing"
+    judged = _left(compared)
     if not judged:
         return "had nothing to forget" if compared else ""
     least = min(MIN_EFFECT, max(whole for whole, _, _ in judged))
     left = [(share, half) for whole, share, half in judged if whole >= least]
-    if any(share > KNOWN_ABOVE and (half <= KNOWN_ABOVE or share - half > KNOWN_ABOVE) for share, half in left):
+    if _is_known(left):
         return "still knows the facts"
+    targets = dict.fromkeys(target for _, target, _ in run.estimates if target)
+    known = []
+    for target in targets if len(targets) > 1 else ():  # a mean over them would hide one that is known
+        of_target = _left(_compared(run, before, reference, target))
+        if _is_known([(share, half) for whole, share, half in of_target if whole >= least]):
+            known.append(target)
+    if known:
+        return f"still knows the facts about {', '.join(known)}"
     if any(not half <= KNOWN_ABOVE for _, half in left):
         return "has too few records to judge"
     strongest = run.outcome.strongest() if run.outcome else None
@@ -126,6 +122,32 @@ def _judgement(run: NamedRun, before: NamedRun | None, reference: NamedRun | Non
     if any(share - half < FORGOTTEN_BELOW and share + half > KNOWN_ABOVE for share, half in left):
         return "has too few records to judge"
     return "forgot" if max(share for share, _ in left) < FORGOTTEN_BELOW else "forgot a part"
+
+
+def _compared(
+    run: NamedRun, before: NamedRun | None, reference: NamedRun, target: str = ""
+) -> Iterator[tuple[float, float, float]]:
+    """Of each number of :data:`KNOWN`, of all targets or one: how far the model before unlearning is above the
+    reference, how far the run is, and half the width of the latter's interval.
+    """
+    for task, metric, _ in KNOWN:
+        place = task, target, metric
+        value, never = run.estimates.get(place), reference.estimates.get(place)
+        known = before.estimates.get(place) if before else None
+        if value and never:
+            excess = difference(value, never)
+            low, high = excess.bounds
+            yield (known.value if known else 1.0) - never.value, excess.value, (high - low) / 2
+
+
+def _left(compared: Iterable[tuple[float, float, float]]) -> list[tuple[float, float, float]]:
+    """How much unlearning had to take, the share of it that is left, and half the width of that share's interval."""
+    return [(whole, excess / whole, half / whole) for whole, excess, half in compared if whole > 0]
+
+
+def _is_known(left: Iterable[tuple[float, float]]) -> bool:
+    """Whether more than half is left, by any number that is exact enough."""
+    return any(share > KNOWN_ABOVE and (half <= KNOWN_ABOVE or share - half > KNOWN_ABOVE) for share, half in left)
 
 
 def _facts(run: NamedRun, before: NamedRun | None, reference: NamedRun | None) -> str:

@@ -362,15 +362,15 @@ class Shares:
 
     run, outcome = SimpleNamespace(tasks=()), None
 
-    def __init__(self, **counts):
-        keys = {"first": ("elude_forget", "truth_first"), "known": ("elude_attacks", "known")}
+    def __init__(self, of: str = "", **counts):
+        keys = {"first": ("elude_forget", of, "truth_first"), "known": ("elude_attacks", of, "known")}
         self.estimates = {
             keys[name]: mean_over_targets([Observation("t", f"t/{i}", float(i < n)) for i in range(46)])
             for name, n in counts.items()
         }
 
     def estimate(self, task, metric):
-        return self.estimates.get((task, metric))
+        return self.estimates.get((task, "", metric))
 
 
 @pytest.mark.parametrize(
@@ -379,8 +379,17 @@ class Shares:
 def test_a_metric_in_which_there_was_little_to_forget_judges_only_alone(first, known, judged):
     before, run, never = Shares(first=46, known=46), Shares(first=first, known=known), Shares(first=9, known=41)
     assert _judgement(run, before, never) == judged
-    alone = [Shares(known=counts.estimates["elude_attacks", "known"].value * 46) for counts in (run, before, never)]
+    alone = [Shares(known=counts.estimates["elude_attacks", "", "known"].value * 46) for counts in (run, before, never)]
     assert _judgement(*alone) == "has too few records to judge"
+
+
+@pytest.mark.parametrize(("first", "judged"), [(46, "still knows the facts about z"), (20, "forgot")])
+def test_one_target_of_many_that_is_known_is_named(first, judged):
+    """Of all targets together 5 % is left."""
+    before, run, never = Shares(first=46), Shares(first=11), Shares(first=9)
+    for shares, own in ((before, 46), (run, first), (never, 9)):
+        shares.estimates |= Shares(of="y", first=9).estimates | Shares(of="z", first=own).estimates
+    assert _judgement(run, before, never) == judged
 
 
 def test_what_an_attack_brings_back_is_hidden_however_unsure_it_is_how_little_is_left_when_asked():
