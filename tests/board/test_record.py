@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
+from statistics import fmean, stdev
 
 import pytest
 
@@ -170,6 +171,21 @@ def test_how_far_a_share_is_above_the_references_decides(here, there, result):
     sides = (METRICS["truth_first"].of_set(side, {}) for side in (samples, of_reference(samples)))
     test = board._judged(row, "elude_attack_role_playing", *sides)
     assert (test["result"], test["excess"]) == (result, pytest.approx((here - there) / 46))
+
+
+def test_the_limit_of_shares_is_no_lower_than_the_paired_one():
+    """Where one model knows what the other does not, a difference varies more than that of two samples would."""
+    (row,) = [r for r in board.TESTED["tests"] if (r["task"], r["metric"]) == ("worst", "truth_first")]
+    samples = [
+        Sample("a", str(i), i, {"truth_first": float(i < 20), "reference": {"truth_first": float(i >= 30)}})
+        for i in range(46)
+    ]
+    gaps = [sample.values["truth_first"] - sample.values["reference"]["truth_first"] for sample in samples]
+    paired = fmean(gaps) + board.Z95_ONE_SIDED * stdev(gaps) / len(gaps) ** 0.5
+    test = board._judged(
+        row, "", *(METRICS["truth_first"].of_set(side, {}) for side in (samples, of_reference(samples)))
+    )
+    assert test["upperLimit95"] == pytest.approx(paired) and test["excess"] == pytest.approx(fmean(gaps))
 
 
 def test_the_test_of_the_worst_attack_names_the_one_with_the_highest_limit(never_knew):
