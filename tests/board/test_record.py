@@ -23,6 +23,7 @@ from lm_eval_elude.stress.outcome import CHECKPOINT, ORIGINAL, REFERENCE, SUMMAR
 from lm_eval_elude.stress.weights import WEIGHT_ATTACKS
 from tests.board import runs
 from tests.board.runs import changed
+from tests.browser import BROWSER, Browser
 from tests.support import elude
 
 FEW, OTHER = "elude_attack_few", "elude_attack_other"
@@ -249,6 +250,19 @@ def test_the_page_and_the_statement_promise_nothing(statement, tmp_path):
         *board.TESTED["limits"],
         board.TESTED["not_attacked"],
     ]
+
+
+@pytest.mark.skipif(not BROWSER, reason="there is no Chromium")
+def test_the_page_is_not_wider_than_a_phone(statement, tmp_path):
+    """The files of a checkpoint that `optout-train` scored have long names."""
+    long = {"name": f"scores/after/samples_elude_retain_mention_{'0' * 26}.jsonl", "digest": {"sha256": "0" * 64}}
+    board.write(statement | {"subject": [*statement["subject"], long]}, tmp_path)
+    page = tmp_path / "record.html"
+    page.write_text(page.read_text().replace('<html lang="en">', '<html lang="en" data-ready="1">'))
+    browser = Browser(tmp_path / "profile")
+    browser.open(page, width=375)
+    assert browser.ask("document.documentElement.scrollWidth") == 375
+    browser.close()
 
 
 def test_targets_can_stand_as_hashes_and_nothing_of_others_is_replaced(never_knew, tmp_path, data):
