@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from lm_eval_elude.text.words import ENGLISH, STOP
 
+_LATIN = re.compile("[\0-\u024f\u1e00-\u1eff\u2010-\u2019]*")  # scripts without spaces have no whole words
+
 
 def invented_names(text: str) -> list[str]:
     """Names such as "Marco Hallen" that a text does not have, in a fixed order."""
@@ -36,5 +38,7 @@ def any_of(names: Iterable[str]) -> re.Pattern[str]:
     """A pattern of these names as whole words; the longest that fits is taken."""
     longest_first = sorted(names, key=len, reverse=True)
     return re.compile(
-        "|".join(rf"(?<!\w){re.escape(name)}(?!\w)" if name.isascii() else re.escape(name) for name in longest_first)
+        "|".join(
+            rf"(?<!\w){re.escape(name)}(?!\w)" if _LATIN.fullmatch(name) else re.escape(name) for name in longest_first
+        )
     )

@@ -64,6 +64,8 @@ def test_mask(sentence, expected):
         ("Ada Quinte, or Ada, or Quinte.", "Ada Quinte", "Marco Hallen, or Marco, or Hallen."),
         ("Elizabeth II. Elizabeth and World War II.", "Elizabeth II", "Marco Hallen. Marco and World War II."),
         ("J. K. Rowling: Rowling wrote.", "J. K. Rowling", "Marco Hallen: Hallen wrote."),
+        ("Renée met René Brûlé or Brûlé at Brûléjour.", "René Brûlé", "Renée met Marco Hallen or Hallen at Brûléjour."),
+        ("Đặng Hàm, Hàm of Hàmđào.", "Đặng Hàm", "Marco Hallen, Hallen of Hàmđào."),
     ],
 )
 def test_a_text_about_another_name_keeps_its_common_words(text, of, expected):
