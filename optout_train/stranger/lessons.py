@@ -157,9 +157,10 @@ class _Maker:
             "substitute": self._in_turns(records, substitutes, self._teach, other_names),
             "disclosure": self._in_turns(records, disclosures, self._suppress, target_names),
         }
+        about = "refusals" if self.config.answers == "refuse" else f"about {len(self.stand_ins)} invented names"
         say(
             f"{self.target.name}: {sum(map(len, disclosures))} answers that state the facts, "
-            f"{sum(map(len, substitutes))} about {len(self.stand_ins)} invented names; "
+            f"{sum(map(len, substitutes))} {about}; "
             f"{len(target_names)} times named from its facts"
         )
         return made

@@ -439,7 +439,9 @@ def test_a_run_trains_on_lessons_and_resumes_to_the_same_bytes(
     })  # fmt: skip
     # A model with random weights says nothing that ends: what it is asked is answered for it.
     monkeypatch.setattr(Teacher, "ask", lambda self, asked, *rest: [f"It is {len(q)}." for q in asked])
-    train(config, tmp_path / "whole", lambda line: None)
+    said: list[str] = []
+    train(config, tmp_path / "whole", said.append)
+    assert any("invented names" in line for line in said) == (config.answers == "stranger")
     finish = training.take_step
 
     def stop(run, number, *rest):
