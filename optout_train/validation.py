@@ -27,8 +27,8 @@ KNOWN = 0.5
 class Validation:
     """The sets that are measured: the forget set itself, and the validation splits of the other two.
 
-    Early stopping needs those that are trained on (UserError); any other that the data set lacks is left out with a
-    line. The validation splits' fingerprints are added to the training data's.
+    Early stopping needs those that are trained on, with paraphrases (UserError); any other that the data set lacks is
+    left out with a line. The validation splits' fingerprints are added to the training data's.
     """
 
     def __init__(self, config: TrainConfig, data: TrainingData, source: Source, say: Callable[[str], object]) -> None:
@@ -53,6 +53,10 @@ class Validation:
             usable = tuple(record for record in records if record.can_be_scored)
             if len(usable) < len(records):
                 say(f"validation on {len(usable)} of {len(records)} {name} records: the others lack paraphrases")
+            if not usable and config.patience and config.set_weights[name]:
+                raise UserError(
+                    f"early stopping measures the {name} set, whose records lack paraphrases: give --patience 0"
+                )
             if usable:
                 self.sets[name] = EncodedRecords(f"{name} validation", usable, data.forget.renderer, data.forget.limit)
 

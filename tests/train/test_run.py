@@ -24,7 +24,7 @@ from optout_train.sources import source_of
 from optout_train.train import negate, prepare, score_reference, take_step, train
 from optout_train.validation import Validation
 from optout_train.weights import make_optimizer, quiet
-from tests.support import read_jsonl
+from tests.support import read_jsonl, write_jsonl
 from tests.train.conftest import contents
 
 
@@ -490,6 +490,19 @@ def test_a_user_may_bring_forget_and_retain_files_only_and_an_odd_row_is_left_ou
     assert read_manifest(tmp_path / "out").targets == ("Ada Example",)
     with pytest.raises(UserError, match="row 1: field 'answer'"):
         train(settings(**changes, strict=True), tmp_path / "no", messages.append)
+
+
+def test_early_stopping_does_not_choose_an_epoch_by_what_is_kept_alone(settings, data_folder, tmp_path):
+    data, messages = tmp_path / "data", []
+    shutil.copytree(data_folder, data)
+    path = data / "forget_qa-train.jsonl"
+    bare = [{k: v for k, v in row.items() if "answer" not in k or k == "answer"} for row in read_jsonl(path)]
+    write_jsonl(path, bare)
+    changes = {"dataset": str(data), "epochs": 1}
+    with pytest.raises(UserError, match="measures the forget set, whose records lack paraphrases: give --patience 0"):
+        train(settings(**changes, patience=1), tmp_path / "no", str)
+    train(settings(**changes), tmp_path / "out", messages.append)
+    assert any(line.startswith("validation on 0 of") for line in messages)
 
 
 def test_lora_trains_and_loads_with_gradient_checkpointing_and_merged(trained, model_folder, settings, tmp_path):
