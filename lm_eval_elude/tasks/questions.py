@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from lm_eval.api.group import Group
 from lm_eval.api.instance import Instance
@@ -24,6 +24,21 @@ from lm_eval_elude.tasks.harness import Aggregation, Docs, HarnessTask, Score
 from lm_eval_elude.tasks.reference import OriginalModel, OtherModel, check_model, find_reference
 
 log = logging.getLogger("lm_eval.elude")
+T = TypeVar("T")
+
+
+def row_of(config: Mapping[str, Any], rows: Mapping[str, T]) -> T:
+    """The row of the task or group that a YAML names, which may be a user's own around one of ours.
+
+    UserError where it has another name; a line where it sets more than metadata, which is all that is read.
+    """
+    name = config["task"]
+    if name not in rows:
+        raise UserError(f"a YAML with a class of ELUDe's has `task: {name}`, which is none of: {', '.join(rows)}")
+    read = ("task", "class", "metadata", "_qualified_name")  # the last is the harness's, from 0.5 on
+    if unread := sorted(key for key, value in config.items() if key not in read and value):
+        log.warning("ELUDe: of a YAML %s reads metadata alone, and not %s", name, ", ".join(unread))
+    return rows[name]
 
 
 class QuestionTask(HarnessTask):
@@ -33,7 +48,7 @@ class QuestionTask(HarnessTask):
 
     def __init__(self, config: dict[str, Any]) -> None:
         metadata = dict(config.get("metadata") or {})
-        self.benchmark = benchmark = BENCHMARKS[config["task"]]
+        self.benchmark = benchmark = row_of(config, BENCHMARKS)
         self.settings = benchmark.resolve(metadata)
         self.renderer = model_renderer(metadata, benchmark.wording(self.settings))
         rows = benchmark.records(self.settings)
@@ -250,7 +265,7 @@ class QuestionGroup(Group):
     def __init__(self, config: dict[str, Any]) -> None:
         metadata = dict(config.get("metadata") or {})
         super().__init__(name=config["task"], metadata={**metadata, "version": Benchmark.version})
-        for name in GROUPS[config["task"]].children:
+        for name in row_of(config, GROUPS).children:
             kind = QuestionGroup if name in GROUPS else QuestionTask
             try:
                 self.add(kind({"task": name, "metadata": dict(metadata)}))

@@ -467,6 +467,24 @@ def test_every_yaml_builds_its_task_or_group(tokenizers, tmp_path):
     assert len(manager.load(["elude"])["tasks"]) == 16
 
 
+def test_a_users_yaml_around_a_task_of_ours_gives_metadata_and_what_else_it_sets_is_said(tokenizers, tmp_path, caplog):
+    include = f"include: {TASK_CONFIGS / 'elude_forget.yaml'}\n"
+    (tmp_path / "renamed.yaml").write_text(f"{include}task: forget_swift\nmetadata: {{target: swift}}\n")
+    more = "num_fewshot: 2, generation_kwargs: {max_gen_toks: 3}, metadata: {target: swift}"
+    (tmp_path / "mine.yaml").write_text(f"group: mine\ntask: [{{task: elude_forget, {more}}}]\n")
+    (tmp_path / "plain.yaml").write_text("group: plain\ntask: [{task: elude_forget, num_fewshot: 0}]\n")
+    manager = type(task_manager({}))(
+        include_path=[str(TASK_CONFIGS), str(tmp_path)], include_defaults=False,
+        metadata={"tokenizer": tokenizers["base"], "dataset": "mini"},
+    )  # fmt: skip
+    with pytest.raises(UserError, match="has `task: forget_swift`, which is none of: elude_forget, "):
+        manager.load(["forget_swift"])
+    manager.load(["plain"])
+    assert "reads metadata alone" not in caplog.text
+    assert manager.load(["mine"])["tasks"]["elude_forget"].settings.targets == ("Taylor Swift",)
+    assert "elude_forget reads metadata alone, and not generation_kwargs, num_fewshot" in caplog.text
+
+
 def test_every_metric_is_reported_and_every_reported_one_is_in_the_table():
     reported = {metric.name for benchmark in BENCHMARKS.values() for metric in benchmark.metrics}
     assert reported == {name for name, metric in METRICS.items() if set(metric.kinds) != {"group"}}
