@@ -216,7 +216,8 @@ def model_renderer(metadata: Mapping[str, Any], wording: Wording | None = None) 
             return _renderer(name, _revision(metadata), _subfolder(metadata), remote, wording)
     raise UserError(
         "ELUDe tasks need the model's tokenizer to count answer tokens and found none: pass "
-        "--model_args pretrained=... or tokenizer=..., or with a model object metadata={'pretrained': ...}"
+        "--model_args pretrained=... or tokenizer=..., or with a model object metadata={'pretrained': ...}; a "
+        "TaskManager of your own gets them, and the target, as TaskManager(metadata=...)"
     )
 
 

@@ -103,9 +103,13 @@ def longest_answer() -> float:
 def takes_messages(chat_template: Any) -> Callable[[str, str], Any] | None:
     """How a question and its system text are asked of a backend that writes prompts itself, None for any other.
 
-    Such a backend is known by whose the harness's ``chat_template`` is, which ``--apply_chat_template`` hands over.
+    Such a backend is known by whose the harness's ``chat_template`` is, which ``--apply_chat_template`` hands over;
+    UserError without that flag.
     """
     from lm_eval.models.openai_completions import LocalChatCompletion
+
+    if chat_template is None and isinstance(evaluated_model(), LocalChatCompletion):
+        raise UserError("a chat-completions backend takes messages and no prompts: add --apply_chat_template")
 
     def as_messages(question: str, system: str) -> Any:
         turns = [{"role": "system", "content": system}] if system else []

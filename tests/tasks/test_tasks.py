@@ -336,7 +336,12 @@ def test_a_tokenizer_that_cannot_be_found_is_refused(tmp_path):
     (tmp_path / "empty").mkdir()
     nowhere = {"pretrained": str(tmp_path / "empty"), **RONALDO}
     refused("no tokenizer for .*--model_args tokenizer=", Counting(), nowhere)
-    refused("found none: pass --model_args pretrained=.* or tokenizer=", Counting(), dict(RONALDO))
+    refused("found none: pass --model_args pretrained=.* or tokenizer=.*TaskManager", Counting(), dict(RONALDO))
+
+
+def test_chat_completions_without_the_flag_that_makes_messages_are_refused(tokenizers):
+    metadata = {"tokenizer": tokenizers["base"], **RONALDO}
+    refused("takes messages and no prompts: add --apply_chat_template", NoLogProbs(), metadata, ["elude_leak"], limit=1)
 
 
 @pytest.mark.parametrize("named", [{"pretrained": "a/model"}, {"pretrained": "a/model", "tokenizer": "a/tokenizer"}])
