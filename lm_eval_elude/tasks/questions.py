@@ -181,7 +181,9 @@ class QuestionTask(HarnessTask):
         if not self.benchmark.scores and (as_messages := harness.takes_messages(chat_template)):
             system = self.benchmark.whole_system_text(doc, self.settings, ctx)
             asked = as_messages(doc["question"], system)
-            requests = [request._replace(arguments=(asked, *request.arguments[1:])) for request in requests]
+            # What is None is not sent; the backend has a seed of its own, which only a None of the user's takes away.
+            sent = {k: v for k, v in requests[0].arguments[1].items() if v is not None or k == "seed"}
+            requests = [request._replace(arguments=(asked, sent)) for request in requests]
         return self.make_instances(doc, requests, doc["answer"], kwargs)
 
     def continuation_tokens(self, arguments: Sequence[tuple[Any, ...]]) -> list[int]:

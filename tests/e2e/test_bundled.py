@@ -125,13 +125,14 @@ def test_answers_are_drawn_from_chat_completions_too(tmp_path):
     metadata = {"pretrained": str(TINY), "target": "ronaldo", "reference": str(TINY)}
     with endpoint(act) as (address, _):
         model = LocalChatCompletion(base_url=f"{address}/chat/completions", model="m", num_concurrent=8)
-        asked = {"limit": 1, "batch_size": 1, "apply_chat_template": True, "gen_kwargs": "top_k=None,max_gen_toks=24"}
+        sent = "top_k=None,seed=None,max_gen_toks=24"
+        asked = {"limit": 1, "batch_size": 1, "apply_chat_template": True, "gen_kwargs": sent}
         results = run(["elude_leak"], model, metadata=metadata, system_instruction="Be brief.", **asked)
     (sample,), row = results["samples"]["elude_leak"], results["results"]["elude_leak"]
     assert row["leak_at_1,none"] == sample["leak_at_1"] == pytest.approx(0.5) and row["leak_at_1_gap,none"] < 0.5
     ((system, user),) = {tuple((turn["role"], turn["content"]) for turn in body["messages"]) for body in bodies}
     assert system == ("system", "Be brief.") and user == ("user", sample["doc"]["question"]) and len(bodies) == DRAWS
-    assert {(body["temperature"], body["top_k"]) for body in bodies} == {(1.0, None)}
+    assert {(body["temperature"], body["seed"], "top_k" in body) for body in bodies} == {(1.0, None, False)}
     formed_again(Run(write_run(results, tmp_path)))
 
 
