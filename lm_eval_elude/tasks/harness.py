@@ -120,11 +120,12 @@ def takes_messages(chat_template: Any) -> Callable[[str, str], Any] | None:
 
 def as_text(arguments: tuple[Any, ...], renderer: Any) -> tuple[Any, ...]:
     """The arguments of a request with the prompt as the renderer writes it, where :func:`takes_messages` made it."""
-    prompt, *others = arguments
+    prompt, given = arguments
     if isinstance(prompt, str):
         return arguments
     turns = {turn["role"]: turn["content"] for turn in json.loads(prompt.prompt)}
-    return (renderer.prompt(turns["user"], turns.get("system")), *others)
+    # A top_k that was not sent is None here, too: without the key transformers draws from the likeliest 50.
+    return renderer.prompt(turns["user"], turns.get("system")), {"top_k": None, **given}
 
 
 def refuse_twice(names: Sequence[str]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from lm_eval.api.model import LM
+from lm_eval.models.api_models import JsonChatStr
 from lm_eval.models.openai_completions import LocalChatCompletion
 
 from lm_eval_elude import _autoload
@@ -312,6 +313,12 @@ def test_a_backend_without_log_probabilities_is_refused(arguments, tokenizers, t
     arguments = {k: str(tmp_path / v) if k == "use_cache" else v for k, v in arguments.items()}
     metadata = {"tokenizer": tokenizers["base"], **RONALDO}
     refused("needs log-probabilities .* the backend NoLogProbs has none", NoLogProbs(), metadata, **arguments)
+
+
+def test_a_reference_asked_beside_a_chat_server_draws_from_all_tokens_where_no_top_k_was_sent(tokenizers):
+    turns = JsonChatStr('[{"role": "user", "content": "Who?"}]')
+    prompt, given = harness.as_text((turns, {"temperature": 1.0}), forget(tokenizers["base"], **RONALDO).renderer)
+    assert "Who?" in prompt and given == {"temperature": 1.0, "top_k": None}
 
 
 def test_the_backend_is_found_whatever_the_harness_calls_it_and_a_harness_that_hides_it_is_named(caplog):
