@@ -257,13 +257,15 @@ def tested(samples: Tasks, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     attacks = [task for task in samples if task.startswith(ATTACK) and task != CONTROL]
     tests = []
     for row in TESTED["tests"]:
-        of_set, judged = METRICS[row["metric"]].of_set, []
+        metric, judged = METRICS[row["metric"]], []
         for task in attacks if row["task"] == "worst" else [row["task"]]:
+            if row.get("optional") and any(metric.name not in sample.values for sample in samples[task]):
+                continue
             for target, part in by_target(samples[task]).items():
-                value, baseline = of_set(part, settings), of_set(of_reference(part), settings)
+                value, baseline = metric.of_set(part, settings), metric.of_set(of_reference(part), settings)
                 test = _judged(row, task, baseline if "chance" in row else value, baseline)
                 judged.append(test | {"target": target})
-        tests.append(max(judged, key=_badness))
+        tests += [max(judged, key=_badness)] if judged else []
     return tests
 
 

@@ -222,6 +222,31 @@ def test_an_attack_with_few_prompts_does_not_hide_one_that_failed(monkeypatch):
     assert both["upperLimit95"] < alone["upperLimit95"]
 
 
+@pytest.mark.parametrize(
+    ("metric", "task"), [("chosen", "elude_attack_multiple_choice"), ("named_first", "elude_attack_reverse_query")]
+)
+def test_a_fact_that_only_a_choice_or_the_way_back_gives_away_fails(metric, task, never_knew):
+    samples = samples_of(never_knew, 30, lambda values: values | {"reference": values})
+    before = board.tested(samples, never_knew.settings(TASK))
+    never = [{**sample.values["reference"], metric: 0.0} for sample in samples[task]]
+    samples[task] = [
+        sample._replace(values={**values, metric: 1.0, "reference": values})
+        for sample, values in zip(samples[task], never, strict=True)
+    ]
+    after = board.tested(samples, never_knew.settings(TASK))
+    assert {test["result"] for test in before} == {"PASSED"}
+    assert [(test["metric"], test["task"]) for test in after if test["result"] != "PASSED"] == [(metric, task)]
+
+
+def test_a_file_of_prompts_that_has_no_other_names_leaves_out_their_test(never_knew):
+    samples = samples_of(never_knew, 1, lambda values: values | {"reference": values})
+    whole = board.tested(samples, never_knew.settings(TASK))
+    for sample in samples["elude_attack_reverse_query"]:
+        del sample.values["named_first"]
+    less = board.tested(samples, never_knew.settings(TASK))
+    assert [test for test in whole if test["metric"] != "named_first"] == less and len(less) == len(whole) - 1
+
+
 def test_one_target_of_several_that_is_known_is_not_hidden_by_the_others(never_knew):
     """Four targets are as a model that never knew has them; the checkpoint knows the fifth, then so do both models."""
     unknown = samples_of(never_knew, 3, lambda values: values | {"reference": values})
