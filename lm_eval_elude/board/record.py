@@ -273,9 +273,11 @@ def tested_weights(attacked: Outcome) -> dict[str, list[dict[str, Any]]]:
     """By attack on the weights the tests at its worst point; none of those that need the original's weights."""
     by_attack: dict[str, list[dict[str, Any]]] = {}
     for name, worst in attacked.worst.items():
+        if attacked.attacks[name].get("original"):
+            continue
         place = f"after {name.replace('_', ' ')} ({worst.setting}, {worst.at:g})"
         sides = [by_target(attacked.run(name, role).samples(TASK)) for role in (CHECKPOINT, REFERENCE)]
-        for row in TESTED["weights"] if not attacked.attacks[name].get("original") else ():
+        for row in TESTED["weights"]:
             named, judged = row | {"name": f"{row['name']} {place}"}, []
             for target in sides[0]:
                 values = [mean(side[target], row["metric"]) for side in sides]

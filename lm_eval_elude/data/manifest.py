@@ -82,12 +82,14 @@ class Manifest:
 
         What this run left counts, too: it is no model that never knew either. What a finetuning began from may be one.
         """
+        if self._began_from_or_left(model):
+            return True
         made = read_manifest(str(model.get("name") or ""))
         if made is None or made.weights != model.get("weights"):
-            return self._began_from_or_left(model)
-        forgot = made.method not in _FORGOT_NOBODY and bool({*made.targets} & {*self.targets})
+            return False
         base = made.base_model | {"revision": made.settings.get("revision") or "main"}
-        return forgot or self._began_from_or_left(model) or self._began_from_or_left(base)
+        forgot = made.method not in _FORGOT_NOBODY and bool({*made.targets} & {*self.targets})
+        return forgot or self._began_from_or_left(base)
 
     def _began_from_or_left(self, model: Mapping[str, Any]) -> bool:
         bases = [(request["base_model"], request.get("revision")) for request in self.requests]
