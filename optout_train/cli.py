@@ -91,6 +91,10 @@ def command(
     if other and other.resolve() == checkpoint.resolve():
         raise UserError(f"--beside {beside} is the --output-dir itself; name another checkpoint")
     mute_imports()
+    if not no_score:
+        from optout_train.score import must_be_scorable
+
+        must_be_scorable(config)
     from optout_train.train import train
 
     trained = train(

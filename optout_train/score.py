@@ -17,7 +17,7 @@ from lm_eval_elude.data.manifest import Manifest, read_manifest
 from lm_eval_elude.data.records import fingerprint
 from lm_eval_elude.errors import UserError, mute_harness, printable
 from lm_eval_elude.scoring.benchmark import NothingToAskError
-from lm_eval_elude.scoring.benchmarks import BENCHMARKS
+from lm_eval_elude.scoring.benchmarks import BENCHMARKS, GROUPS
 from lm_eval_elude.scoring.metrics import METRICS, forget_quality
 from lm_eval_elude.scoring.runs import Run
 from lm_eval_elude.scoring.samples import by_target, mean
@@ -26,7 +26,7 @@ from lm_eval_elude.scoring.units import number, unit
 from optout_train.card import CHECKPOINT, REFERENCE, card_files, value_in
 from optout_train.config import TrainConfig
 from optout_train.run_folder import RunFolder
-from optout_train.sources import benchmark_of
+from optout_train.sources import benchmark_of, source_of
 
 # The columns of the table's two halves: the group's, "" for the half's headline, and its task's.
 LEADS = (("known", ""), ("", "mention_quality"))
@@ -78,6 +78,19 @@ def is_scored(config: TrainConfig, folder: Path, beside: Path | None) -> bool:
     return (folder / CARD).exists() and all(
         kept_results(folder / "scores" / job.file, job) for job in jobs(config, folder, beside)
     )
+
+
+def must_be_scorable(config: TrainConfig) -> None:
+    """UserError where the data set lacks what scoring needs; training does without, and takes long."""
+    benchmark = benchmark_of(config)
+    asked = benchmark.metadata(Manifest(source_of(config).targets, config.dataset, settings=config.to_json()))
+    for task in GROUPS[benchmark.task].children:
+        try:
+            BENCHMARKS[task].records(BENCHMARKS[task].resolve(asked))
+        except NothingToAskError:  # the group leaves it out
+            pass
+        except UserError as error:
+            raise UserError(f"{error}; --no-score trains without scoring") from None
 
 
 def kept_results(scores: Path, job: Job) -> dict[str, Any] | None:

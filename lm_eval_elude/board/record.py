@@ -76,7 +76,7 @@ def record(
     verdict = _verified(run, reference, checkpoint, records, data=scored["dataset"], base=base)
     on_weights = tested_weights(attacked) if attacked else {}
     tests = [*tested(verdict.samples, scored), *(test for of_attack in on_weights.values() for test in of_attack)]
-    predicate = _predicate(run, reference, manifest, verdict.level, tests, attacked is not None)
+    predicate = _predicate(run, reference, manifest, verdict, tests, attacked is not None)
     if attacked:
         predicate["weightAttacks"] = _survival(attacked, on_weights, left_out)
     if key:
@@ -134,12 +134,12 @@ def _never_knew(reference: Run, run: Run, manifest: Manifest) -> list[dict[str, 
 
 # ---- the predicate
 def _predicate(
-    run: Run, reference: Run, manifest: Manifest, checked: str, tests: Sequence[Mapping[str, Any]], attacked: bool
+    run: Run, reference: Run, manifest: Manifest, verdict: Verdict, tests: Sequence[Mapping[str, Any]], attacked: bool
 ) -> dict[str, Any]:
     scored = run.settings(TASK)
     return {
         "result": max((test["result"] for test in tests), key=RESULTS.index),
-        "checked": checked,
+        "checked": verdict.level,
         "tests": tests,
         "targets": list(scored["targets"]),
         "method": manifest.method,
@@ -161,7 +161,7 @@ def _predicate(
             "resultsFile": {"digest": {"sha256": sha256(reference.path)}},
         },
         "scoredAt": _time(run.results.get("date")),
-        "limits": [*TESTED["limits"], TESTED["attacked" if attacked else "not_attacked"]],
+        "limits": [*TESTED["limits"], TESTED["attacked" if attacked else "not_attacked"], *verdict.remarks],
     }
 
 
@@ -210,6 +210,7 @@ def _verified(
         packed.pack(run, folder, role="original", **about)
         renderer = Renderer(load_tokenizer(str(checkpoint))) if checkpoint else None
         verdict = verify(folder, data=data, renderer=renderer, reference=reference)
+        verdict.remarks.clear()  # on distances from the reference, which the tests say
         if checkpoint and not verdict.findings:
             model = str(checkpoint)
             drawn_by = secrets.randbits(48)
@@ -295,11 +296,13 @@ def _badness(test: Mapping[str, Any]) -> tuple[int, bool, float]:
 def _judged(row: Mapping[str, Any], task: str, value: Estimate, baseline: Estimate) -> dict[str, Any]:
     """A test of how far a value is above that of the reference, paired by record, or above chance.
 
-    What is not known fails.
+    A row with ``either_side`` tests how far it is from the reference's. What is not known fails.
     """
     if chance := row.get("chance"):  # the value is that of the reference itself
         baseline = exact(chance)
     excess = difference(value, baseline)
+    if row.get("either_side") and excess.value < 0:
+        excess = difference(baseline, value)
     if chance:
         high = wilson(value.value, value.stderr, value.records, Z95_ONE_SIDED)[1] - chance
     else:

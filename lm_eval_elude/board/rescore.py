@@ -116,7 +116,7 @@ def rescore(
             line = f"rescored: the model's generation_config.json sets {', '.join(others)} otherwise than its base's"
             verdict.findings.append(line)
         elif others:
-            line = f"generation_config.json sets {', '.join(others)}; what {base_model} sets could not be read"
+            line = f"generation_config.json sets {', '.join(others)}; what the base model sets could not be read"
             verdict.remarks.append(line)
         if tolerance is None:
             tolerance = TOLERANCE if torch.finfo(lm.model.dtype).bits == 32 else ROUNDING

@@ -15,6 +15,8 @@ from lm_eval_elude.board import record as board
 from lm_eval_elude.data import files
 from lm_eval_elude.data.files import file_hashes
 from lm_eval_elude.errors import UserError
+from lm_eval_elude.scoring.estimates import Estimate
+from lm_eval_elude.scoring.membership import auc
 from lm_eval_elude.scoring.metrics import METRICS
 from lm_eval_elude.scoring.runs import Run
 from lm_eval_elude.scoring.samples import Sample, of_reference
@@ -40,9 +42,10 @@ def test_a_statement_is_about_the_files_and_says_what_was_tested(statement, neve
     assert digests == file_hashes(runs.WITHOUT, "*") and "chat_template.jinja" in digests and "config.json" in digests
     assert statement["predicate"]["checked"] == "rescored"
     predicate = statement["predicate"]
-    results = {test["result"] for test in predicate["tests"] if "reference itself" not in test["name"]}
-    assert results == {"NOT ENOUGH RECORDS"}  # the data has eight
-    assert predicate["result"] == "FAILED"  # the reference is the original, which knows
+    results = {test["name"]: test["result"] for test in predicate["tests"]}
+    known = [results.pop(name) for name in list(results) if "reference itself" in name or "membership" in name]
+    assert known == ["FAILED", "FAILED"] and predicate["result"] == "FAILED"  # the reference is the original
+    assert {*results.values()} == {"NOT ENOUGH RECORDS"}  # the data has eight
     assert predicate["reference"]["resultsFile"]["digest"]["sha256"] == board.sha256(original.path)
     stamp = datetime.fromisoformat(predicate["scoredAt"]).timestamp()
     assert stamp == pytest.approx(never_knew.results["date"], abs=1)
@@ -55,7 +58,8 @@ def test_a_statement_is_about_the_files_and_says_what_was_tested(statement, neve
         if chance := row.get("chance"):  # of the reference itself
             measured, baseline = baseline, chance
         assert (test["value"], test["chance" if chance else "reference"]) == pytest.approx((measured, baseline))
-        assert test["excess"] == pytest.approx(measured - baseline)
+        excess = measured - baseline
+        assert test["excess"] == pytest.approx(abs(excess) if "either_side" in row else excess)
         assert test["upperLimit95"] >= test["excess"]
     gibberish, reference = list(tests.values())[-2:]  # Wilson's limit is above 0 where no answer was gibberish
     assert gibberish["value"] == gibberish["reference"] == 0
@@ -189,6 +193,22 @@ def test_the_limit_of_shares_is_no_lower_than_the_paired_one():
     assert test["upperLimit95"] == pytest.approx(paired) and test["excess"] == pytest.approx(fmean(gaps))
 
 
+def test_a_membership_attack_that_ends_on_the_other_side_of_one_half_than_the_references_fails():
+    """Both are as far from one half, where neither model would be told from one that was taught the other texts."""
+    (row,) = [r for r in board.TESTED["tests"] if r["task"] == "elude_mia"]
+
+    def area(shift: int) -> Estimate:
+        members, others = ([(str(i), float(i + moved)) for i in range(40)] for moved in (shift, 0))
+        return auc(members, others)
+
+    low, high = area(-12), area(12)
+    assert low.value == pytest.approx(1 - high.value) and low.value < 0.3
+    tests = [board._judged(row, "elude_mia", *sides) for sides in ((high, low), (low, high), (low, low))]
+    assert [test["result"] for test in tests] == ["FAILED", "FAILED", "PASSED"]
+    assert tests[0]["excess"] == tests[1]["excess"] == pytest.approx(high.value - low.value)
+    assert tests[0]["upperLimit95"] == pytest.approx(tests[1]["upperLimit95"])
+
+
 def test_the_test_of_the_worst_attack_names_the_one_with_the_highest_limit(never_knew):
     samples = samples_of(never_knew, 3, lambda values: values | {"reference": values})
     attacks = [task for task in samples if task.startswith("elude_attack_") and task != "elude_attack_none"]
@@ -319,6 +339,20 @@ def test_the_key_is_written_before_the_record_and_goes_with_it(never_knew, tmp_p
     command = ("record", runs.WITHOUT, never_knew.path, "--out", tmp_path / "record", "--hash-targets", "--records", 1)
     code, _, err = elude(*command)
     assert code == 2 and "No space left" in err and [len(text) for text in keys] == [64] and not [*tmp_path.iterdir()]
+
+
+def test_a_record_says_that_the_settings_of_its_base_model_could_not_be_read(never_knew, tmp_path):
+    """A setting of the checkpoint's own, which acts on every answer, may be one of a base model that is not at hand."""
+    folder = Path(shutil.copytree(runs.WITHOUT, tmp_path / "checkpoint"))
+    with changed(folder / "optout.json") as manifest, changed(folder / "generation_config.json") as decoding:
+        manifest["base_model"] |= {"name": "nobody/none"}
+        decoding["repetition_penalty"] = 1 + 1e-9
+    statement = board.record(folder, claimed(never_knew, runs.WITHOUT, folder, tmp_path / "run"), records=1)
+    *limits, remark = statement["predicate"]["limits"]
+    assert limits == [*board.TESTED["limits"], board.TESTED["not_attacked"]]
+    assert remark == "generation_config.json sets repetition_penalty; what the base model sets could not be read"
+    board.write(statement, tmp_path)
+    assert remark in (tmp_path / board.PAGE).read_text()
 
 
 def test_another_checkpoint_or_no_reference_is_refused(original, never_knew, tmp_path):

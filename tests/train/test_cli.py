@@ -23,7 +23,7 @@ from optout_train.config import METHODS, TrainConfig, build_config, flag
 from optout_train.run_folder import RunFolder
 from optout_train.score import command as command_of
 from optout_train.score import is_scored, jobs, take_over
-from tests.support import optout, read_jsonl
+from tests.support import optout, read_jsonl, write_jsonl
 from tests.support import run as evaluate
 
 
@@ -191,6 +191,19 @@ def test_overwrite_takes_nothing_but_a_run_and_nothing_that_the_run_reads(
     assert {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")} == before
     with pytest.raises(UserError, match="cannot be a folder"):
         RunFolder(Path("a\0b"))
+
+
+def test_data_that_cannot_be_scored_are_named_before_training(arguments, data_folder, tmp_path):
+    data, output = tmp_path / "data", tmp_path / "out"
+    shutil.copytree(data_folder, data)
+    rows = read_jsonl(data / "forget_qa-train.jsonl")
+    write_jsonl(data / "forget_qa-train.jsonl", [{k: row[k] for k in ("entity", "question", "answer")} for row in rows])
+    words = arguments(output, "--dataset", str(data), "--epochs", "1")
+    line = fails(*(word for word in words if word != "--no-score"))
+    assert "row 1: field 'paraphrased_answer' is missing" in line and line.endswith("--no-score trains without scoring")
+    assert not output.exists()
+    code, _, err = optout(*words)
+    assert code == 0 and output.is_dir(), err
 
 
 @pytest.mark.slow
