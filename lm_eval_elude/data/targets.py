@@ -12,6 +12,9 @@ from typing import NamedTuple
 
 from lm_eval_elude.errors import UserError
 
+# Letters that Unicode does not take for another with a mark, as a keyboard without them has them.
+_PLAIN = str.maketrans({"ł": "l", "ø": "o", "đ": "d", "ð": "d", "þ": "th", "æ": "ae", "œ": "oe", "ı": "i", "ħ": "h"})
+
 
 class Target(NamedTuple):
     """An entity to forget."""
@@ -33,7 +36,7 @@ def slugify(text: str) -> str:
 
     Never "" for a text that is not blank: signs without any letter or digit become their code points.
     """
-    folded = unicodedata.normalize("NFKD", text.casefold())
+    folded = unicodedata.normalize("NFKD", text.casefold()).translate(_PLAIN)
     latin = re.sub(r"[^a-z0-9]+", "_", folded.encode("ascii", "ignore").decode().lower()).strip("_")
     if latin and not any(c.isalpha() and not unicodedata.name(c, "").startswith("LATIN") for c in folded):
         return latin

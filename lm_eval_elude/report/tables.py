@@ -102,11 +102,13 @@ def by_attack(numbers: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_target(numbers: pd.DataFrame) -> Table:
-    """FQ of each target, where there are several."""
-    rows = numbers[(numbers.task == "elude_forget") & (numbers.metric == "forget_quality") & (numbers.target != "")]
+    """What is still known of each target, and its FQ, where there are several."""
+    metrics = ("truth_first", "probability", "forget_quality")
+    rows = numbers[(numbers.task == "elude_forget") & (numbers.target != "")]
     targets = list(dict.fromkeys(rows.target))
-    cells = pivot(rows.assign(task=rows.target, metric=""), {(target, ""): target for target in targets})
-    caption = "FQ on the forget set in per cent, with 95 % intervals."
+    of = {(target, metric): f"{target}: {METRICS[metric].label}" for target in targets for metric in metrics}
+    cells = pivot(rows.assign(task=rows.target), of)
+    caption = "The forget set of each target, in per cent, with 95 % intervals; first, P and FQ as in the summary."
     return Table("Targets", caption, cells if len(targets) > 1 else cells[:0])
 
 

@@ -57,6 +57,7 @@ def test_names_in_any_alphabet_have_slugs_of_their_own():
     slugs = [slugify(name) for name in OTHER_ALPHABETS]
     assert all(slugs) and len(set(slugs)) == len(slugs)
     assert slugify("Beyoncé  Knowles") == "beyonce_knowles"
+    assert slugify("Łódź") == "lodz" and slugify("Ångström-Ǿ, Æther & Groß") == "angstrom_o_aether_gross"
     assert slugify("ПУШКИН!") == "пушкин" and slugify("Bruce 李小龙") == "bruce_李小龙" and slugify("$") == "u24"
     for name in OTHER_ALPHABETS:
         assert resolve_target(name, OTHER_ALPHABETS) == Target(name)

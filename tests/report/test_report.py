@@ -70,6 +70,27 @@ def test_a_reference_among_the_runs_is_named_as_the_report_shows_it_or_by_folder
     assert [(run.name, run.reference) for run in runs] == [("before", False), ("retrained", True)]
 
 
+def test_of_several_targets_each_has_what_is_still_known_of_it(tmp_path):
+    """A mean over both would call the one half forgotten and the other half known."""
+    shares, alone = {"Cristiano Ronaldo": 0.9, "Lionel Messi": 0.02}, {}
+    for name, share in shares.items():
+        made_run(tmp_path / name, known=share, entity=name, tasks=("elude_forget",))
+        alone[name] = named_runs([str(tmp_path / name)])[0].estimates
+    both = Path(shutil.copytree(tmp_path / "Cristiano Ronaldo", tmp_path / "both"))
+    file = "samples_elude_forget_2026.jsonl"
+    rows = read_jsonl(both / file) + read_jsonl(tmp_path / "Lionel Messi" / file)
+    write_jsonl(both / file, [row | {"doc": row["doc"] | {"id": number}} for number, row in enumerate(rows)])
+    (table,) = [table for table in tables.tables(named_runs([str(both)])) if table.name == "Targets"]
+    assert len(table.cells) == 6
+    for name in shares:
+        for metric in ("truth_first", "probability", "forget_quality"):
+            shown = table.cells.loc[f"{name}: {METRICS[metric].label}", "both"]
+            value = alone[name]["elude_forget", "", metric].value
+            assert shown.splitlines()[0] == number(value, "share")
+    one = tables.tables(named_runs([str(tmp_path / "Lionel Messi")]))
+    assert "Targets" not in [table.name for table in one]
+
+
 def test_who_has_known_is_told_by_weights_or_by_name_and_revision():
     forgot = Manifest(("A",), "mini", "npo", base_model={"name": "org/m"}, settings={"revision": "taught"})
     for model, knew in (
