@@ -157,7 +157,7 @@ def resolve_settings(metadata: Mapping[str, Any]) -> Settings:
         **values
         | {"targets": targets, "dataset": source}
         | {"reference": values.get("reference") or bundled.reference_of(manifest, targets)}
-        | {"original": values.get("original") or bundled.original_of(manifest)}
+        | {"original": bundled.path_of(values.get("original") or bundled.original_of(manifest))}
     )
 
 

@@ -125,6 +125,12 @@ def test_the_bundled_reference_is_taken_for_targets_that_it_never_knew(target, r
     assert resolve_settings({"pretrained": str(tmp_path), **target}).reference == reference
 
 
+def test_the_bundled_model_is_the_original_by_its_name_as_in_all_commands():
+    given = {"original": bundled.MODEL_NAME}, {"original": "some/model"}, {}
+    settings = [resolve_settings({**RONALDO, "pretrained": "some/other", **each}) for each in given]
+    assert [each.original for each in settings] == [str(bundled.MODEL), "some/model", ""]
+
+
 def test_a_number_of_prompts_beside_a_file_of_them_is_said_to_limit_other_tasks_only(caplog):
     for more, said in (({}, 0), ({"attack_file": "", "attack_prompts": 5}, 0), ({"attack_prompts": 5}, 1)):
         resolve_settings({**RONALDO, "attack_file": "a.jsonl", **more})
