@@ -300,15 +300,15 @@ def _judged(row: Mapping[str, Any], task: str, value: Estimate, baseline: Estima
     """
     if chance := row.get("chance"):  # the value is that of the reference itself
         baseline = exact(chance)
-    excess = difference(value, baseline)
-    if row.get("either_side") and excess.value < 0:
-        excess = difference(baseline, value)
+    is_below = row.get("either_side") and value.value < baseline.value
+    more, less = (baseline, value) if is_below else (value, baseline)
+    excess = difference(more, less)
     if chance:
         high = wilson(value.value, value.stderr, value.records, Z95_ONE_SIDED)[1] - chance
     else:
         high = excess.value + Z95_ONE_SIDED * excess.stderr
         if value.binary and baseline.binary:  # above 0 at 0 of n; not paired, so too low where the models take turns
-            high = max(newcombe(value, baseline, Z95_ONE_SIDED)[1], high)
+            high = max(newcombe(more, less, Z95_ONE_SIDED)[1], high)
     if high <= row["passes"]:
         result = PASSED
     elif excess.value <= row["passes"]:

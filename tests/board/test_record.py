@@ -8,6 +8,7 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
 import pytest
 
@@ -43,8 +44,8 @@ def test_a_statement_is_about_the_files_and_says_what_was_tested(statement, neve
     assert statement["predicate"]["checked"] == "rescored"
     predicate = statement["predicate"]
     results = {test["name"]: test["result"] for test in predicate["tests"]}
-    known = [results.pop(name) for name in list(results) if "reference itself" in name or "membership" in name]
-    assert known == ["FAILED", "FAILED"] and predicate["result"] == "FAILED"  # the reference is the original
+    apart = [results.pop(name) for name in list(results) if "reference itself" in name or "Distance" in name]
+    assert apart == ["FAILED"] * 3 and predicate["result"] == "FAILED"  # the reference is the original
     assert {*results.values()} == {"NOT ENOUGH RECORDS"}  # the data has eight
     assert predicate["reference"]["resultsFile"]["digest"]["sha256"] == board.sha256(original.path)
     stamp = datetime.fromisoformat(predicate["scoredAt"]).timestamp()
@@ -207,6 +208,27 @@ def test_a_membership_attack_that_ends_on_the_other_side_of_one_half_than_the_re
     assert [test["result"] for test in tests] == ["FAILED", "FAILED", "PASSED"]
     assert tests[0]["excess"] == tests[1]["excess"] == pytest.approx(high.value - low.value)
     assert tests[0]["upperLimit95"] == pytest.approx(tests[1]["upperLimit95"])
+
+
+def test_a_name_that_is_never_the_likeliest_is_as_far_off_as_one_that_always_is():
+    """Where it is one of six for a model that never knew, to be none of six tells who was to be forgotten."""
+    (row,) = [r for r in board.TESTED["tests"] if r["metric"] == "named_first"]
+
+    def judged(here: int, there: int) -> dict[str, Any]:
+        samples = [
+            Sample("a", str(i), i, {"named_first": float(i < here), "reference": {"named_first": float(i < there)}})
+            for i in range(46)
+        ]
+        return board._judged(
+            row, "", *(METRICS["named_first"].of_set(side, {}) for side in (samples, of_reference(samples)))
+        )
+
+    assert [judged(*counts)["result"] for counts in ((8, 8), (0, 11), (0, 23), (23, 0))] == [
+        "PASSED", "WARNED", "FAILED", "FAILED",
+    ]  # fmt: skip
+    below, above = judged(0, 11), judged(11, 0)
+    assert below["excess"] == above["excess"] == pytest.approx(11 / 46)
+    assert below["upperLimit95"] == pytest.approx(above["upperLimit95"])
 
 
 def test_the_test_of_the_worst_attack_names_the_one_with_the_highest_limit(never_knew):
