@@ -80,7 +80,8 @@ _MARK = re.compile(r"(?m)^\s{0,3}(?:#{1,6}\s+(.*)|(?:[-*+]|(?P<number>\d+)\.)\s+
 
 
 def _markdown(content: bytes) -> str:
-    text = re.sub(r"(?ms)^(```|~~~).*?^\1\s*$|\A---\n.*?^---$", "", _plain(content))
+    # A line of code within text opens no block, nor does a rule above a blank line open front matter.
+    text = re.sub(r"(?ms)^(`{3,}|~{3,})[^`\n]*$.*?^\1[`~]*\s*$|\A---\n(?!\s*\n).*?^---$", "", _plain(content))
     lines = []
     column = math.inf  # from where in a line a number other than 1 is more of the text before (CommonMark 5.2, 5.3)
     for line in text.split("\n"):

@@ -16,4 +16,5 @@ def same_letters(text: str) -> str:
 
 def clean(text: str) -> str:
     """So spelled and without control characters, invisible marks (of writing direction, ...) and half characters."""
+    text = re.sub("[\v\f\x85]", "\n", text)  # they part words
     return same_letters("".join(c for c in text if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf", "Cs")))

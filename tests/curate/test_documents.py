@@ -62,6 +62,15 @@ def test_markdown_loses_its_marks_and_nothing_else():
     assert " ".join(read_document(".md", text).text.split()) == "A b one two three quoted four 2 * 3 * 4"
 
 
+@pytest.mark.parametrize("text", ["---\n\none two\n\n---\n\nthree", "```one``` two\n\n```\ncode\n```\n\nthree"])
+def test_markdown_between_two_rules_or_after_a_line_of_code_is_not_lost(text):
+    assert {"one", "two", "three"} <= {word.strip("`") for word in read_document(".md", text.encode()).text.split()}
+
+
+def test_words_that_a_control_character_parts_are_not_joined():
+    assert clean("page one.\x0cTwo\x0bthree\x85four\x00!").split() == ["page", "one.", "Two", "three", "four!"]
+
+
 NUMBERED = [
     ("It was founded in the spring of\n1985. It grew\n1990. It shrank.",) * 2,
     ("- Founded in the spring of\n  1985. It grew.\n- Sold.", "Founded in the spring of||1985. It grew.||Sold."),
