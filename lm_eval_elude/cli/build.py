@@ -58,6 +58,8 @@ def build(
 
     from lm_eval_elude.curate import build as steps
     from lm_eval_elude.curate import folder, wikipedia
+    from lm_eval_elude.curate.documents import MIN_WORDS
+    from lm_eval_elude.curate.documents import paragraphs as paragraphs_of
     from lm_eval_elude.curate.pairs import foresee
     from lm_eval_elude.data.targets import slugify
     from lm_eval_elude.llm import is_local
@@ -123,6 +125,8 @@ def build(
         say(f"{reader.requests} requests to {wiki} and Wikimedia{kept}")
     for problem in material.problems:
         say(f"left out: {problem.name}: {problem.reason}", err=True)
+    if short := sum(len(paragraphs_of(each, 0)) for each in material.documents) - len(material.parts):
+        say(f"left out: {short} paragraphs of fewer than {MIN_WORDS} words (headings, short items of lists)", err=True)
     if several := sum(part.subject not in material.names for part in material.parts):
         say(f"left out: {several} paragraphs that are about nobody of these, or about several", err=True)
     material = steps.limit(material, paragraphs)

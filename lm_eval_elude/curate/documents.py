@@ -119,10 +119,10 @@ def _content(path: Path) -> bytes:
     return content
 
 
-def paragraphs(document: Document) -> list[Paragraph]:
+def paragraphs(document: Document, least: int = MIN_WORDS) -> list[Paragraph]:
     """The paragraphs long enough to ask about, in order; :data:`MAX_WORDS` cuts long ones at the end of a sentence.
 
-    A sentence that is longer itself (a table or a log as text) is cut there too.
+    A sentence that is longer itself (a table or a log as text) is cut there too. ``least`` words are long enough.
     """
     piece = re.compile(rf"\S+(?:\s+\S+){{0,{MAX_WORDS - 1}}}")
     parts = []
@@ -140,7 +140,7 @@ def paragraphs(document: Document) -> list[Paragraph]:
             if last or words + len(sentences[index + 1].group().split()) > MAX_WORDS:
                 span = start + sentences[first].start(), start + sentence.end()
                 text = " ".join(document.text[slice(*span)].split())
-                if len(text.split()) >= MIN_WORDS or (not text.isascii() and len(text) > 4 * MIN_WORDS):
+                if len(text.split()) >= least or (not text.isascii() and len(text) > 4 * least):
                     parts.append(Paragraph(document.name, *span, text, document.subject))
                 words, first = 0, index + 1
     return parts

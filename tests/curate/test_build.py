@@ -330,6 +330,7 @@ def test_the_command_line(folder, tmp_path):
     build = partial(elude, "build")
     sources = shutil.copytree(folder, tmp_path / "documents")
     (sources / "\x1b[31m.xls").write_text("x")
+    (sources / "list.md").write_text("- Born 1961 in Brae.\n- Nobody is named in this item of a list at all.\n")
     out = tmp_path / "my"
     base = [TARGET, "--from", sources, "--out", out, "--llm-model", "m", "--neighbours", ",".join(NEIGHBOURS)]
     assert "--allow-remote" in build(*base, "--llm", "http://example.com/v1").err
@@ -337,6 +338,7 @@ def test_the_command_line(folder, tmp_path):
     assert "without a name and password" in secret.err and "pass-word" not in secret.err + secret.out
     done = build(*base, "--dry-run", "--prices", 1, 2)
     assert done.code == 0 and "if each reply passes" in done.out and "cost 0." in done.out
+    assert "\nleft out: 4 paragraphs of fewer than 8 words" in done.err
     assert r"left out: \x1b[31m.xls" in done.err and "\x1b" not in done.err + done.out
     most = int(done.out.split("about ")[-1].split()[0])
     assert "--alias: a name is expected" in build(*base, "--alias", "Lumo", "--alias", "\u200e ", "--dry-run").err
