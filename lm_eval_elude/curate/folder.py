@@ -194,7 +194,7 @@ def split(pairs: Sequence[Pair], seed: int) -> dict[str, list[Pair]]:
 
 
 def unique(sets: Mapping[str, Sequence[Pair]]) -> tuple[dict[str, list[Pair]], list[Rejection]]:
-    """The sets without questions that stand in an earlier one, and what was dropped for it."""
+    """The sets without questions that stand earlier, in them or in another one, and what was dropped for it."""
     seen: set[str] = set()
     kept: dict[str, list[Pair]] = {}
     dropped = []
@@ -203,7 +203,7 @@ def unique(sets: Mapping[str, Sequence[Pair]]) -> tuple[dict[str, list[Pair]], l
         for pair in pairs:
             questions = {question_key(pair.question), question_key(pair.paraphrased_question)}
             if questions & seen:
-                dropped.append(rejection("splitting", pair, "a question of two sets: kept in the first"))
+                dropped.append(rejection("splitting", pair, "a question that stands twice: kept in the first place"))
             else:
                 kept[name].append(pair)
                 seen |= questions
