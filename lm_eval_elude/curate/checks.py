@@ -150,13 +150,15 @@ def is_named(names: Sequence[str], text: str, subject: Sequence[str]) -> bool:
     """Whether a text has all words of the first name but stop words, or one of the names as it is ("The Who").
 
     What stands in brackets after a name ("Prince (musician)") is none of it. A last name that the ``subject`` bears too
-    names nobody else, and one that is a word as well ("Swift") is none in small letters.
+    names nobody else, and one that is a word as well ("Swift") is none in small letters. A genitive may lack its
+    apostrophe, as in German.
     """
     text = re.sub(r"(?<=\b\w\.)(?=\w)", " ", text)  # "J.R.R. Tolkien" is J. R. R. Tolkien
     full, *others = map(plain_name, names)
     telling, own = words(full) - STOP, words(" ".join(subject))
     others = [name for name in others if not words(name) <= own and (name in text or name.upper() in text)]
-    return (len(telling) > 1 and telling <= words(text)) or answers.names(text, [full, *others])
+    spellings = text, re.sub(r"(?<=\w{4})s\b", "'s", text)
+    return any((len(telling) > 1 and telling <= words(t)) or answers.names(t, [full, *others]) for t in spellings)
 
 
 def _residue(text: str, source: str, pattern: re.Pattern[str] | str = _RESIDUE) -> str:

@@ -88,7 +88,8 @@ def test_a_neighbours_pair_never_names_the_target(target, other, flaw):
     ("Ada Quinte", "Cleo Quinte", "Quinte", ""), ("Ada M. Quinte", "Bram Ollard", "Ada Quinte", NAMED),
     ("Ada Moor Quinte Jr.", "Bram Ollard", "Ada Quinte", NAMED), ("Ada van Quinte", "Bram Ollard", "van Quinte", NAMED),
     ("A. M. Quinte", "Bram Ollard", "A.M. Quinte", NAMED), ("Ada Stone", "Bram Ollard", "a stone", ""),
-    ("Ada Quinte", "Bram Ollard", "Ada", ""),
+    ("Ada Quinte", "Bram Ollard", "Ada", ""), ("Ada Quinte", "Bram Ollard", "Ada Quintes Tisch", NAMED),
+    ("Ada Quinte", "Bram Ollard", "Quintes Tisch", NAMED), ("Ada Quinte", "Bram Ollard", "Cleo Quintes Tisch", ""),
 ])  # fmt: skip
 def test_a_neighbours_pair_names_a_person_by_no_last_name_either(target, subject, other, flaw):
     """Documents of a company call people by it; a neighbour who bears it too may be called so."""
