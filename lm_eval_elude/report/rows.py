@@ -143,7 +143,7 @@ def about(run: NamedRun) -> set[str]:
 
 
 def _numbers(runs: Sequence[NamedRun]) -> dict[Key, Estimate]:
-    """Every number of several runs and what they took: question sets pooled (means are over targets), else averaged."""
+    """Every number of several runs and what they took, by targets first: question sets are pooled, the rest averaged."""
     settings = {task: run.run.settings(task) for run in reversed(runs) for task in run.run.tasks}
     pooled = {
         task: [s for run in runs if task in run.run.tasks for s in run.run.samples(task)]
@@ -157,13 +157,13 @@ def _numbers(runs: Sequence[NamedRun]) -> dict[Key, Estimate]:
         if any(group in run.run.results["results"] for run in runs):
             by_task[group] = GROUPS[group].numbers(pooled)
     numbers = {(task, metric): estimate for task, of_task in by_task.items() for metric, estimate in of_task.items()}
-    others: dict[Key, list[Estimate]] = {}
+    others: dict[Key, dict[str, list[Estimate]]] = {}  # by target, of which one may have more seeds than another
     for run in runs:
         over_all = {(task, metric): e for (task, target, metric), e in run.estimates.items() if not target}
         for key, estimate in {**over_all, **_utility(run), **_cost(run)}.items():
             if key not in numbers and key[0] not in pooled:
-                others.setdefault(key, []).append(estimate)
-    numbers |= {key: average(estimates) for key, estimates in others.items()}
+                others.setdefault(key, {}).setdefault(str(run.settings.get("targets")), []).append(estimate)
+    numbers |= {key: average([average(seeds) for seeds in of_key.values()]) for key, of_key in others.items()}
     if (area := numbers.get(MIA_AUC)) and len(runs) > 1:  # the ends of the mean, which the mean of the ends is not
         ends = zip(("mia_auc_low", "mia_auc_high"), area.interval, strict=True)
         numbers |= {(MIA_AUC[0], metric): numbers[MIA_AUC[0], metric]._replace(value=end) for metric, end in ends}

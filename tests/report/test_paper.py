@@ -159,6 +159,18 @@ def test_values_are_averaged_over_targets_before_fq_and_rq_are_formed(rows, fold
     assert [row.numbers["elude_mia", f"mia_auc_{end}"].value for end in ("low", "high")] == [*area.interval]
 
 
+def test_a_target_with_more_seeds_than_another_weighs_no_more(tmp_path):
+    areas: dict[str, list[float]] = {RONALDO: [], MESSI: []}
+    for number, (name, known) in enumerate(((RONALDO, 0.3), (RONALDO, 0.3), (MESSI, 0.9))):
+        identity = checkpoint(tmp_path / "models" / str(number), "npo+rt", name, seed=number)
+        made_run(tmp_path / "runs" / str(number), known=known, entity=name, seed=number, checkpoint=identity)
+        areas[name].append(numbers_again(Run(tmp_path / "runs" / str(number)))["elude_mia"]["mia_auc"]["value"])
+    (row,) = make_rows(named_runs([str(tmp_path / "runs")]))
+    wanted = np.mean([np.mean(seeds) for seeds in areas.values()])
+    assert row.numbers["elude_mia", "mia_auc"].value == pytest.approx(wanted)
+    assert wanted != pytest.approx(np.mean([area for seeds in areas.values() for area in seeds]))
+
+
 def test_runs_that_were_made_or_scored_otherwise_are_not_one_row(tmp_path):
     """Seeds are: their cost is the mean, and a p-value is that of each, as their records are the same."""
     for number, changes in enumerate(({}, {"seed": 1}, {"truth_ratio": "arithmetic"}, {"guardrail": True})):
