@@ -143,7 +143,7 @@ def about(run: NamedRun) -> set[str]:
 
 
 def _numbers(runs: Sequence[NamedRun]) -> dict[Key, Estimate]:
-    """Every number of several runs and what they took, by targets first: question sets are pooled, the rest averaged."""
+    """Every number of several runs and what they took, by target first: question sets pooled, the rest averaged."""
     settings = {task: run.run.settings(task) for run in reversed(runs) for task in run.run.tasks}
     pooled = {
         task: [s for run in runs if task in run.run.tasks for s in run.run.samples(task)]
