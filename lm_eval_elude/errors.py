@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import logging
 import reprlib
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from pathlib import Path
@@ -40,7 +42,17 @@ def end_in_one_line(run: Callable[[], object], advice: Mapping[str, str], interr
     """
     import click
 
+    caught: list[int] = []
+
+    def interrupt(number: int, frame: Any) -> None:
+        caught.append(number)  # torch makes another error of one that comes while it reads a file
+        signal.default_int_handler(number, frame)
+
+    before = signal.getsignal(signal.SIGINT)
+    is_ours = before is signal.default_int_handler and threading.current_thread() is threading.main_thread()
     try:
+        if is_ours:
+            signal.signal(signal.SIGINT, interrupt)
         run()
         return
     except (KeyboardInterrupt, click.Abort):
@@ -49,9 +61,15 @@ def end_in_one_line(run: Callable[[], object], advice: Mapping[str, str], interr
         line, code = f"Error: {error.format_message()}", 2
     except Exception as error:
         kind = next((kind.__name__ for kind in type(error).__mro__ if kind.__name__ in advice), None)
-        if kind is None:
+        if caught:
+            line, code = interrupted, 130
+        elif kind is None:
             raise
-        line, code = f"Error: {error}{advice[kind]}", 1 if kind == "OutOfMemoryError" else 2
+        else:
+            line, code = f"Error: {error}{advice[kind]}", 1 if kind == "OutOfMemoryError" else 2
+    finally:
+        if is_ours:
+            signal.signal(signal.SIGINT, before)
     click.echo(printable(line), err=True)
     sys.exit(code)
 

@@ -82,8 +82,9 @@ def is_scored(config: TrainConfig, folder: Path, beside: Path | None) -> bool:
 
 def must_be_scorable(config: TrainConfig) -> None:
     """UserError where the data set lacks what scoring needs; training does without, and takes long."""
-    benchmark = benchmark_of(config)
-    asked = benchmark.metadata(Manifest(source_of(config).targets, config.dataset, settings=config.to_json()))
+    benchmark, source = benchmark_of(config), source_of(config)
+    source.load("forget", "train")  # what training does not do without either is said as it says it
+    asked = benchmark.metadata(Manifest(source.targets, config.dataset, settings=config.to_json()))
     for task in GROUPS[benchmark.task].children:
         try:
             BENCHMARKS[task].records(BENCHMARKS[task].resolve(asked))

@@ -1,5 +1,6 @@
 """``elude``: what it prints, and bad input as one line with exit code 2."""
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from lm_eval_elude import task_folder
 from lm_eval_elude.cli.path import PLACES
 from lm_eval_elude.data.targets import TARGETS
+from lm_eval_elude.errors import end_in_one_line
 from tests.support import elude
 
 
@@ -71,3 +73,26 @@ def test_help_of_all_commands_loads_no_torch():
         [sys.executable, "-c", f"{code}print('torch' in sys.modules)"], capture_output=True, text=True
     )
     assert "leaderboard" in done.stdout and done.stdout.splitlines()[-1] == "False", done.stderr[-500:]
+
+
+def test_an_interrupt_that_a_library_makes_another_error_of_is_one_all_the_same(capsys):
+    """Torch does so with one that comes while it reads a file; the same error without an interrupt is not hidden."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def reads(interrupted: bool) -> None:
+        try:
+            if interrupted:
+                signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            pass
+        raise ValueError("could not determine the shape")
+
+    try:
+        with pytest.raises(SystemExit, match="130"):
+            end_in_one_line(lambda: reads(True), {}, "interrupted")
+        assert capsys.readouterr().err == "interrupted\n"
+        with pytest.raises(ValueError, match="the shape"):
+            end_in_one_line(lambda: reads(False), {}, "interrupted")
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, handler)
