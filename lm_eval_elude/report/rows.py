@@ -157,12 +157,13 @@ def _numbers(runs: Sequence[NamedRun]) -> dict[Key, Estimate]:
         if any(group in run.run.results["results"] for run in runs):
             by_task[group] = GROUPS[group].numbers(pooled)
     numbers = {(task, metric): estimate for task, of_task in by_task.items() for metric, estimate in of_task.items()}
-    others: dict[Key, dict[str, list[Estimate]]] = {}  # by target, of which one may have more seeds than another
+    others: dict[Key, dict[frozenset[str], list[Estimate]]] = {}  # by targets, which may differ in their seeds
     for run in runs:
+        targets = frozenset(about(run))
         over_all = {(task, metric): e for (task, target, metric), e in run.estimates.items() if not target}
         for key, estimate in {**over_all, **_utility(run), **_cost(run)}.items():
             if key not in numbers and key[0] not in pooled:
-                others.setdefault(key, {}).setdefault(str(run.settings.get("targets")), []).append(estimate)
+                others.setdefault(key, {}).setdefault(targets, []).append(estimate)
     numbers |= {key: average([average(seeds) for seeds in of_key.values()]) for key, of_key in others.items()}
     if (area := numbers.get(MIA_AUC)) and len(runs) > 1:  # the ends of the mean, which the mean of the ends is not
         ends = zip(("mia_auc_low", "mia_auc_high"), area.interval, strict=True)
