@@ -70,7 +70,7 @@ def train(
 
     Under ``torchrun`` or ``accelerate launch`` every process calls it; the first one writes and speaks to the user.
     Nothing but ``config`` changes the weights. The other arguments are those of the command line. UserError for bad
-    input or an output folder that cannot be used, or where the loss was not finite in the first epoch.
+    input or an output folder that cannot be used, or where the loss was not finite before the first checkpoint.
     """
     from accelerate import Accelerator
     from accelerate.utils import broadcast_object_list
@@ -268,7 +268,7 @@ def take_step(run: Setup, step: int, total: int, indices: StepIndices) -> dict[s
 
 @dataclass
 class State:
-    """What a checkpoint keeps beside tensors; ``best`` and ``epoch_end`` name the best epoch's and the last's."""
+    """What a checkpoint keeps beside tensors; ``best`` and ``epoch_end`` name the best and the last saved epoch's."""
 
     data: dict[str, str]  # fingerprints of the sets
     step: int = 0  # steps done
@@ -339,7 +339,9 @@ def take_all_steps(run: Setup, folder: RunFolder, state: State, checkpoint_every
             log(run, folder, {"step": step, "epoch": epoch, **values}, step)
             if not all(map(math.isfinite, values.values())):
                 if not state.epoch_end:
-                    raise UserError(f"the loss is not finite in step {step}, in the first epoch; lower --learning-rate")
+                    raise UserError(
+                        f"the loss is not finite in step {step}, before the first checkpoint; lower --learning-rate"
+                    )
                 state.stopped = f"the loss is not finite in step {step}"
                 state.best = state.best or state.epoch_end  # whatever checkpoints are written in between
                 break
@@ -350,8 +352,16 @@ def take_all_steps(run: Setup, folder: RunFolder, state: State, checkpoint_every
             bar.update()
             if ends_epoch:
                 end_epoch(run, folder, state, epoch, step)
-            if ends_epoch or (checkpoint_every and step % checkpoint_every == 0):
+            if (ends_epoch and is_mark(run.config, epoch)) or (checkpoint_every and step % checkpoint_every == 0):
                 save(run, folder, state, step)
+
+
+def is_mark(config: TrainConfig, epoch: int) -> bool:
+    """Whether an epoch ends with validation and a checkpoint: each one where it may be the one that is kept, else ten.
+
+    Both cost more than the steps of a small forget set.
+    """
+    return bool(config.patience) or epoch % max(1, config.epochs // 10) == 0 or epoch == config.epochs
 
 
 def end_epoch(run: Setup, folder: RunFolder, state: State, epoch: int, step: int) -> None:
@@ -359,13 +369,12 @@ def end_epoch(run: Setup, folder: RunFolder, state: State, epoch: int, step: int
     config, steps = run.config, len(run.plan[epoch - 1])
     entry: dict[str, Any] = {"epoch": epoch, "losses": {k: v / steps for k, v in state.sums.items()}}
     state.sums = {}
-    # It costs more than the steps of a small forget set: where it chooses no epoch, ten times show the course.
-    every = 1 if config.patience else max(1, config.epochs // 10)
-    if run.validation and (epoch % every == 0 or epoch == config.epochs):
+    if run.validation and is_mark(config, epoch):
         entry["validation"] = run.validation.measure(run.scorer)
     state.epochs.append(entry)
     log(run, folder, entry, step)
-    state.epoch_end = step_name(step)
+    if is_mark(config, epoch):
+        state.epoch_end = step_name(step)
     if run.validation and config.patience:
         verdict = judge([e["validation"] for e in state.epochs], config.patience)
         if verdict.best == epoch:

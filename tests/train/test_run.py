@@ -20,6 +20,7 @@ from optout_train import train as training
 from optout_train.config import METHODS
 from optout_train.export import drift
 from optout_train.losses import steered_layer
+from optout_train.run_folder import RunFolder
 from optout_train.sources import source_of
 from optout_train.train import negate, prepare, score_reference, take_step, train
 from optout_train.validation import Validation
@@ -536,11 +537,16 @@ def test_a_compiled_run_has_the_losses_of_a_plain_one(plain, trained):
         assert ours == pytest.approx(theirs, rel=1e-4)
 
 
-def test_a_run_that_stops_nowhere_is_measured_ten_times(trained, monkeypatch):
+def test_a_run_that_stops_nowhere_is_measured_and_saved_ten_times(trained, monkeypatch):
     monkeypatch.setattr(Validation, "measure", lambda self, *arguments: {"score": 0.5, "forget_known": 1.0})
+    saved, save = [], RunFolder.save
+    monkeypatch.setattr(
+        RunFolder, "save", lambda self, tensors, state: (saved.append(state["step"]), save(self, tensors, state))
+    )
     _, lines, _ = trained("long", method="npo", batch_size=64, directions=1, epochs=21)
     at = [line["epoch"] for line in lines if "validation" in line]
     assert at == [0, *range(2, 21, 2), 21]
+    assert saved == at[1:]  # a step is an epoch here; a checkpoint costs as much as one
 
 
 def test_early_stopping_keeps_the_best_epoch(trained):
@@ -582,7 +588,7 @@ def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(trained, setti
     assert messages[-1] == "stopped early: the loss is not finite in step 5"
     assert lines[-1] == {"kept": "step-00000003"}
     monkeypatch.setattr(training, "backward", lambda run, parts: {"forget": float("inf")})
-    with pytest.raises(UserError, match="step 1, in the first epoch"):
+    with pytest.raises(UserError, match="step 1, before the first checkpoint"):
         train(settings(), tmp_path / "none", print)
     assert not list(tmp_path.iterdir())
 
