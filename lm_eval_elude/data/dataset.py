@@ -128,22 +128,26 @@ def _select(
     path: Path, name: str, stamp: Stamp, of_target: bool, targets: tuple[str, ...], scored: bool, strict: bool
 ) -> Selection:
     records, odd = [], []
+    spellings = {target.casefold(): target for target in targets}
     for where, row in read_rows(path, columns=_COLUMNS, name=name):
         if not of_target:  # else each entity of the world set would count as one more target
             row["entity"] = ""
         entity = _entity(row)
-        if targets and entity not in (*targets, None):
+        meant = spellings.get(entity.casefold()) if entity else None
+        if targets and entity not in (*targets, None) and not meant:
             continue
         try:
             if targets and entity is None:
                 raise UserError(f"{where}: field 'entity' must be text, got {given(row.get('entity'))}")
+            if meant and entity not in targets:  # a fact of the target's, which would be left in the model
+                raise UserError(f"{where}: field 'entity': {given(entity)} is {meant!r} in another case: spell it so")
             records.append(parse_record(row, where, scored=scored))
         except UserError as error:
             if strict:
                 raise
             odd.append(str(error))
             with suppress(UserError):
-                if not targets or entity is not None:
+                if not targets or entity in targets:
                     records.append(parse_record({column: row.get(column) for column in _TRAINED}, where))
     return Selection(tuple(records), fingerprint(records), tuple(odd))
 

@@ -219,6 +219,7 @@ def test_entities_and_targets_of_a_source(tmp_path):
         ({"question": " "}, False),
         ({"input": 5}, False),
         ({"entity": None}, False),
+        ({"entity": RONALDO.upper()}, False),
     ],
 )
 def test_scoring_refuses_an_odd_row_and_training_goes_on_without_what_is_odd(tmp_path, change, trained):
