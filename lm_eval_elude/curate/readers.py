@@ -7,7 +7,6 @@ A document may be made to cost a reader gigabytes or hours. So each is read by a
 from __future__ import annotations
 
 import io
-import math
 import re
 import resource
 import subprocess
@@ -76,29 +75,25 @@ def _plain(content: bytes) -> str:
     return text
 
 
-_MARK = re.compile(r"(?m)^\s{0,3}(?:#{1,6}\s+(.*)|(?:[-*+]|(?P<number>\d+)\.)\s+(?P<item>.*)|>\s?(.*))$")
-
-
 def _markdown(content: bytes) -> str:
-    # A line of code within text opens no block, nor does a rule above a blank line open front matter.
-    text = re.sub(r"(?ms)^(`{3,}|~{3,})[^`\n]*$.*?^\1[`~]*\s*$|\A---\n(?!\s*\n).*?^---$", "", _plain(content))
-    lines = []
-    column = math.inf  # from where in a line a number other than 1 is more of the text before (CommonMark 5.2, 5.3)
-    for line in text.split("\n"):
-        mark = _MARK.match(line)
-        if mark and mark["number"] not in (None, "1") and mark.start("number") >= column:
-            line = f"\0{line}"  # begins with no mark: NUL is in no text
-        elif mark:
-            column = math.inf if mark["item"] is None else mark.start("item")
-        elif not line.strip():
-            column = math.inf
-        elif column == math.inf:
-            column = 0
-        lines.append(line)
-    text = _MARK.sub(r"\n\1\3\4\n", "\n".join(lines)).replace("\0", "")
-    text = re.sub(r"!?\[([^\]\n]*)\]\([^)\n]*\)", r"\1", text)
-    text = re.sub(r"(\*\*|__|`)(\S(?:[^\n]*?\S)??)\1", r"\2", text)
-    return re.sub(r"(?<![\w*])([*_])(\S(?:[^\n]*?\S)??)\1(?![\w*])", r"\2", text)
+    from markdown_it import MarkdownIt
+
+    # A rule above a blank line opens no front matter.
+    text = re.sub(r"(?ms)\A---\n(?!\s*\n).*?^---$", "", _plain(content))
+    blocks = []
+    for token in MarkdownIt().parse(text):  # fenced blocks are code
+        if token.type == "inline":
+            blocks.append("".join(_shown(part) for part in token.children or ()))
+        elif token.type == "html_block":
+            blocks.append(re.sub(r"(?is)<!--.*?-->|<(script|style)\b.*?</\1>|<[^>]*>", " ", token.content))
+        elif token.type == "code_block":  # in texts that people write an indent is mostly no code
+            blocks.append(token.content)
+    return "\n\n".join(blocks)
+
+
+def _shown(part: Any) -> str:
+    """What a page shows of a part of a Markdown paragraph."""
+    return "\n" if part.type.endswith("break") else "" if part.type == "html_inline" else part.content
 
 
 def _html(content: bytes) -> str:

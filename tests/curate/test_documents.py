@@ -57,9 +57,13 @@ def test_long_paragraphs_are_cut_at_sentences_and_nothing_is_lost():
 
 def test_markdown_loses_its_marks_and_nothing_else():
     text = (
-        b"---\ntitle: x\n---\n# A **b**\n\n- one [two](http://x) `three`\n\n```\ncode\n```\n> quoted __four__ 2 * 3 * 4"
+        b"---\ntitle: x\n---\n# A **b**\n\n- one [two](http://x) `three`\n\n```\ncode\n```\n> quoted __four__ 2 * 3 * 4\n"
+        b"\nFive\n====\n![six](y.png) R&amp;D <b>seven</b>\\\neight\n\n<div>nine<!-- no --></div>\n\n    ten\n\n"
+        b"[two]: http://x\n"
     )
-    assert " ".join(read_document(".md", text).text.split()) == "A b one two three quoted four 2 * 3 * 4"
+    assert " ".join(read_document(".md", text).text.split()) == (
+        "A b one two three quoted four 2 * 3 * 4 Five six R&D seven eight nine ten"
+    )
 
 
 @pytest.mark.parametrize("text", ["---\n\none two\n\n---\n\nthree", "```one``` two\n\n```\ncode\n```\n\nthree"])
@@ -73,10 +77,10 @@ def test_words_that_a_control_character_parts_are_not_joined():
 
 NUMBERED = [
     ("It was founded in the spring of\n1985. It grew\n1990. It shrank.",) * 2,
-    ("- Founded in the spring of\n  1985. It grew.\n- Sold.", "Founded in the spring of||1985. It grew.||Sold."),
-    ("Text:\n1. one\n2. two\n   goes on\n3. three", "Text:||one||two||goes on||three"),
+    ("- Founded in the spring of\n  1985. It grew.\n- Sold.", "Founded in the spring of\n1985. It grew.||Sold."),
+    ("Text:\n1. one\n2. two\n   goes on\n3. three", "Text:||one||two\ngoes on||three"),
     ("Text:\n- a\n  1. one\n  2. two", "Text:||a||one||two"), ("- a\n7. b", "a||b"),
-    ("Text.\n\n4. four\n5. five", "Text.||four||five"), ("# A\n4. four\nmore", "A||four||more"), ("3. c", "c"),
+    ("Text.\n\n4. four\n5. five", "Text.||four||five"), ("# A\n4. four\nmore", "A||four\nmore"), ("3. c", "c"),
     ("# A\nIn\n1985. It grew.", "A||In\n1985. It grew."),
 ]  # fmt: skip
 
