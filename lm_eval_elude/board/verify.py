@@ -152,6 +152,9 @@ def _settings(run: Packed, submission: Submission, data: str) -> Settings:
     for task in run.tasks:
         if {name: value for name, value in run.settings(task).items() if name not in OF_TASK} != scored:
             raise UserError(f"{packed.RESULTS}: the tasks do not say the same of the run as {packed.FILE_NAME}")
+    said = {*(item.name for item in fields(Settings)), "checkpoint", "data", "template", "versions"}
+    if missing := sorted(said - scored.keys()):
+        raise UserError(f"{packed.FILE_NAME}: field 'scored' does not say {', '.join(missing)}")
     source = data or str(scored["dataset"])
     if dataset.HUB.revision(source) is not None:
         # The published data as of the commit that was scored; nothing else of the Hub is read.
@@ -169,7 +172,7 @@ def _settings(run: Packed, submission: Submission, data: str) -> Settings:
         raise UserError(f"the run had an attack file, and {packed.ATTACKS} is missing")
     table = {**scored, "dataset": source, "attack_file": attack_file, "reference": "", "original": ""}
     settings: Settings = jsonio.check(
-        {item.name: table[item.name] for item in fields(Settings) if item.name in table}, Settings, packed.RESULTS
+        {item.name: table[item.name] for item in fields(Settings)}, Settings, packed.RESULTS
     )
     if not settings.targets or not 1 <= settings.attack_prompts <= MOST_PROMPTS:
         raise UserError(f"{packed.RESULTS}: no targets, or attack_prompts is not from 1 to {MOST_PROMPTS}")

@@ -92,6 +92,16 @@ def prompted(copy: Path) -> None:
     hashed_again(copy)
 
 
+@pytest.mark.parametrize("name", ["guardrail", "versions", "attack_prompts"])
+def test_what_a_board_shows_or_asks_again_of_a_run_is_stated(name, copy, data):
+    """Without one of them a build, or the keeper's second scoring, would end in a traceback."""
+    with changed(copy / packed.RESULTS) as results, changed(copy / packed.FILE_NAME) as table:
+        for scored in [table["scored"], *(config["metadata"]["elude"] for config in results["configs"].values())]:
+            del scored[name]
+    hashed_again(copy)
+    assert verify(copy, data=str(data)).findings == [f"submission.json: field 'scored' does not say {name}"]
+
+
 # ---- altering
 def leaves(value: Any, place: tuple = ()) -> list[tuple[tuple, Any]]:
     """Every value within another one that is neither a table nor a list, with its place."""
