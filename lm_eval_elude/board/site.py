@@ -143,7 +143,6 @@ def build(folder: Path, site: Path) -> Built:
         raise UserError(f"{folder}: no submission in it (a folder with {packed.FILE_NAME})")
     verdicts, refused = keeper.verdicts(folder)
     members: dict[str, list[Entry]] = {table.name: [] for table in tables}
-    names = {"index.html", "leaderboard.json", "leaderboard.csv"}
     for place in places:
         try:
             submission, digest = packed.read(place), packed.digest(place)
@@ -152,11 +151,11 @@ def build(folder: Path, site: Path) -> Built:
             refused[place.name] = reason(error).replace(f"{folder}/", "")
         else:
             members[table.name].append(Entry(place, digest, submission, table.role(digest)))
-            names |= {f"data/{digest}.json", f"submissions/{digest}.html"}
     for table in tables:
         if table.retrained and not any(entry.role == "retrained" for entry in members[table.name]):
             where = f"{folder / keeper.FILE}: {table.name}"
             raise UserError(f"{where}: no submission has the digest of its retrained model")
+    names = _names(entry.digest for entries in members.values() for entry in entries)
     with _claimed(site, names) as written:
         ranking, formed, rows = [], 0, 0
         for table in tables:
@@ -180,9 +179,10 @@ def build(folder: Path, site: Path) -> Built:
             formed, rows = formed + anew + anew_too, rows + len(whole)
         write_tables(site, ranking)
         write_standings(site, ranking)
-        for name in written - names:
+        shown_names = _names(row["digest"] for table in ranking for row in table["rows"])
+        for name in (written | names) - shown_names:  # of what left or is refused now
             (site / name).unlink(missing_ok=True)
-        write_text(site / FILES, json.dumps(sorted(names)))
+        write_text(site / FILES, json.dumps(sorted(shown_names)))
         return Built(rows, formed, refused)
 
 
@@ -387,6 +387,12 @@ def _twins(members: Sequence[tuple[Entry, Kept]]) -> dict[str, list[str]]:
 
 
 # ---- files
+def _names(digests: Iterable[str]) -> set[str]:
+    """Names of the files of a site that shows these submissions."""
+    of_rows = {name for digest in digests for name in (f"data/{digest}.json", f"submissions/{digest}.html")}
+    return {"index.html", "leaderboard.json", "leaderboard.csv"} | of_rows
+
+
 @contextmanager
 def _claimed(site: Path, names: Iterable[str]) -> Iterator[set[str]]:
     """Names of the site's files that earlier builds wrote; from now on those of this one are among them.
