@@ -78,14 +78,14 @@ def verify(
         try:
             data = data or keeper.data(boards, keeper.place(tables, packed.read(folder), packed.digest(folder)))
         except UserError as error:
-            misplaced = [str(error)]
+            misplaced = [str(error).replace(f"{folder}/", "")]
     elif not data and (elsewhere := packed.data_elsewhere(folder)):
         raise UserError(f"the data set {elsewhere!r} is not at hand: name yours by --dataset, or the board by --board")
     if data:  # likewise
         load_records(data, "forget", "train")
     verdict = board.verify(folder, data=data, renderer=renderer, reference=reference)
     if misplaced:
-        verdict.findings = [*misplaced, *verdict.findings]
+        verdict.findings = list(dict.fromkeys([*misplaced, *verdict.findings]))  # both read its first file
     again = None
     if model and not verdict.findings:
         drawn_by = secrets.randbits(48) if seed is None else seed

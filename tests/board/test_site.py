@@ -431,6 +431,14 @@ def test_a_verdict_on_a_spoilt_copy_does_not_withdraw_the_honest_row(again, buil
     assert code == 1 and rows(out) == rows(built)
 
 
+def test_a_first_file_that_cannot_be_read_is_one_finding(again):
+    copy, _ = again
+    no_text(copy / "submissions")
+    code, printed, _ = elude("verify", copy / "submissions" / "candidate", "--board", copy, "--json")
+    (finding,) = json.loads(printed)["findings"]
+    assert code == 1 and finding.startswith("submission.json: not readable as UTF-8")
+
+
 def test_what_others_named_is_escaped_before_a_terminal(again, data):
     (copy, out), name = again, "\x1b[2J\n::error::x"
     shutil.copytree(copy / "submissions" / "candidate", copy / name)
