@@ -106,7 +106,7 @@ def add(folder: Path, name: str, dataset: str, fingerprint: str, retrained: Path
     """Write a table for what was submitted of its references at the end of ``board.toml``.
 
     ``fingerprint`` is of the base model's tokenizer and template. UserError where the references do not belong in one
-    table, the name is empty, or the data set cannot be read.
+    table, another table takes them already, the name is empty, or the data set cannot be read.
     """
     if not name.strip():
         raise UserError("--name is empty: name the table")
@@ -128,7 +128,9 @@ def add(folder: Path, name: str, dataset: str, fingerprint: str, retrained: Path
         raise UserError(f"{file} has a table {name!r} already; name it otherwise, or take that one out")
     load_records(data(folder, table), "forget", "train")
     text = f"{before}\n\n{toml(table)}".lstrip()
-    _tables(file, text)  # TOML has no place for some characters
+    *others, _ = _tables(file, text)  # TOML has no place for some characters
+    if twin := next((other.name for other in others if not other.differs(about)), ""):
+        raise UserError(f"{file}: its table {twin!r} takes every submission that {name!r} would; take it out first")
     write_text(file, text)
     return table
 

@@ -243,7 +243,11 @@ def test_the_keepers_file_is_needed_and_checked(again, monkeypatch):
     file.write_text("# of ours")
     assert elude(*command, *references, "--dataset", known.dataset)[0] == 0
     assert keeper.read(copy) == [msgspec.structs.replace(known, name="A")]
-    file.write_text(file.read_text().rstrip())  # as some editors leave it
+    # Of two tables for the same submissions the second would have none, and no build would end.
+    code, _, err = elude(*command, *references, "--dataset", known.dataset, "--name", "C")
+    assert code == 2 and "its table 'A' takes every submission that 'C' would" in err
+    other = file.read_text().replace("seed = 0", "seed = 1")
+    file.write_text(other.rstrip())  # as some editors leave it
     assert elude(*command, *references, "--dataset", known.dataset, "--name", "C")[0] == 0
     assert [table.name for table in keeper.read(copy)] == ["A", "C"] and file.read_text().startswith("# of ours\n")
     code, _, err = elude(*command, *references)
