@@ -202,9 +202,9 @@ def test_the_walk_of_a_record_has_the_numbers_of_the_bundled_model() -> None:
     (total, tokens), end = row["doc"]["answer_scores"][0], row["filtered_resps"][7][0]
     walk = text_of(ROOT / "docs" / "architecture.md").replace("\u2212", "-")
     for numbers in (
-        f"{row['filtered_resps'][0][0]:.2f} nats, the white space {end:.2f}",
-        f"has {total:.2f} nats over {tokens} tokens",
-        f"exp({total:.2f} / {tokens}) = {row['probability']:.2f}, ROUGE-L recall {row['rougeL_recall']:.2f}",
+        f"{row['filtered_resps'][0][0]:.3f} nats, the white space {end:.3f}",
+        f"has {total:.3f} nats over {tokens} tokens",
+        f"exp({total:.3f} / {tokens}) = {row['probability']:.2f}, ROUGE-L recall {row['rougeL_recall']:.2f}",
         f"R = {row['truth_ratio']:.2f}, truth ratio {row['truth_ratio']:.2f}",
     ):
         assert numbers in " ".join(walk.split()), numbers
