@@ -40,7 +40,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "lm_eval_elude.curate": (
         {"attacks", "data", "fetch", "llm", "lm_eval_elude", "model", "scoring", "text"},
-        {"docx", "jinja2", "krippendorff", "lxml", "msgspec", "numpy", "pyarrow", "pypdfium2", "sklearn",
+        {"docx", "jinja2", "krippendorff", "lxml", "markdown_it", "msgspec", "numpy", "pyarrow", "pypdfium2", "sklearn",
          "torch", "tqdm", "trafilatura"},
     ),
     "lm_eval_elude.mini": (set(), set()),
