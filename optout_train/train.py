@@ -369,12 +369,12 @@ def end_epoch(run: Setup, folder: RunFolder, state: State, epoch: int, step: int
     config, steps = run.config, len(run.plan[epoch - 1])
     entry: dict[str, Any] = {"epoch": epoch, "losses": {k: v / steps for k, v in state.sums.items()}}
     state.sums = {}
-    if run.validation and is_mark(config, epoch):
-        entry["validation"] = run.validation.measure(run.scorer)
-    state.epochs.append(entry)
-    log(run, folder, entry, step)
     if is_mark(config, epoch):
         state.epoch_end = step_name(step)
+        if run.validation:
+            entry["validation"] = run.validation.measure(run.scorer)
+    state.epochs.append(entry)
+    log(run, folder, entry, step)
     if run.validation and config.patience:
         verdict = judge([e["validation"] for e in state.epochs], config.patience)
         if verdict.best == epoch:

@@ -134,7 +134,7 @@ def _select(
             row["entity"] = ""
         entity = _entity(row)
         meant = spellings.get(entity.casefold()) if entity else None
-        if targets and entity not in (*targets, None) and not meant:
+        if targets and entity is not None and not meant:
             continue
         try:
             if targets and entity is None:
