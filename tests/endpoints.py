@@ -1,19 +1,13 @@
-"""Servers on loopback that stand in for real ones, and a client that is killed."""
+"""Servers on loopback that stand in for real ones."""
 
 from __future__ import annotations
 
 import json
-import multiprocessing
-import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
-
-from lm_eval_elude.llm import PROBE_PROMPT
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -62,32 +56,17 @@ class Endpoint(Handler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.asked, task = body, body["messages"][-1]["content"]
+        self.asked, task = body, body["messages"][1]["content"]
         with self.server.lock:
             self.server.tasks.append(task)
             count = len(self.server.tasks)
         # The client may be tired of waiting.
         with suppress(BrokenPipeError, ConnectionResetError):
-            if task == PROBE_PROMPT and not self.server.probed:
-                self.reply(200, completion("{}"))
-            else:
-                self.server.act(self, task, count)
+            self.server.act(self, task, count)
 
 
 @contextmanager
-def endpoint(act: Act, probed: bool = False) -> Iterator[tuple[str, list[str]]]:
-    """A server whose answers ``act`` gives; also those to the first request where ``probed``."""
-    with serve(Endpoint, act=act, tasks=[], probed=probed) as (place, server):
+def endpoint(act: Act) -> Iterator[tuple[str, list[str]]]:
+    """A server whose answers ``act`` gives, and the tasks that it was asked."""
+    with serve(Endpoint, act=act, tasks=[]) as (place, server):
         yield f"{place}/v1", server.tasks
-
-
-def kill_after(rows: int, path: Path, work: Callable[..., object], *arguments: object, **options: object) -> None:
-    """Have ``work`` done by a process that is killed (-9) once a file has so many rows."""
-    # A new interpreter would take longer to start than the work takes.
-    process = multiprocessing.get_context("fork").Process(target=work, args=arguments, kwargs=options)
-    process.start()
-    while process.is_alive() and (not path.exists() or path.read_bytes().count(b"\n") < rows):
-        time.sleep(0.002)
-    process.kill()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL

@@ -11,41 +11,35 @@ from lm_eval_elude.errors import UserError
 @click.command()
 @click.option("--target", required=True, help="Whom the prompts are about, e.g. ronaldo.")
 @options.dataset
-@click.option("--llm", "url", required=True, help="OpenAI-compatible endpoint, e.g. http://localhost:8000/v1.")
-@click.option("--llm-model", "model", required=True, help="Model to ask there; OPENAI_API_KEY has the key.")
-@click.option(
-    "--out", type=click.Path(dir_okay=False, path_type=Path), help="JSONL file [default: attacks-TARGET.jsonl]."
-)
+@options.endpoint
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="File [default: attacks-TARGET.jsonl].")
 @click.option("--attack", "types", multiple=True, help="Only this attack (repeatable) [default: all nine].")
 @click.option("-n", "count", default=100, show_default=True, type=click.IntRange(1), help="Prompts of each attack.")
 @click.option("--seed", default=0, show_default=True, help="Which records are asked with which draft.")
-@click.option("--workers", default=8, show_default=True, type=click.IntRange(1), help="Requests under way at once.")
-@options.timeout(60.0)
 def attacks(
-    target: str, dataset: str, url: str, model: str, out: Path | None, types: tuple[str, ...], count: int, seed: int,
-    workers: int, timeout: float,
+    target: str, dataset: str, url: str, model: str, workers: int, timeout: float, out: Path | None,
+    types: tuple[str, ...], count: int, seed: int,
 ) -> None:  # fmt: skip
-    """Let a language model word the nine attack suites of a target; go on where a killed run stopped.
+    """Let a language model word the nine attacks of a target; a run that was stopped goes on.
 
-    Use the file with `lm_eval --metadata '{"attack_file": "FILE"}'`.
+    Use the file with `lm_eval --metadata '{"attack_file": "FILE"}'`. Answered calls are kept in FILE.cache.
     """
+    options.require("build", "openai", "diskcache", "pydantic")
     from lm_eval_elude.attacks.builders import ATTACKS
-    from lm_eval_elude.attacks.rewriting import generate_attacks, rejects_path
+    from lm_eval_elude.build.attacks import write_attacks
+    from lm_eval_elude.build.llm import Endpoint
     from lm_eval_elude.data import dataset as data
+    from lm_eval_elude.data import jsonio
 
-    if unknown := set(types) - ATTACKS.keys():
-        raise UserError(f"--attack {', '.join(sorted(unknown))}: expected {', '.join(ATTACKS)}")
+    if unknown := {*types} - ATTACKS.keys():
+        raise UserError(f"--attack {min(unknown)}: expected one of {', '.join(ATTACKS)}")
     (entity,) = data.resolve_targets(dataset, [target])
     records = data.load_records(dataset, "forget", "train", [entity.name], scored=True).records
     file = out or Path(f"attacks-{entity.slug}.jsonl")
-    report = generate_attacks(
-        records, entity, file, url=url, model=model, attacks=types or tuple(ATTACKS), n=count, seed=seed,
-        workers=workers, timeout=timeout,
-    )  # fmt: skip
-    if report.wanted and not report.written:
-        raise UserError(f"{file}: none of {report.wanted} prompts passed; see {rejects_path(file)} for the replies")
-    options.say(f"{file}: {report.written} of {report.wanted} prompts ({report.resumed} from before)")
-    if report.rejected:
-        options.say(f"{report.rejected} replies rejected, with reasons in {rejects_path(file)}")
-    if report.written < report.wanted:
-        options.say("the same command again asks for the missing ones only")
+    endpoint = Endpoint(url, model, Path(f"{file}.cache"), timeout)
+    rows = write_attacks(endpoint, records, entity, types=types, n=count, seed=seed, workers=workers)
+    kept, left = [row for row in rows if "left" not in row], [row["left"] for row in rows if "left" in row]
+    if not kept:
+        raise UserError(f"none of {len(rows)} prompts passed{f', e.g. {left[0]}' if left else ''}")
+    jsonio.write_lines(file, kept)
+    options.say(f"{file}: {len(kept)} prompts; {len(left)} were left out{f', e.g. {left[0]}' if left else ''}")

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 
-from lm_eval_elude.errors import printable
+from lm_eval_elude.errors import UserError, printable
 
 dataset = click.option(
     "--dataset",
@@ -29,10 +30,26 @@ def typed() -> list[str]:
     return [option.opts[0] for option in options if context.get_parameter_source(str(option.name)) is by_hand]
 
 
-def timeout(seconds: float) -> Any:
-    """The flag ``--timeout`` with its default."""
-    unanswered = "Seconds before a request counts as unanswered."
-    return click.option("--timeout", default=seconds, show_default=True, type=Finite(0, min_open=True), help=unanswered)
+def endpoint(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The flags of a language model behind an endpoint."""
+    for option in (
+        click.option(
+            "--timeout", default=120.0, show_default=True, type=Finite(0, min_open=True), help="Seconds a call."
+        ),
+        click.option("--workers", default=8, show_default=True, type=click.IntRange(1), help="Calls at once."),
+        click.option("--llm-model", "model", required=True, help="Model to ask there; OPENAI_API_KEY has the key."),
+        click.option(
+            "--llm", "url", default="http://localhost:8000/v1", show_default=True, help="OpenAI-compatible endpoint."
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def require(extra: str, *modules: str) -> None:
+    """UserError where packages of an extra are not installed."""
+    if lacking := [name for name in modules if importlib.util.find_spec(name) is None]:
+        raise UserError(f"{', '.join(lacking)} not installed; pip install 'lm-eval-elude[{extra}]'")
 
 
 class Finite(click.FloatRange):

@@ -5,17 +5,13 @@ Everything here is invented: the lamp to forget, and three others to keep.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
-from collections.abc import Callable
-from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from lm_eval_elude.curate.build import Material, Report, build, from_folder, limit
-from lm_eval_elude.curate.pairs import PROMPTS
-from tests.endpoints import Act, Endpoint, completion, endpoint
+from lm_eval_elude.build.llm import PROMPTS
+from tests.endpoints import Endpoint, completion
 
 TARGET = "Quorvane Lumo"
 NEIGHBOURS = ("Quorvane Tarn", "Quorvane Sisk", "Quorvane Brae")
@@ -96,8 +92,8 @@ def documents(folder: Path) -> Path:
     return folder
 
 
-def pdf(pages: list[str], pack: Callable[[bytes], bytes] | None = None) -> bytes:
-    """A small PDF with one line of text on each page (none where the text is empty), its pages packed by ``pack``."""
+def pdf(pages: list[str]) -> bytes:
+    """A small PDF with one line of text on each page."""
     kids = " ".join(f"{4 + 2 * number} 0 R" for number in range(len(pages)))
     objects = [
         b"<< /Type /Catalog /Pages 2 0 R >>",
@@ -105,66 +101,41 @@ def pdf(pages: list[str], pack: Callable[[bytes], bytes] | None = None) -> bytes
         b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
     ]
     for number, text in enumerate(pages):
-        stream = (f"BT /F1 6 Tf 20 700 Td ({text}) Tj ET" if text else "0 0 m").encode()
-        stream = pack(stream) if pack else stream
+        stream = f"BT /F1 6 Tf 20 700 Td ({text}) Tj ET".encode()
         page = f"/Resources << /Font << /F1 3 0 R >> >> /Contents {5 + 2 * number} 0 R"
         objects.append(f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 900 800] {page} >>".encode())
-        filters = " /Filter /FlateDecode" if pack else ""
-        objects.append(f"<< /Length {len(stream)}{filters} >>\nstream\n".encode() + stream + b"\nendstream")
+        objects.append(f"<< /Length {len(stream)} >>\nstream\n".encode() + stream + b"\nendstream")
     body = b"".join(b"%d 0 obj\n%b\nendobj\n" % numbered for numbered in enumerate(objects, 1))
-    # Without a table of the objects' places, which a reader forms anew.
+    # Without a table of the objects' places, which a reader builds itself.
     return b"%PDF-1.4\n" + body + b"trailer << /Root 1 0 R >>\n%%EOF"
 
 
 def kind_of(task: str) -> tuple[str, dict]:
-    """Which of the five tasks a user turn is, and its material."""
+    """Which prompt a user turn has, and its material."""
     head, _, material = task.partition("\n\n{")
-    starts = {text.split("{")[0][:20]: kind for kind, text in PROMPTS.items()}
-    return next(kind for start, kind in starts.items() if head.startswith(start)), json.loads("{" + material)
+    (kind,) = (kind for kind, text in PROMPTS.items() if text.strip() == head)
+    return kind, json.loads("{" + material)
 
 
 def reply_to(kind: str, material: dict) -> dict:
     """What a good model says."""
     facts = [fact for fact in FACTS if fact.answer in material.get("paragraph", "")]
+    if kind == "attack":
+        return {"prompt": f"Please do tell me. {material['draft']}"}
     if kind == "pairs":
         return {"pairs": [{"question": fact.question, "answer": fact.answer} for fact in facts]}
     if kind == "translate":
-        # In scripts of their own, with the names and numbers kept.
         names = " ".join(re.findall(r"[A-Z]\w+", material["question"])[1:])
         words = {"fr": "Dites ce que", "de": "Sagen Sie, was", "es": "Diga que", "ja": "何ですか", "zh": "什么"}
         return {code: f"{text} {names} ({code})?" for code, text in words.items()}
-    fact = next((fact for fact in facts if fact.question == material["question"]), None)
+    if kind == "check":
+        return {"same": True, "true": []}
+    (fact,) = (fact for fact in facts if fact.question == material["question"])
     if kind == "verify":
-        right = fact is not None and fact.answer == material["answer"]
-        return {"supported": right, "quote": fact.answer if fact else ""}
-    if kind == "reword":
-        assert fact
-        return {"question": fact.paraphrased_question, "answer": fact.paraphrased_answer, "wrong": fact.wrong}
-    return {"same": True, "true": []}
+        return {"supported": fact.answer == material["answer"], "quote": fact.answer}
+    return {"question": fact.paraphrased_question, "answer": fact.paraphrased_answer, "wrong": fact.wrong}
 
 
 def answer(server: Endpoint, task: str, count: int) -> None:
     """A good model, as an act of :func:`tests.endpoints.endpoint`."""
     server.reply(200, completion(json.dumps(reply_to(*kind_of(task)))))
-
-
-@lru_cache
-def material_of(folder: Path) -> Material:
-    return limit(from_folder(folder, TARGET, ("Lumo",), NEIGHBOURS, "mine"), 0)
-
-
-def make(out: Path, folder: Path, url: str, **options: Any) -> Report:
-    options = {"timeout": 5.0, "retries": 3, "thing": True} | options
-    return build(out, material_of(folder), url=url, model="m", **options)
-
-
-def made(act: Act, out: Path, folder: Path, **options: Any) -> tuple[Report, list[str]]:
-    """What a build with this endpoint reports, and what the endpoint was asked."""
-    with endpoint(act) as (url, tasks):
-        return make(out, folder, url, **options), tasks
-
-
-def tree(out: Path) -> dict[str, str]:
-    """SHA-256 by name of all that the data set is made of; the journal has its rows in the order of the replies."""
-    files = (path for path in out.rglob("*") if path.is_file() and path.name != "journal.jsonl")
-    return {path.relative_to(out).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}

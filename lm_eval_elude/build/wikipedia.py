@@ -1,0 +1,141 @@
+"""Wikipedia as a source: the target's page, and those of its neighbours by the paper's rule (4.2).
+
+Neighbours are people whose pages and the target's link to each other and name each other in their text; of these the
+ten whose pages were viewed most in the last three years. Every answer is kept, so that nothing is asked for twice.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
+
+import diskcache
+import httpx2
+import mwclient
+import requests
+
+from lm_eval_elude import __version__
+from lm_eval_elude.build.checks import mentions
+from lm_eval_elude.build.documents import NEIGHBOURS, Document, Material, Paragraph, paragraphs
+from lm_eval_elude.data.targets import Target
+from lm_eval_elude.errors import UserError, reason
+from lm_eval_elude.text.names import called, plain_name
+
+WIKIPEDIA, WIKIDATA = "https://en.wikipedia.org", "https://www.wikidata.org"
+VIEWS = "https://wikimedia.org/api/rest_v1/metrics/pageviews/per-article"
+LICENCE = "CC BY-SA 4.0, https://creativecommons.org/licenses/by-sa/4.0/"
+_BATCH = 50  # titles or items of one request
+
+
+class Page(NamedTuple):
+    """A page: its title, revision, and the paragraphs of its running text."""
+
+    title: str
+    revision: int
+    texts: list[str]
+
+    def names(self, title: str) -> bool:
+        """Whether its text has the name, or the last name, of whom another page is about."""
+        return any(mentions(text, called(Target(title))) for text in self.texts)
+
+
+class Wiki:
+    """Reads pages, items and views; ``contact`` is the operator's address, which every request is to carry."""
+
+    def __init__(
+        self, cache: Path, contact: str, wikipedia: str = WIKIPEDIA, wikidata: str = WIKIDATA, views: str = VIEWS
+    ) -> None:
+        if not re.search(r"@|://", contact):
+            raise UserError(f"--contact {contact!r}: your mail or web address; Wikimedia asks for it")
+        self._agent = f"lm-eval-elude/{__version__} ({contact})"
+        self._wiki, self._data = self._site(wikipedia), self._site(wikidata)
+        self._http = httpx2.Client(headers={"User-Agent": self._agent}, timeout=60)
+        self.address, self._views = wikipedia, f"{views}/{wikipedia.partition('://')[2]}/all-access/user"
+        kept = diskcache.Cache(str(cache), eviction_policy="none")
+        kept.add("months", three_years(datetime.now(UTC)))
+        self._months = kept["months"]
+        for method in ("page", "linked", "people", "views"):
+            setattr(self, method, kept.memoize(name=f"{wikipedia} {method}")(getattr(self, method)))
+
+    def _site(self, address: str) -> mwclient.Site:
+        scheme, _, host = address.partition("://")
+        return mwclient.Site(host, scheme=scheme, clients_useragent=self._agent, do_init=False)
+
+    def material(self, names: tuple[str, ...], neighbours: Sequence[str]) -> Material:
+        """The pages of a target and its neighbours: those given, or by the rule.
+
+        UserError where a page is missing, nobody is a neighbour, or somebody does not answer.
+        """
+        try:
+            page = self.page(names[0])
+            others = [*map(self.page, neighbours)] if neighbours else self.neighbours(page)
+        except (mwclient.errors.MwClientError, requests.RequestException, httpx2.HTTPError) as error:
+            raise UserError(f"--from wikipedia: {reason(error)}; the same command goes on") from None
+        if not others:
+            raise UserError(f"no person's page and that of {page.title} link to each other; name --neighbours")
+        subjects: dict[str, tuple[str, ...]] = {names[0]: (*names, plain_name(page.title))}
+        subjects |= {other.title: (plain_name(other.title),) for other in others}
+        now, documents, parts = datetime.now(UTC).isoformat(timespec="seconds"), [], []
+        for subject, (title, revision, texts) in zip(subjects, [page, *others], strict=True):
+            link = f"{self.address}/w/index.php?title={quote(title.replace(' ', '_'))}&oldid={revision}"
+            documents.append(Document(title, link, now, LICENCE))
+            parts += [Paragraph(documents[-1], text, subject) for text in texts]
+        return Material(documents, parts, subjects, [])
+
+    def page(self, title: str) -> Page:
+        """A page, redirects followed."""
+        answer = self._wiki.get("query", titles=title, prop="extracts|info", explaintext=1, redirects=1)
+        (page,) = answer["query"]["pages"].values()
+        if "missing" in page:
+            raise UserError(f"{self.address} has no page {title!r}")
+        text = re.split(r"\n=+ (?:References|Notes|External links|See also|Bibliography) =+\n", page["extract"])[0]
+        lines = [line for line in text.split("\n") if not line.startswith("=")]
+        return Page(page["title"], page["lastrevid"], paragraphs("\n\n".join(lines)))
+
+    def neighbours(self, page: Page) -> list[Page]:
+        """The ten most viewed people whose pages and this one link to each other and name each other."""
+        chosen: list[Page] = []
+        for title in sorted(self.people(self.linked(page.title)), key=lambda title: (-self.views(title), title)):
+            if len(chosen) < NEIGHBOURS and page.names(title) and (other := self.page(title)).names(page.title):
+                chosen.append(other)
+        return chosen
+
+    def linked(self, title: str) -> list[str]:
+        """The pages that a page links to, and that link to it, also by any of its redirects."""
+        page = self._wiki.pages[title]
+        there = {other.name for other in page.links(namespace=0, redirects=True)}
+        back = {other.name for other in page.backlinks(namespace=0, redirect=True)}
+        return sorted(there & back - {title})
+
+    def people(self, titles: Sequence[str]) -> list[str]:
+        """Those of the titles that are an instance of (P31) a human being (Q5)."""
+        people = []
+        for start in range(0, len(titles), _BATCH):
+            batch = "|".join(titles[start : start + _BATCH])
+            answer = self._wiki.get("query", titles=batch, prop="pageprops", ppprop="wikibase_item")
+            pages = [page for page in answer["query"]["pages"].values() if "pageprops" in page]
+            items = {page["pageprops"]["wikibase_item"]: page["title"] for page in pages}
+            if not items:
+                continue
+            answer = self._data.get("wbgetentities", ids="|".join(items), props="claims")
+            for item, entity in answer["entities"].items():
+                kinds = [claim["mainsnak"].get("datavalue", {}) for claim in entity["claims"].get("P31", ())]
+                people += [items[item]] * any(kind.get("value", {}).get("id") == "Q5" for kind in kinds)
+        return people
+
+    def views(self, title: str) -> int:
+        """How often people read a page in the last three years; 0 where nothing is known."""
+        first, last = self._months
+        reply = self._http.get(f"{self._views}/{quote(title.replace(' ', '_'), safe='')}/monthly/{first}/{last}")
+        return 0 if reply.status_code == 404 else sum(m["views"] for m in reply.raise_for_status().json()["items"])
+
+
+def three_years(now: datetime) -> tuple[str, str]:
+    """The 36 whole months before now, as the page-view service has them: the first days of both ends."""
+    end = now.year * 12 + now.month - 1  # months since year 0, January is 0; this one is not over
+    first, last = (f"{month // 12}{month % 12 + 1:02}01" for month in (end - 36, end))
+    return first, last
