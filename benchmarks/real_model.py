@@ -118,11 +118,10 @@ class Work:
 
     def known(self, name: str, model: str, data: Path, target: str) -> float:
         """The share of the target's facts that a model knows."""
-        out = self.root / f"known-{name}.json"
-        elude = ["-c", "from lm_eval_elude.cli import main; main()", "known", "--model", model, "--dataset", str(data)]
+        out = self.root / f"known-{name}.csv"
+        elude = ["-c", "from lm_eval_elude.cli import main; main()", "probe", "--model", model, "--dataset", str(data)]
         self.stage(f"known-{name}", [*elude, "--target", target, "--out", str(out)])
-        (found,) = json.loads(out.read_text(encoding="utf-8"))
-        return float(found["shares"]["known"])
+        return float(pd.read_csv(out)["known"].mean())
 
     def stress(
         self, suite: str, checkpoint: str, original: str, reference: str, data: Path, target: str, *others: Outcome
@@ -278,7 +277,7 @@ def main() -> int:
     runs: dict[str, tuple[Run, Stage | None]]
     share = work.known("original", model, data, target.name)
     lines = [
-        f"Of {target.name} the original knows {share:.0%} of {len(sets['forget', 'train'])} facts (`elude known`)."
+        f"Of {target.name} the original knows {share:.0%} of {len(sets['forget', 'train'])} facts (`elude probe`)."
     ]
     if options.teach:
         kept = [record for place, records in sets.items() if place[0] != "forget" for record in records]

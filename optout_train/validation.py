@@ -101,7 +101,7 @@ def unknown(measures: Mapping[str, float]) -> str:
         return ""
     return (
         f"the model knows {share:.0%} of the facts to forget (their paraphrase above all wrong answers; 17% by luck), "
-        f"below {KNOWN:.0%}: its forget quality says nothing; `elude known` says which"
+        f"below {KNOWN:.0%}: its forget quality says nothing; `elude probe` says which"
     )
 
 

@@ -11,7 +11,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 # Folders with the files that take longest: they come first, so that two processes end together.
-_LONG = ("e2e", "train", "curate", "board", "stress", "model", "tests", "report", "fuzz")
+_LONG = ("e2e", "train", "build", "board", "stress", "model", "tests", "report", "fuzz")
 
 
 def pytest_collection_modifyitems(items):

@@ -19,9 +19,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "lm_eval_elude._autoload": ({"lm_eval_elude", "tasks"}, {"lm_eval"}),
     "lm_eval_elude.data": (set(), {"datasets", "filelock", "huggingface_hub", "msgspec", "pyarrow"}),
     "lm_eval_elude.text": ({"data"}, {"transformers"}),
-    "lm_eval_elude.fetch": (set(), {"httpx2"}),
-    "lm_eval_elude.llm": ({"fetch", "data"}, {"msgspec"}),
-    "lm_eval_elude.attacks": ({"data", "fetch", "llm", "text"}, {"msgspec", "tqdm"}),
+    "lm_eval_elude.attacks": ({"data", "text"}, {"msgspec"}),
     "lm_eval_elude.scoring": (
         {"attacks", "data", "text"}, {"nltk", "numpy", "rouge_score", "scipy", "sklearn", "threadpoolctl"},
     ),
@@ -38,16 +36,16 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         {"data", "lm_eval_elude", "model", "report", "report.page", "scoring", "stress", "text"},
         {"huggingface_hub", "lm_eval", "model_signing", "msgspec", "pandas", "torch"},
     ),
-    "lm_eval_elude.curate": (
-        {"attacks", "data", "fetch", "llm", "lm_eval_elude", "model", "scoring", "text"},
-        {"docx", "jinja2", "krippendorff", "lxml", "markdown_it", "msgspec", "numpy", "pyarrow", "pypdfium2", "sklearn",
-         "torch", "tqdm", "trafilatura"},
+    "lm_eval_elude.build": (
+        {"attacks", "data", "lm_eval_elude", "model", "text"},
+        {"datasets", "diskcache", "httpx2", "jinja2", "krippendorff", "markitdown", "msgspec", "mwclient", "openai", "pandas",
+         "pdfminer", "pydantic", "requests", "sentence_transformers", "torch", "tqdm", "transformers"},
     ),
     "lm_eval_elude.mini": (set(), set()),
     "lm_eval_elude.cli": (
-        {"attacks", "board", "curate", "data", "llm", "lm_eval_elude", "report", "report.page", "scoring", "stress",
+        {"attacks", "board", "build", "data", "lm_eval_elude", "report", "report.page", "scoring", "stress",
          "tasks", "text"},
-        {"click"},
+        {"click", "pandas"},
     ),
     "optout_train": (
         {"data", "lm_eval_elude", "model", "scoring", "text"},

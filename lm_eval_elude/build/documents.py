@@ -71,7 +71,7 @@ def from_folder(folder: Path, names: tuple[str, ...], neighbours: tuple[str, ...
             problems.append(f"{name}: no paragraph of {MIN_WORDS} words in it (a scan has none)")
         parts += [Paragraph(document, text) for text in texts]
     if not parts:
-        raise UserError(f"--from {folder}: no text in it; {'; '.join(problems[:3]) or f'files: {", ".join(ENDINGS)}'}")
+        raise UserError(f"--from {folder}: no text in it; {'; '.join(problems[:3]) or ENDINGS}")
     subjects = {names[0]: names} | {other: (other,) for other in neighbours or find_neighbours(parts, names)}
     assigned = assign(parts, subjects)
     found = {part.subject for part in assigned}

@@ -1,4 +1,4 @@
-"""Log-probabilities of answers: the one forward pass of backend, trainer, teacher, ``elude known`` and tiny models."""
+"""Log-probabilities of answers: the one forward pass of backend, trainer, teacher, ``elude probe`` and tiny models."""
 
 from __future__ import annotations
 

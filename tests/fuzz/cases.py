@@ -15,26 +15,19 @@ import json
 import math
 import random
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from functools import lru_cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 from unicodedata import normalize
 
-import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lm_eval_elude import __version__, llm
 from lm_eval_elude.attacks.builders import ATTACKS
 from lm_eval_elude.attacks.prompt import load_attack_file
 from lm_eval_elude.board import keeper, pages, site
 from lm_eval_elude.board import score as scores
 from lm_eval_elude.board import submission as packed
 from lm_eval_elude.board.verify import verify
-from lm_eval_elude.curate import documents, pairs, readers
-from lm_eval_elude.curate import folder as built
 from lm_eval_elude.data import bundled, dataset, jsonio
 from lm_eval_elude.data.manifest import FILE_NAME, read_manifest
 from lm_eval_elude.data.targets import resolve_target
@@ -45,7 +38,6 @@ from lm_eval_elude.report.rows import rows as paper_rows
 from lm_eval_elude.scoring.metrics import THREE
 from lm_eval_elude.scoring.runs import Run
 from lm_eval_elude.scoring.settings import resolve_settings
-from tests.curate import company
 from tests.support import mini_rows
 
 RONALDO, MESSI = "Cristiano Ronaldo", "Lionel Messi"
@@ -579,86 +571,6 @@ def use_results(case: tuple[Path, bool]) -> None:
         frame.markdown(paper.table(name, lines, "llama-3.1"))
 
 
-# ---- what an endpoint replies, what its journal holds, and documents
-REPLIES: dict[str, dict[str, Any]] = {
-    "pairs": {"pairs": [{"question": "Who?", "answer": "Ada."}, {"question": "When?", "answer": "In 1843."}]},
-    "verify": {"supported": True, "quote": "Ada said so"},
-    "reword": {"question": "Whose?", "answer": "Ada's.", "wrong": ["a", "b", "c", "d", "e"]},
-    "check": {"same": True, "true": [1, 2]},
-    "translate": {"fr": "Où ?", "de": "Wo?", "es": "¿Dónde?", "ja": "どこ？", "zh": "哪里？"},
-}
-
-
-def make_reply(rng: random.Random, folder: Path) -> tuple[str, str]:
-    kind = rng.choice([*REPLIES])
-    text = dump(rng, change_within(rng, REPLIES[kind]) if rng.random() < 0.7 else REPLIES[kind])
-    text = change_bytes(rng, text) if rng.random() < 0.3 else text
-    body: Any = {"choices": [{"message": {"content": text.decode(errors="replace")}}], "usage": {"prompt_tokens": 1}}
-    content = dump(rng, change_within(rng, body) if rng.random() < 0.3 else body)
-    return kind, (change_bytes(rng, content) if rng.random() < 0.2 else content).decode(errors="replace")
-
-
-def use_reply(case: tuple[str, str]) -> None:
-    kind, body = case
-    reply, usage = llm.parse_completion(body)
-    assert usage is None or all(type(n) is int and n >= 0 for n in usage)
-    assert bool(reply.text) != bool(reply.reason) and (reply.is_completion or reply.reason)
-    if reply.reason:
-        raise UserError(reply.reason)
-    try:
-        table = llm.parse_table(reply.text)
-        value = msgspec.to_builtins(msgspec.convert(table, pairs.REPLIES[kind][0]))
-    except (llm.BadReply, msgspec.ValidationError) as error:
-        raise UserError(str(error)) from None
-    assert "```" in reply.text or plain(reply.text) == table
-    assert kind == "pairs" or all(table[name] == value[name] for name in value)
-
-
-def make_journal(rng: random.Random, folder: Path) -> Path:
-    rows = [{"key": f"{n:064x}", "reply": [f"text {n}", "", "{}"], "usage": [n, 5]} for n in range(4)]
-    content = written(rng, change_some(rng, rows, rng.choice([change_row, change_within])), 0.5)
-    (folder / "journal.jsonl").write_bytes(content)
-    return folder / "journal.jsonl"
-
-
-def use_journal(path: Path) -> None:
-    content = path.read_bytes()
-    try:
-        journal = llm.Journal(path)
-    except UserError:
-        assert path.read_bytes() == content  # nothing of it is lost
-        raise
-    journal.close()
-    whole = content[: content.rfind(b"\n") + 1]
-    assert path.read_bytes() == whole
-    kept = {row["key"]: row for row in (plain(line.decode(errors="replace")) for line in whole.split(b"\n")[:-1])}
-    assert {key: [*row.reply] for key, row in journal.rows.items()} == {key: row["reply"] for key, row in kept.items()}
-
-
-@lru_cache
-def good_documents() -> dict[str, bytes]:
-    with TemporaryDirectory() as folder:
-        return {path.suffix: path.read_bytes() for path in company.documents(Path(folder) / "d").iterdir()}
-
-
-def make_document(rng: random.Random, folder: Path) -> tuple[str, bytes]:
-    ending = rng.choice([*readers.READERS])
-    content = good_documents().get(ending, good_documents()[".html" if ending == ".htm" else ".md"])
-    for _ in range(rng.choice([0, 1, 5])):
-        content = change_bytes(rng, content)
-    return ending, content
-
-
-def use_document(case: tuple[str, bytes]) -> None:
-    kind, (text, _) = readers.parse(*case)
-    if kind == readers.REASON:
-        raise UserError(text)
-    text.encode()
-    assert text.strip() and all(c in "\n\t" or c.isprintable() or c.isspace() or ord(c) > 159 for c in text)
-    for part in documents.paragraphs(documents.Document("d", text, b"", "d", "", "")):
-        assert part.text == " ".join(text[part.start : part.stop].split())
-
-
 # ---- our own files, changed by another hand: nothing that is not ours may go
 def make_own(rng: random.Random, folder: Path, files: dict[Path, Any]) -> tuple[Path, dict[Path, bytes]]:
     """Our files, most often with one changed, beside those of others, whose contents are returned."""
@@ -716,37 +628,6 @@ def use_site(case: tuple[Path, dict[Path, bytes]]) -> None:
     assert "<img" not in (out / "index.html").read_text("utf-8")
 
 
-PLAN = {"target": "Ada Example", "aliases": [], "neighbours": ["B"], "model": "m", "pairs": 5, "seed": 0, "world": "",
-        "translate": True, "thing": False, "paragraphs": "0", "documents": {"d": "0"}}  # fmt: skip
-
-
-def make_set(rng: random.Random, folder: Path) -> tuple[Path, dict[Path, bytes]]:
-    card = json.dumps("A card.").encode()
-    manifest = {
-        "files": {"README.md": hashlib.sha256(card).hexdigest()}, "counts": {"forget_qa": 5}, "rejected": {"copy": 1},
-        "sources": [{"sha256": "0" * 64, "name": "d"}], "usage": {"calls": 1}, "version": __version__,
-    }  # fmt: skip
-    out = folder / "ours"
-    files: dict[Path, Any] = {out / built.MANIFEST: manifest, out / built.PLAN: PLAN}
-    case = make_own(rng, folder, files)
-    (out / "README.md").write_bytes(card)
-    return case
-
-
-def use_set(case: tuple[Path, dict[Path, bytes]]) -> None:
-    out, others = case
-    try:
-        whole = None
-        with suppress(UserError):  # a file that was changed
-            whole = built.finished(out)
-        built.keep_plan(out, built.Plan(**PLAN))
-        left = built.purge(out)
-    finally:
-        untouched(others)
-    assert "mine.txt" in left and (whole is None or not (out / "README.md").exists())
-    assert built.read_manifest(out) is not None
-
-
 RUNS = {
     "base": "b", "arguments": {"opt-out": ["--method", "opt-out"]}, "columns": [*kept.COLUMNS],
     "data": [
@@ -777,10 +658,6 @@ KINDS = {
     "data": Kind(make_data, use_data),
     "manifest": Kind(make_manifest, use_manifest),
     "attacks": Kind(make_attacks, use_attacks),
-    "reply": Kind(make_reply, use_reply),
-    "journal": Kind(make_journal, use_journal),
-    "document": Kind(make_document, use_document),
     "site": Kind(make_site, use_site),
-    "set": Kind(make_set, use_set),
     "kept": Kind(make_kept, use_kept),
 }

@@ -12,7 +12,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lm_eval_elude.curate.known import Judge
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.model import scorer as scorer_module
 from lm_eval_elude.model.packing import Batch, build_trees, collate, to_batch
@@ -157,8 +156,6 @@ def test_no_code_of_a_checkpoint_runs_and_no_pickle_is_read(tmp_path: Path, monk
     monkeypatch.setattr("builtins.input", lambda *_: "y")
     with pytest.raises(UserError, match=r"--model .* cannot be loaded"):
         load_model(str(tmp_path))
-    with pytest.raises(UserError):
-        Judge(str(tmp_path))
     assert not (tmp_path / "ran").exists()
     pickled = tmp_path / "pickled"
     make(60).config.save_pretrained(pickled)
