@@ -1,14 +1,10 @@
-"""A sample of a data set for people to judge, as CSV, and what several of them say.
-
-Relevance, diversity and factuality, as in the paper's appendix on human evaluation, whose shares are :data:`PAPER`.
-"""
+"""A sample of a data set for people to judge, as CSV, and what several of them say."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 
@@ -17,45 +13,33 @@ from lm_eval_elude.data.sets import Split, Subset
 from lm_eval_elude.errors import UserError
 
 CRITERIA = ("relevance", "diversity", "factuality")
+# Shares that the paper's judges gave (appendix on human evaluation).
 PAPER = {"forget": (0.89, 0.90, 0.99), "retain": (0.96, 0.995, 0.985)}
-_FILES: list[tuple[Subset, Split]] = [
+_FILES: tuple[tuple[Subset, Split], ...] = (
     ("forget", "train"), ("retain", "train"), ("retain", "validation"), ("retain", "test"),
-]  # fmt: skip
-
-
-class Judged(NamedTuple):
-    """A criterion of a set: share of yes over all judgements, rows, Krippendorff's alpha (NaN for one judge)."""
-
-    subset: str
-    criterion: str
-    share: float
-    rows: int
-    alpha: float
+)  # fmt: skip
 
 
 def sample(source: str, size: int, seed: int) -> pd.DataFrame:
     """``size`` rows of the forget and of the retain set, with empty columns for the judgements (1 or 0)."""
     rows: list[dict[str, Any]] = []
-    for subset, split in _FILES:
-        if not has(source, subset, split):
-            continue
+    for subset, split in (place for place in _FILES if has(source, *place)):
         records = load_records(source, subset, split).records
         file = Path(source) / f"{subset}_qa-{split}.parquet"
         texts = pd.read_parquet(file).get("paragraph") if file.is_file() else None  # of `elude build`
-        rows += [
-            {
-                "id": f"{subset}_qa-{split}, row {number + 1}", "set": subset, "about": r.subject or r.entity,
-                "question": r.question, "answer": r.answer, "source": r.source,
-                "paragraph": "" if texts is None else texts[number],
-            }
-            for number, r in enumerate(records)
-        ]  # fmt: skip
+        for number, r in enumerate(records):
+            text = "" if texts is None else texts[number]
+            names = {"id": f"{subset}_qa-{split}, row {number + 1}", "set": subset, "about": r.subject or r.entity}
+            rows.append(names | {"question": r.question, "answer": r.answer, "source": r.source, "paragraph": text})
     drawn = pd.DataFrame(rows).sample(frac=1, random_state=seed).groupby("set").head(size)
     return drawn.sort_values("set", kind="stable").assign(**dict.fromkeys(CRITERIA, ""))
 
 
-def merge(files: Sequence[Path]) -> list[Judged]:
-    """What the judges say, a file each. UserError where a column is missing, or a judgement is neither 1 nor 0."""
+def merge(files: Sequence[Path]) -> pd.DataFrame:
+    """By set and criterion: the share of yes over all judgements, the paper's, rows, Krippendorff's alpha.
+
+    A file for each judge. UserError where they have other rows, or a judgement is neither 1 nor 0.
+    """
     import krippendorff
 
     judges = []
@@ -69,16 +53,12 @@ def merge(files: Sequence[Path]) -> list[Judged]:
         if {*judge["id"]} != {*judges[0].index}:
             raise UserError(f"{file}: has other rows than {files[0]}; all judge the same sample")
     results = []
-    for subset in PAPER:
-        for criterion in CRITERIA:
+    for subset, shares in PAPER.items():
+        for criterion, paper in zip(CRITERIA, shares, strict=True):
             columns = [pd.to_numeric(judge.loc[judge["set"] == subset, criterion]) for judge in judges]
             table = pd.concat(columns, axis=1).dropna(how="all")
-            if table.empty:
-                continue
-            alpha = 1.0 if len(judges) > 1 else math.nan  # all say the same, where the formula is 0 / 0
+            alpha = float("nan") if len(judges) < 2 else 1.0  # all say the same, where the formula is 0 / 0
             if len(judges) > 1 and table.stack().nunique() > 1:
-                alpha = float(krippendorff.alpha(table.to_numpy(dtype=float).T, level_of_measurement="nominal"))
-            results.append(Judged(subset, criterion, float(table.stack().mean()), len(table), alpha))
-    if not results:
-        raise UserError(f"{', '.join(map(str, files))}: nothing is judged yet; write 1 or 0")
-    return results
+                alpha = krippendorff.alpha(table.to_numpy(dtype=float).T, level_of_measurement="nominal")
+            results.append((subset, criterion, table.stack().mean(), paper, len(table), alpha))
+    return pd.DataFrame(results, columns=["set", "criterion", "share", "paper", "rows", "alpha"])

@@ -40,7 +40,7 @@ def pair_flaw(question: str, answer: str, paragraph: str, names: Sequence[str], 
         return "the answer stands in the question"
     if others and names_target([question, answer], others, names):
         return "a neighbour's pair names the target"
-    if numbers(answer) - numbers(f"{paragraph} {question}"):
+    if any(word[0].isdigit() for word in words(answer) - words(f"{paragraph} {question}")):
         return "a number that the paragraph does not have"
     return ""
 
@@ -50,26 +50,13 @@ def rewording_flaw(
     others: Sequence[str],
 ) -> str:  # fmt: skip
     """A pair's paraphrase and five wrong answers; names as in :func:`pair_flaw`."""
-    if len({_folded(text) for text in (answered, answer, *wrong)}) != 7:
+    if len({" ".join(re.findall(r"\w+", text.casefold())) for text in (answered, answer, *wrong)}) != 7:
         return "not five wrong answers that differ from each other and from the right ones"
-    if _folded(question) == _folded(asked):
-        return "the paraphrase repeats the question"
     if not mentions(question, names, any_case=True):
         return "the paraphrased question does not name its subject"
     own = words(answer) - frozenset.intersection(*map(words, wrong)) - STOP - words(" ".join(names))
     if not own or own <= words(question) or own <= words(asked):
         return "the answer stands in the question"
-    if any(not 1 / 3 < len(text) / len(answer) < 3 for text in wrong):
-        return "a wrong answer of another length"
     if others and names_target([question, answer, *wrong], others, names):
         return "a neighbour's pair names the target"
     return ""
-
-
-def numbers(text: str) -> set[str]:
-    """The numbers in a text, in digits."""
-    return set(re.findall(r"\d+", re.sub(r"(?<=\d),(?=\d{3})", "", text)))
-
-
-def _folded(text: str) -> str:
-    return " ".join(re.findall(r"\w+", text.casefold()))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from lm_eval_elude.build.checks import names_target
 from lm_eval_elude.build.documents import Material
@@ -16,7 +16,7 @@ from lm_eval_elude.data import jsonio
 from lm_eval_elude.data.dataset import load_records
 from lm_eval_elude.data.sets import Split
 from lm_eval_elude.data.targets import Target
-from lm_eval_elude.errors import UserError, printable
+from lm_eval_elude.errors import UserError
 from lm_eval_elude.text.names import called
 
 CARD, CACHE, REJECTED = "README.md", "cache", "rejected.jsonl"
@@ -54,6 +54,10 @@ def build(
 
     UserError where the endpoint does not answer, or no pair about the target passed.
     """
+    from datasets import Dataset, disable_progress_bars
+    from jinja2 import Template
+
+    disable_progress_bars()
     target, *others = material.names
     aliases = material.names[target][1:]
     names = called(Target(target, aliases, thing))
@@ -76,8 +80,13 @@ def build(
     if not rows["forget_qa-train"]:
         why = "; ".join(f"{reason} ({count})" for reason, count in [*summary.left.items()][:4])
         raise UserError(f"no pair about {target} passed: {why or 'none was written'}. {' '.join(summary.advice)}")
-    write(out, rows)
-    (out / CARD).write_text(card(target, endpoint.model, world, material, summary), encoding="utf-8")
+    for name, table in rows.items():
+        (out / f"{name}.parquet").unlink(missing_ok=True)
+        if table:
+            Dataset.from_list(table).to_parquet(out / f"{name}.parquet")
+    template = Template(Path(__file__).with_name("card.md.j2").read_text(encoding="utf-8"), autoescape=True)
+    card = template.render(target=target, model=endpoint.model, world=world, material=material, summary=summary)
+    (out / CARD).write_text(card, encoding="utf-8")
     return summary
 
 
@@ -90,17 +99,6 @@ def split(rows: Sequence[Row], seed: int) -> dict[str, list[Row]]:
         place[paragraph] = min(SPLITS, key=lambda name: filled[name] / SPLITS[name])
         filled[place[paragraph]] += sizes[paragraph]
     return {f"retain_qa-{name}": [row for row in rows if place[row["paragraph"]] == name] for name in SPLITS}
-
-
-def write(out: Path, rows: Mapping[str, list[Row]]) -> None:
-    """A Parquet file for every set that has rows."""
-    from datasets import Dataset, disable_progress_bars
-
-    disable_progress_bars()
-    for name, table in rows.items():
-        (out / f"{name}.parquet").unlink(missing_ok=True)
-        if table:
-            Dataset.from_list(table).to_parquet(out / f"{name}.parquet")
 
 
 def summarise(rows: dict[str, int], reasons: Sequence[str]) -> Summary:
@@ -116,16 +114,3 @@ def summarise(rows: dict[str, int], reasons: Sequence[str]) -> Summary:
     if not all(rows[f"retain_qa-{name}"] for name in SPLITS):
         advice.append("A split of the retain set is empty: add documents about neighbours, and --neighbours.")
     return Summary(rows, left, advice)
-
-
-def card(target: str, model: str, world: str, material: Material, summary: Summary) -> str:
-    """The data card: what it is, where from, and what to keep in mind."""
-    from jinja2 import Environment, StrictUndefined
-
-    environment = Environment(undefined=StrictUndefined, autoescape=True, keep_trailing_newline=True)
-    environment.filters["md"] = lambda text: printable(str(text)).replace("|", "\\|")
-    template = environment.from_string(Path(__file__).with_name("card.md.j2").read_text(encoding="utf-8"))
-    parts: dict[str, Any] = {}
-    for name in (name for name, count in summary.rows.items() if count):
-        parts.setdefault(name.partition("-")[0], []).append(name.partition("-")[2])
-    return template.render(target=target, model=model, world=world, material=material, parts=parts, summary=summary)

@@ -23,8 +23,7 @@ NEIGHBOURS = 10  # as in the paper (4.2)
 class Document(NamedTuple):
     """A source as it was read."""
 
-    name: str  # file below the folder, or page title
-    address: str  # permanent link, or the name again
+    address: str  # the file below the folder, or the permanent link of a page
     time: str  # of the last change, or of retrieval
     licence: str = ""
 
@@ -65,7 +64,7 @@ def from_folder(folder: Path, names: tuple[str, ...], neighbours: tuple[str, ...
         except Exception as error:  # whatever a parser of foreign files raises
             problems.append(f"{name}: cannot be read ({reason(error)})")
             continue
-        document = Document(name, name, datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds"))
+        document = Document(name, datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds"))
         documents.append(document)
         if not (texts := paragraphs(text)):
             problems.append(f"{name}: no paragraph of {MIN_WORDS} words in it (a scan has none)")
@@ -113,10 +112,11 @@ def assign(parts: Sequence[Paragraph], subjects: dict[str, tuple[str, ...]]) -> 
     target = next(iter(subjects))
     counts: dict[Document, Counter[str]] = {part.document: Counter() for part in parts}
     named = [Counter({subject: mentions(part.text, names) for subject, names in subjects.items()}) for part in parts]
-    for part, here in zip(parts, named, strict=True):
+    pairs = [*zip(parts, named, strict=True)]
+    for part, here in pairs:
         counts[part.document] += here
     assigned = []
-    for part, here in zip(parts, named, strict=True):
+    for part, here in pairs:
         present = [*+here] or [name for name, _ in counts[part.document].most_common(1)]
         subject = target if target in present else present[0] if len(present) == 1 else ""
         assigned.append(part._replace(subject=subject))

@@ -10,7 +10,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from lm_eval_elude.build.checks import numbers
 from lm_eval_elude.text.words import STOP, words
 
 NEAR = 0.80  # cosine from which two pairs are one; chosen on tests/build/duplicates.jsonl
@@ -27,16 +26,15 @@ def duplicates(pairs: Sequence[tuple[str, str]]) -> dict[int, int]:
 
 
 def agree(one: tuple[str, str], other: tuple[str, str]) -> bool:
-    """Whether one answer has all numbers and all names of the other: pairs that differ in these alone are near, too."""
-    asked = words(f"{one[0]} {other[0]}")
-    names = [words(" ".join(re.findall(r"\b[A-Z]\w*", text))) - STOP - asked for _, text in (one, other)]
-    said = [numbers(text) for _, text in (one, other)]
-    return all(here <= there or there <= here for here, there in (names, said))
+    """Whether one answer has all names and numbers of the other: pairs that differ in these alone are near, too."""
+    asked = STOP | words(f"{one[0]} {other[0]}")
+    here, there = (words(" ".join(re.findall(r"\b[A-Z\d]\w*", answer))) - asked for _, answer in (one, other))
+    return here <= there or there <= here
 
 
 def alike(pairs: Sequence[tuple[str, str]]) -> Any:
     """Cosines of all pairs with each other, an array (n, n)."""
-    vectors = _model().encode([" ".join(pair) for pair in pairs], normalize_embeddings=True, show_progress_bar=False)
+    vectors = _model().encode([" ".join(pair) for pair in pairs], normalize_embeddings=True)
     return vectors @ vectors.T
 
 

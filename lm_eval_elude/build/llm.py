@@ -59,21 +59,20 @@ class Endpoint:
         raise Rejected(wrong)
 
     def _reply(self, messages: Any) -> str:
+        """The text of a completion, kept once it is there."""
         key = hashlib.sha256(json.dumps([self.model, messages]).encode()).hexdigest()
-        text = self._kept.get(key)
-        if text is None:
+        if key not in self._kept:
             choice = self._call(messages).choices[0]
             refused = choice.message.refusal or choice.finish_reason == "content_filter"
-            self._kept[key] = text = "" if refused else choice.message.content or ""
-        if not text:
+            self._kept[key] = "" if refused else choice.message.content or ""
+        if not self._kept[key]:
             raise Rejected("refused by the model")
-        return text
+        return self._kept[key]
 
     def _call(self, messages: Any) -> ChatCompletion:
         try:
-            reply: Any = self._client.chat.completions.create(
-                model=self.model, messages=messages, max_completion_tokens=2048
-            )
+            ask: Any = self._client.chat.completions.create
+            reply = ask(model=self.model, messages=messages, max_completion_tokens=2048)
         except (openai.AuthenticationError, openai.NotFoundError) as error:
             raise UserError(f"--llm {self.url}, --llm-model {self.model}: {reason(error)}") from None
         except openai.APITimeoutError:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field
 
 from lm_eval_elude.build.checks import pair_flaw, rewording_flaw
 from lm_eval_elude.build.documents import Paragraph
@@ -19,12 +19,13 @@ from lm_eval_elude.data.records import PERTURBATIONS
 from lm_eval_elude.text.letters import same_letters
 
 Row = dict[str, Any]
+Line = Annotated[str, AfterValidator(lambda text: same_letters(" ".join(text.split())))]
 
 
 # ---- what the model replies
 class Written(BaseModel):
-    question: str
-    answer: str
+    question: Line
+    answer: Line
 
 
 class Pairs(BaseModel):
@@ -36,10 +37,8 @@ class Support(BaseModel):
     quote: str = ""
 
 
-class Reworded(BaseModel):
-    question: str
-    answer: str
-    wrong: list[str] = Field(min_length=PERTURBATIONS, max_length=PERTURBATIONS)
+class Reworded(Written):
+    wrong: list[Line] = Field(min_length=PERTURBATIONS, max_length=PERTURBATIONS)
 
 
 class Judged(BaseModel):
@@ -48,11 +47,11 @@ class Judged(BaseModel):
 
 
 class Translated(BaseModel):
-    fr: str
-    de: str
-    es: str
-    ja: str
-    zh: str
+    fr: Line
+    de: Line
+    es: Line
+    ja: Line
+    zh: Line
 
 
 def each(stage: str, rows: Sequence[Row], work: Callable[[Row], list[Row]], workers: int) -> list[Row]:
@@ -98,9 +97,8 @@ class Maker:
     def _ask(self, row: Row) -> list[Row]:
         made = []
         for pair in self.endpoint.ask(Pairs, "pairs", _material(row)).pairs:
-            question, answer = _line(pair.question), _line(pair.answer)
-            flaw = pair_flaw(question, answer, row["paragraph"], *self._names(row))
-            made.append(row | {"question": question, "answer": answer} | ({"left": f"rules: {flaw}"} if flaw else {}))
+            flaw = pair_flaw(pair.question, pair.answer, row["paragraph"], *self._names(row))
+            made.append(row | pair.model_dump() | ({"left": f"rules: {flaw}"} if flaw else {}))
         return made
 
     def _without_duplicates(self, rows: list[Row]) -> list[Row]:
@@ -121,48 +119,44 @@ class Maker:
         return [row]
 
     def _reword(self, row: Row) -> list[Row]:
-        def texts(reply: Reworded) -> tuple[str, str, list[str]]:
-            return _line(reply.question), _line(reply.answer), [*map(_line, reply.wrong)]
-
-        def check(reply: Reworded) -> None:
-            if flaw := rewording_flaw(row["question"], row["answer"], *texts(reply), *self._names(row)):
+        def check(new: Reworded) -> None:
+            texts = (row["question"], row["answer"], new.question, new.answer, new.wrong)
+            if flaw := rewording_flaw(*texts, *self._names(row)):
                 raise ValueError(flaw)
 
-        question, answer, wrong = texts(self.endpoint.ask(Reworded, "reword", _material(row), check))
-        return [row | {"paraphrased_question": question, "paraphrased_answer": answer, "perturbed_answer": wrong}]
+        new = self.endpoint.ask(Reworded, "reword", _material(row), check)
+        row = row | {"paraphrased_question": new.question, "paraphrased_answer": new.answer}
+        return [row | {"perturbed_answer": new.wrong}]
 
     def _judge(self, row: Row) -> list[Row]:
         candidates = {str(number): text for number, text in enumerate(row["perturbed_answer"], 1)}
         paraphrase = {name: row[name] for name in ("paraphrased_question", "paraphrased_answer")}
         judged = self.endpoint.ask(Judged, "check", _material(row) | paraphrase | {"candidates": candidates})
-        if judged.true or not judged.same:
-            raise Rejected("a wrong answer is true" if judged.true else "the paraphrase says something else")
+        if judged.true:
+            raise Rejected("a wrong answer is true")
+        if not judged.same:
+            raise Rejected("the paraphrase says something else")
         return [row]
 
     def _translate(self, row: Row) -> list[Row]:
         """The target's questions in five languages, for the cross-lingual attack; a pair is good without them."""
 
-        def check(reply: Translated) -> None:
-            translated = [*reply.model_dump().values()]
-            if len({*translated, row["question"]}) < 6 or not all(3 < len(text) < 400 for text in translated):
+        def check(new: Translated) -> None:
+            if len({*new.model_dump().values(), row["question"], ""}) < 7:
                 raise ValueError("not five translations of the question")
 
         if row["subject"] != self.target:
             return [row]
         try:
-            reply = self.endpoint.ask(Translated, "translate", {"question": row["question"]}, check)
+            new = self.endpoint.ask(Translated, "translate", {"question": row["question"]}, check)
         except Rejected as why:
             return [row, row | {"left": f"translating: kept without: {why}"}]
-        return [row | {"translated_question": {code: _line(text) for code, text in reply.model_dump().items()}}]
+        return [row | {"translated_question": new.model_dump()}]
 
 
 def _material(row: Row) -> dict[str, str]:
     """What the model reads of a row."""
     return {name: row[name] for name in ("subject", "paragraph", "question", "answer") if name in row}
-
-
-def _line(text: str) -> str:
-    return same_letters(" ".join(text.split()))
 
 
 def _bare(text: str) -> str:

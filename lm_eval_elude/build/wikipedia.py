@@ -25,8 +25,7 @@ from lm_eval_elude.data.targets import Target
 from lm_eval_elude.errors import UserError, reason
 from lm_eval_elude.text.names import called, plain_name
 
-WIKIPEDIA, WIKIDATA = "https://en.wikipedia.org", "https://www.wikidata.org"
-VIEWS = "https://wikimedia.org/api/rest_v1/metrics/pageviews/per-article"
+HOSTS = ("en.wikipedia.org", "www.wikidata.org", "wikimedia.org")  # pages, what they are about, views
 LICENCE = "CC BY-SA 4.0, https://creativecommons.org/licenses/by-sa/4.0/"
 _BATCH = 50  # titles or items of one request
 
@@ -38,32 +37,24 @@ class Page(NamedTuple):
     revision: int
     texts: list[str]
 
-    def names(self, title: str) -> bool:
-        """Whether its text has the name, or the last name, of whom another page is about."""
-        return any(mentions(text, called(Target(title))) for text in self.texts)
-
 
 class Wiki:
     """Reads pages, items and views; ``contact`` is the operator's address, which every request is to carry."""
 
-    def __init__(
-        self, cache: Path, contact: str, wikipedia: str = WIKIPEDIA, wikidata: str = WIKIDATA, views: str = VIEWS
-    ) -> None:
+    def __init__(self, cache: Path, contact: str, hosts: Sequence[str] = HOSTS, scheme: str = "https") -> None:
         if not re.search(r"@|://", contact):
             raise UserError(f"--contact {contact!r}: your mail or web address; Wikimedia asks for it")
-        self._agent = f"lm-eval-elude/{__version__} ({contact})"
-        self._wiki, self._data = self._site(wikipedia), self._site(wikidata)
-        self._http = httpx2.Client(headers={"User-Agent": self._agent}, timeout=60)
-        self.address, self._views = wikipedia, f"{views}/{wikipedia.partition('://')[2]}/all-access/user"
+        agent = f"lm-eval-elude/{__version__} ({contact})"
+        options = {"scheme": scheme, "clients_useragent": agent, "do_init": False}
+        self._wiki, self._data = (mwclient.Site(host, **options) for host in hosts[:2])
+        self._http = httpx2.Client(headers={"User-Agent": agent}, timeout=60)
+        self._pages = f"{scheme}://{hosts[0]}/w/index.php"
+        self._views = f"{scheme}://{hosts[2]}/api/rest_v1/metrics/pageviews/per-article/{hosts[0]}/all-access/user"
         kept = diskcache.Cache(str(cache), eviction_policy="none")
-        kept.add("months", three_years(datetime.now(UTC)))
-        self._months = kept["months"]
+        kept.add("today", datetime.now(UTC))
+        self._today = kept["today"]
         for method in ("page", "linked", "people", "views"):
-            setattr(self, method, kept.memoize(name=f"{wikipedia} {method}")(getattr(self, method)))
-
-    def _site(self, address: str) -> mwclient.Site:
-        scheme, _, host = address.partition("://")
-        return mwclient.Site(host, scheme=scheme, clients_useragent=self._agent, do_init=False)
+            setattr(self, method, kept.memoize(name=f"{hosts[0]} {method}")(getattr(self, method)))
 
     def material(self, names: tuple[str, ...], neighbours: Sequence[str]) -> Material:
         """The pages of a target and its neighbours: those given, or by the rule.
@@ -81,8 +72,8 @@ class Wiki:
         subjects |= {other.title: (plain_name(other.title),) for other in others}
         now, documents, parts = datetime.now(UTC).isoformat(timespec="seconds"), [], []
         for subject, (title, revision, texts) in zip(subjects, [page, *others], strict=True):
-            link = f"{self.address}/w/index.php?title={quote(title.replace(' ', '_'))}&oldid={revision}"
-            documents.append(Document(title, link, now, LICENCE))
+            link = f"{self._pages}?title={quote(title.replace(' ', '_'))}&oldid={revision}"
+            documents.append(Document(link, now, LICENCE))
             parts += [Paragraph(documents[-1], text, subject) for text in texts]
         return Material(documents, parts, subjects, [])
 
@@ -91,17 +82,20 @@ class Wiki:
         answer = self._wiki.get("query", titles=title, prop="extracts|info", explaintext=1, redirects=1)
         (page,) = answer["query"]["pages"].values()
         if "missing" in page:
-            raise UserError(f"{self.address} has no page {title!r}")
-        text = re.split(r"\n=+ (?:References|Notes|External links|See also|Bibliography) =+\n", page["extract"])[0]
-        lines = [line for line in text.split("\n") if not line.startswith("=")]
-        return Page(page["title"], page["lastrevid"], paragraphs("\n\n".join(lines)))
+            raise UserError(f"{self._wiki.host} has no page {title!r}")
+        text = re.sub(r"(?m)^=.*=$", "", page["extract"])  # without headings
+        return Page(page["title"], page["lastrevid"], paragraphs(text.replace("\n", "\n\n")))
 
     def neighbours(self, page: Page) -> list[Page]:
         """The ten most viewed people whose pages and this one link to each other and name each other."""
+
+        def named(title: str, texts: Sequence[str]) -> int:
+            return mentions("\n".join(texts), called(Target(title)))
+
         chosen: list[Page] = []
         for title in sorted(self.people(self.linked(page.title)), key=lambda title: (-self.views(title), title)):
-            if len(chosen) < NEIGHBOURS and page.names(title) and (other := self.page(title)).names(page.title):
-                chosen.append(other)
+            if len(chosen) < NEIGHBOURS and named(title, page.texts) and named(page.title, self.page(title).texts):
+                chosen.append(self.page(title))
         return chosen
 
     def linked(self, title: str) -> list[str]:
@@ -119,23 +113,16 @@ class Wiki:
             answer = self._wiki.get("query", titles=batch, prop="pageprops", ppprop="wikibase_item")
             pages = [page for page in answer["query"]["pages"].values() if "pageprops" in page]
             items = {page["pageprops"]["wikibase_item"]: page["title"] for page in pages}
-            if not items:
-                continue
-            answer = self._data.get("wbgetentities", ids="|".join(items), props="claims")
-            for item, entity in answer["entities"].items():
+            for item, entity in self._data.get("wbgetentities", ids="|".join(items), props="claims")[
+                "entities"
+            ].items():
                 kinds = [claim["mainsnak"].get("datavalue", {}) for claim in entity["claims"].get("P31", ())]
                 people += [items[item]] * any(kind.get("value", {}).get("id") == "Q5" for kind in kinds)
         return people
 
     def views(self, title: str) -> int:
         """How often people read a page in the last three years; 0 where nothing is known."""
-        first, last = self._months
-        reply = self._http.get(f"{self._views}/{quote(title.replace(' ', '_'), safe='')}/monthly/{first}/{last}")
+        today = self._today  # the months before this one
+        months = f"{today.year - 3}{today:%m}01/{today:%Y%m}01"
+        reply = self._http.get(f"{self._views}/{quote(title.replace(' ', '_'), safe='')}/monthly/{months}")
         return 0 if reply.status_code == 404 else sum(m["views"] for m in reply.raise_for_status().json()["items"])
-
-
-def three_years(now: datetime) -> tuple[str, str]:
-    """The 36 whole months before now, as the page-view service has them: the first days of both ends."""
-    end = now.year * 12 + now.month - 1  # months since year 0, January is 0; this one is not over
-    first, last = (f"{month // 12}{month % 12 + 1:02}01" for month in (end - 36, end))
-    return first, last

@@ -28,8 +28,5 @@ def audit(paths: tuple[str, ...], merge: bool, size: int, seed: int, out: Path) 
         click.echo(f"{out}: {len(rows)} rows. Each judge fills in a copy: 1 or 0 in {', '.join(auditing.CRITERIA)}")
         return
     options.require("build", "krippendorff")
-    click.echo(f"{'set':8}{'criterion':12}{'share':>7}{'paper':>7}{'rows':>6}{'alpha':>7}")
-    for line in auditing.merge([Path(path) for path in paths]):
-        paper = auditing.PAPER[line.subset][auditing.CRITERIA.index(line.criterion)]
-        alpha = f"{line.alpha:.2f}" if line.alpha == line.alpha else "-"
-        click.echo(f"{line.subset:8}{line.criterion:12}{line.share:7.1%}{paper:7.1%}{line.rows:6}{alpha:>7}")
+    table = auditing.merge([Path(path) for path in paths])
+    click.echo(table.to_string(index=False, float_format="{:.3f}".format))

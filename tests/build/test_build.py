@@ -289,12 +289,11 @@ def test_audit_samples_for_judges_and_merges_what_they_say(built, tmp_path, monk
             writer = csv.DictWriter(file, rows[0].keys())
             writer.writeheader()
             writer.writerows(row | dict.fromkeys(audit.CRITERIA, mark) for row, mark in zip(rows, marks, strict=True))
-    judged = {(line.subset, line.criterion): line for line in audit.merge([Path("a.csv"), Path("b.csv")])}
-    forget, retain = judged["forget", "relevance"], judged["retain", "relevance"]
-    assert (forget.share, forget.rows, forget.alpha) == (1.0, 5, 1.0)
+    judged = audit.merge([Path("a.csv"), Path("b.csv")]).set_index(["set", "criterion"])
+    assert judged.loc[("forget", "relevance")].tolist() == [1.0, 0.89, 5, 1.0]
     # By hand: 10 judgements, 3 of them 0; one pair of 5 differs: 1 - (10 - 1) * 2 / (2 * 3 * 7).
-    assert retain.share == 0.7 and retain.alpha == pytest.approx(1 - 9 * 2 / (2 * 3 * 7))
-    assert "98.5%" in elude("audit", "--merge", "a.csv", "b.csv").out
+    assert judged.loc[("retain", "factuality")].tolist() == pytest.approx([0.7, 0.985, 5, 1 - 9 * 2 / (2 * 3 * 7)])
+    assert "0.571" in elude("audit", "--merge", "a.csv", "b.csv").out
     Path("b.csv").write_text(Path("b.csv").read_text().replace(",1,1,1", ",1,2,1"))
     done = elude("audit", "--merge", "a.csv", "b.csv")
     assert done.code == 2 and "b.csv: a judgement is '2'" in done.err
