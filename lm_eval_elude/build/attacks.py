@@ -1,7 +1,5 @@
 """The nine attacks' prompts in a language model's words (paper, appendix on data examples: 100 of each type)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 
@@ -24,10 +22,7 @@ def write_attacks(
     endpoint: Endpoint, records: Sequence[QARecord], target: Target, *, types: Iterable[str] = (), n: int = 100,
     seed: int = 0, workers: int = 8,
 ) -> list[Row]:  # fmt: skip
-    """Up to ``n`` rows of each type for ``--metadata '{"attack_file": ...}'``; those left out have ``left``.
-
-    The model rewords the prompts that :func:`build_attacks` makes; answers stay those of the records.
-    """
+    """Up to ``n`` reworded prompts of each type, rows of an attack file; those left out have ``left``."""
 
     def reword(row: Row) -> list[Row]:
         def check(reply: Prompt) -> None:
@@ -37,8 +32,9 @@ def write_attacks(
         material = {"type": row["type"].replace("_", " "), "draft": row["prompt"]}
         return [row | {"prompt": endpoint.ask(Prompt, "attack", material, check).prompt.strip()}]
 
-    attacks = types or ATTACKS
-    drafts = [asdict(draft) for attack in attacks for draft in build_attacks(records, target, attack, n=n, seed=seed)]
+    drafts = [
+        asdict(draft) for attack in types or ATTACKS for draft in build_attacks(records, target, attack, n=n, seed=seed)
+    ]
     return each("attacks", drafts, reword, workers)
 
 

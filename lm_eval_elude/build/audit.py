@@ -1,7 +1,5 @@
 """A sample of a data set for people to judge, as CSV, and what several of them say."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -36,10 +34,7 @@ def sample(source: str, size: int, seed: int) -> pd.DataFrame:
 
 
 def merge(files: Sequence[Path]) -> pd.DataFrame:
-    """By set and criterion: the share of yes over all judgements, the paper's, rows, Krippendorff's alpha.
-
-    A file for each judge. UserError where they have other rows, or a judgement is neither 1 nor 0.
-    """
+    """By set and criterion: share of yes over all judges, a file each; the paper's; rows; Krippendorff's alpha."""
     import krippendorff
 
     judges = []
@@ -56,7 +51,7 @@ def merge(files: Sequence[Path]) -> pd.DataFrame:
     for subset, shares in PAPER.items():
         for criterion, paper in zip(CRITERIA, shares, strict=True):
             columns = [pd.to_numeric(judge.loc[judge["set"] == subset, criterion]) for judge in judges]
-            table = pd.concat(columns, axis=1).dropna(how="all")
+            table = pd.concat(columns, axis=1, keys=range(len(judges))).dropna(how="all")
             alpha = float("nan") if len(judges) < 2 else 1.0  # all say the same, where the formula is 0 / 0
             if len(judges) > 1 and table.stack().nunique() > 1:
                 alpha = krippendorff.alpha(table.to_numpy(dtype=float).T, level_of_measurement="nominal")

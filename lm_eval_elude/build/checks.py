@@ -1,7 +1,5 @@
 """What is wrong with a pair that a model wrote, in a few words; "" where nothing is."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 
@@ -18,25 +16,21 @@ def mentions(text: str, names: Iterable[str], any_case: bool = False) -> int:
 
 
 def names_target(texts: Sequence[str], target: Sequence[str], own: Sequence[str] = ()) -> bool:
-    """Whether a text names the target (all that it is called, the full name first) of a subject that has ``own`` names.
-
-    A last name that the subject bears too names nobody else.
-    """
+    """Whether a text names the target; a last name that is among the ``own`` names of the subject too does not."""
     bare = words(" ".join(own))
     foreign = [name for name in target if not words(plain_name(name)) <= bare]
-    full = words(plain_name(target[0])) - STOP
-    return any(mentions(text, foreign) or (len(full) > 1 and full <= words(text)) for text in texts if foreign)
+    return any(mentions(text, foreign) for text in texts if foreign)
 
 
 def pair_flaw(question: str, answer: str, paragraph: str, names: Sequence[str], others: Sequence[str]) -> str:
     """A pair about a subject called ``names``; ``others`` is what the target is called, () where it is the subject."""
     if not (8 <= len(question) <= 300 and question.endswith("?")):
         return "no question"
-    if not 3 <= len(answer) <= 400 or re.match(r"(?i)(yes|no)\b(?!\.\s*\d)", answer):
-        return "no answer of a sentence"
+    if re.match(r"(?i)(yes|no)\b(?!\.\s*\d)", answer):
+        return "a yes-or-no question"
     if not mentions(question, names, any_case=True):
         return "the question does not name its subject"
-    if words(answer) - STOP <= words(question):
+    if {word[:4] for word in words(answer) - STOP} <= {word[:4] for word in words(question)}:
         return "the answer stands in the question"
     if others and names_target([question, answer], others, names):
         return "a neighbour's pair names the target"

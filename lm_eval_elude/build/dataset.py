@@ -1,7 +1,5 @@
 """From material to a data set's folder in ELUDe's schema. Calls are kept: a build that was killed goes on."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -20,7 +18,7 @@ from lm_eval_elude.errors import UserError
 from lm_eval_elude.text.names import called
 
 CARD, CACHE, REJECTED = "README.md", "cache", "rejected.jsonl"
-SPLITS: dict[Split, float] = {"train": 0.8, "validation": 0.1, "test": 0.1}
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 FEW = 20  # facts below which a score says little
 
 
@@ -33,10 +31,7 @@ class Summary(NamedTuple):
 
 
 def begin(out: Path, overwrite: bool) -> Path:
-    """Make a data set's folder (mode 0700); the place in it where answered calls are kept.
-
-    UserError where it is finished, or has other files in it.
-    """
+    """Make a data set's folder (mode 0700), unless other files are in it; where in it answered calls are kept."""
     if (out / CARD).exists() and not overwrite:
         raise UserError(f"--out {out}: there is a finished data set; --overwrite writes it again from its kept calls")
     if out.exists() and not (out / CACHE).is_dir() and (not out.is_dir() or any(out.iterdir())):
@@ -85,19 +80,19 @@ def build(
         if table:
             Dataset.from_list(table).to_parquet(out / f"{name}.parquet")
     template = Template(Path(__file__).with_name("card.md.j2").read_text(encoding="utf-8"), autoescape=True)
-    card = template.render(target=target, model=endpoint.model, world=world, material=material, summary=summary)
+    sources = {part.document for part in material.parts}
+    card = template.render(
+        target=target, others=others, model=endpoint.model, world=world, sources=sources, summary=summary
+    )
     (out / CARD).write_text(card, encoding="utf-8")
     return summary
 
 
 def split(rows: Sequence[Row], seed: int) -> dict[str, list[Row]]:
-    """Neighbours' pairs 8:1:1, those of a paragraph together."""
-    sizes = Counter(row["paragraph"] for row in rows)
-    filled = dict.fromkeys(SPLITS, 0)
-    place = {}
-    for paragraph in random.Random(seed).sample([*sizes], len(sizes)):
-        place[paragraph] = min(SPLITS, key=lambda name: filled[name] / SPLITS[name])
-        filled[place[paragraph]] += sizes[paragraph]
+    """Neighbours' pairs in paragraphs 8:1:1, those of a paragraph together."""
+    texts = sorted({row["paragraph"] for row in rows})
+    order = enumerate(random.Random(seed).sample(texts, len(texts)))
+    place = {text: ("test", "validation", *["train"] * 8)[number % 10] for number, text in order}
     return {f"retain_qa-{name}": [row for row in rows if place[row["paragraph"]] == name] for name in SPLITS}
 
 

@@ -1,7 +1,5 @@
 """A folder of documents to paragraphs, each about the target, about a neighbour, or about nobody."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections import Counter
@@ -39,22 +37,18 @@ class Paragraph(NamedTuple):
 class Material(NamedTuple):
     """What a data set is made of. ``names`` has all names of each subject, the full one first; the target is first."""
 
-    documents: list[Document]
     parts: list[Paragraph]
     names: dict[str, tuple[str, ...]]
     problems: list[str]  # files that were left out, with the reason
 
 
 def from_folder(folder: Path, names: tuple[str, ...], neighbours: tuple[str, ...]) -> Material:
-    """Read a folder about a target of these names; without ``neighbours`` those most often named beside it.
-
-    UserError where nothing in it can be read, or no paragraph is about the target.
-    """
+    """Read a folder; without ``neighbours`` they are those most often named beside the target."""
     from markitdown import MarkItDown
     from pdfminer.high_level import extract_text
 
     logging.getLogger("pdfminer").setLevel(logging.ERROR)  # remarks on fonts
-    reader, documents, parts, problems = MarkItDown(enable_plugins=False), [], [], []
+    reader, parts, problems = MarkItDown(enable_plugins=False), [], []
     files = [path for path in folder.rglob("*") if path.suffix.lower() in ENDINGS and not path.name.startswith(".")]
     for path in sorted(files):
         name = path.relative_to(folder).as_posix()
@@ -65,7 +59,6 @@ def from_folder(folder: Path, names: tuple[str, ...], neighbours: tuple[str, ...
             problems.append(f"{name}: cannot be read ({reason(error)})")
             continue
         document = Document(name, datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds"))
-        documents.append(document)
         if not (texts := paragraphs(text)):
             problems.append(f"{name}: no paragraph of {MIN_WORDS} words in it (a scan has none)")
         parts += [Paragraph(document, text) for text in texts]
@@ -76,7 +69,7 @@ def from_folder(folder: Path, names: tuple[str, ...], neighbours: tuple[str, ...
     found = {part.subject for part in assigned}
     if lacking := [name for name in (names[0], *neighbours) if name not in found]:
         raise UserError(f"--from {folder}: no paragraph is about {', '.join(lacking)}; --alias adds the target's names")
-    return Material(documents, assigned, {name: called for name, called in subjects.items() if name in found}, problems)
+    return Material(assigned, {name: called for name, called in subjects.items() if name in found}, problems)
 
 
 def paragraphs(markdown: str) -> list[str]:
@@ -109,7 +102,7 @@ def assign(parts: Sequence[Paragraph], subjects: dict[str, tuple[str, ...]]) -> 
 
     One that names nobody is about whom its document names most; one that names several neighbours is about nobody.
     """
-    target = next(iter(subjects))
+    target, *_ = subjects
     counts: dict[Document, Counter[str]] = {part.document: Counter() for part in parts}
     named = [Counter({subject: mentions(part.text, names) for subject, names in subjects.items()}) for part in parts]
     pairs = [*zip(parts, named, strict=True)]

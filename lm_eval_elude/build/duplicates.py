@@ -1,7 +1,5 @@
 """Pairs that ask for the same fact, by sentence embeddings of question and answer together (paper, 4.3)."""
 
-from __future__ import annotations
-
 import re
 import zipfile
 from collections.abc import Sequence
@@ -18,6 +16,8 @@ NEAR = 0.80  # cosine from which two pairs are one; chosen on tests/build/duplic
 def duplicates(pairs: Sequence[tuple[str, str]]) -> dict[int, int]:
     """Which (question, answer) to drop: its index -> that of the earlier pair, which stays."""
     dropped: dict[int, int] = {}
+    if not pairs:
+        return dropped
     cosines = alike(pairs)
     for late, early in zip(*(cosines >= NEAR).nonzero(), strict=True):
         if early < late and not {early, late} & dropped.keys() and agree(pairs[late], pairs[early]):

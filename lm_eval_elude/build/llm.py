@@ -1,7 +1,5 @@
 """A language model behind an OpenAI-compatible endpoint, whose answered calls are kept and never made twice."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -75,16 +73,17 @@ class Endpoint:
             reply = ask(model=self.model, messages=messages, max_completion_tokens=2048)
         except (openai.AuthenticationError, openai.NotFoundError) as error:
             raise UserError(f"--llm {self.url}, --llm-model {self.model}: {reason(error)}") from None
-        except openai.APITimeoutError:
-            raise Rejected("no answer: too late") from None
+        except (
+            openai.APITimeoutError,
+            openai.RateLimitError,
+            openai.InternalServerError,
+            json.JSONDecodeError,
+        ) as error:
+            raise Rejected(f"no answer: {type(error).__name__}") from None
         except openai.APIConnectionError as error:
             raise UserError(f"--llm {self.url}: {reason(error)}; once it answers the same command goes on") from None
-        except (openai.RateLimitError, openai.InternalServerError) as error:
-            raise Rejected(f"no answer: HTTP {error.status_code}") from None
         except openai.APIStatusError as error:
             raise Rejected(f"refused by the endpoint: {reason(error)}") from None
-        except json.JSONDecodeError:
-            reply = None
         if not isinstance(reply, ChatCompletion) or not reply.choices:
             raise Rejected("no answer: a page of something else, as of a proxy")
         return reply

@@ -3,8 +3,6 @@
 A pair is a row on its way: a dict with ELUDe's columns, and ``left`` (stage and reason) where it was left out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any

@@ -1,27 +1,18 @@
 """Which facts a model knows, before they are unlearned: where it knows few, forget quality says nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any
 
 from lm_eval_elude.data.records import QARecord
 from lm_eval_elude.text.words import STOP, words
 
 
-class Fact(NamedTuple):
-    """What a model makes of one record."""
+def probe(model: str, records: Sequence[QARecord], batch_size: int = 16) -> list[dict[str, Any]]:
+    """What a model makes of each record: ``question``, ``said`` (its own answer, greedy), ``likeliest`` and ``known``.
 
-    question: str
-    said: str  # the model's own (greedy) answer
-    likeliest: bool  # the paraphrased answer is likelier, a token, than every wrong one: by luck in 1 of 6
-    known: (
-        bool  # likeliest, and the model said half or more of the words that tell the right answer from the wrong ones
-    )
-
-
-def probe(model: str, records: Sequence[QARecord], batch_size: int = 16) -> list[Fact]:
-    """A :class:`Fact` for each record, which all have a paraphrase and wrong answers."""
+    Likeliest is a paraphrased answer that is likelier, a token, than every wrong one: by luck in 1 of 6. Known is one
+    that is likeliest and of which the model said half or more of the words that tell it from the wrong ones.
+    """
     import torch
 
     from lm_eval_elude.model.scorer import Scorer, load_model, score_all
@@ -44,5 +35,6 @@ def probe(model: str, records: Sequence[QARecord], batch_size: int = 16) -> list
         telling -= STOP | words(record.question)
         stated = bool(telling) and 2 * len(telling & words(said)) >= len(telling)
         likeliest = right > max(wrong)
-        facts.append(Fact(record.question, " ".join(said.split()), likeliest, likeliest and stated))
+        said = " ".join(said.split())
+        facts.append({"question": record.question, "said": said, "likeliest": likeliest, "known": likeliest and stated})
     return facts

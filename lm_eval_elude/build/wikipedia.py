@@ -4,13 +4,10 @@ Neighbours are people whose pages and the target's link to each other and name e
 ten whose pages were viewed most in the last three years. Every answer is kept, so that nothing is asked for twice.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
 from urllib.parse import quote
 
 import diskcache
@@ -28,14 +25,6 @@ from lm_eval_elude.text.names import called, plain_name
 HOSTS = ("en.wikipedia.org", "www.wikidata.org", "wikimedia.org")  # pages, what they are about, views
 LICENCE = "CC BY-SA 4.0, https://creativecommons.org/licenses/by-sa/4.0/"
 _BATCH = 50  # titles or items of one request
-
-
-class Page(NamedTuple):
-    """A page: its title, revision, and the paragraphs of its running text."""
-
-    title: str
-    revision: int
-    texts: list[str]
 
 
 class Wiki:
@@ -57,45 +46,41 @@ class Wiki:
             setattr(self, method, kept.memoize(name=f"{hosts[0]} {method}")(getattr(self, method)))
 
     def material(self, names: tuple[str, ...], neighbours: Sequence[str]) -> Material:
-        """The pages of a target and its neighbours: those given, or by the rule.
-
-        UserError where a page is missing, nobody is a neighbour, or somebody does not answer.
-        """
+        """The pages of a target and its neighbours: those given, or by the rule. UserError where one is missing."""
         try:
             page = self.page(names[0])
             others = [*map(self.page, neighbours)] if neighbours else self.neighbours(page)
         except (mwclient.errors.MwClientError, requests.RequestException, httpx2.HTTPError) as error:
             raise UserError(f"--from wikipedia: {reason(error)}; the same command goes on") from None
         if not others:
-            raise UserError(f"no person's page and that of {page.title} link to each other; name --neighbours")
-        subjects: dict[str, tuple[str, ...]] = {names[0]: (*names, plain_name(page.title))}
-        subjects |= {other.title: (plain_name(other.title),) for other in others}
-        now, documents, parts = datetime.now(UTC).isoformat(timespec="seconds"), [], []
-        for subject, (title, revision, texts) in zip(subjects, [page, *others], strict=True):
-            link = f"{self._pages}?title={quote(title.replace(' ', '_'))}&oldid={revision}"
-            documents.append(Document(link, now, LICENCE))
-            parts += [Paragraph(documents[-1], text, subject) for text in texts]
-        return Material(documents, parts, subjects, [])
+            raise UserError(f"no person's page and that of {names[0]} link to each other; name --neighbours")
+        subjects = {names[0]: (*names, plain_name(page[0].subject))}
+        subjects |= {other[0].subject: (plain_name(other[0].subject),) for other in others}
+        parts = [part._replace(subject=names[0]) for part in page]
+        return Material(parts + [part for other in others for part in other], subjects, [])
 
-    def page(self, title: str) -> Page:
-        """A page, redirects followed."""
+    def page(self, title: str) -> list[Paragraph]:
+        """The paragraphs of a page's running text, whose subject is its title; redirects are followed."""
         answer = self._wiki.get("query", titles=title, prop="extracts|info", explaintext=1, redirects=1)
         (page,) = answer["query"]["pages"].values()
-        if "missing" in page:
-            raise UserError(f"{self._wiki.host} has no page {title!r}")
-        text = re.sub(r"(?m)^=.*=$", "", page["extract"])  # without headings
-        return Page(page["title"], page["lastrevid"], paragraphs(text.replace("\n", "\n\n")))
+        texts = paragraphs(re.sub(r"(?m)^=.*=$", "", page.get("extract", "")).replace("\n", "\n\n"))  # no headings
+        if not texts:
+            raise UserError(f"{self._wiki.host} has no page {title!r} with text")
+        link = f"{self._pages}?title={quote(page['title'].replace(' ', '_'))}&oldid={page['lastrevid']}"
+        document = Document(link, datetime.now(UTC).isoformat(timespec="seconds"), LICENCE)
+        return [Paragraph(document, text, page["title"]) for text in texts]
 
-    def neighbours(self, page: Page) -> list[Page]:
+    def neighbours(self, page: list[Paragraph]) -> list[list[Paragraph]]:
         """The ten most viewed people whose pages and this one link to each other and name each other."""
 
-        def named(title: str, texts: Sequence[str]) -> int:
-            return mentions("\n".join(texts), called(Target(title)))
+        def named(title: str, parts: list[Paragraph]) -> bool:
+            return any(mentions(part.text, called(Target(title))) for part in parts)
 
-        chosen: list[Page] = []
-        for title in sorted(self.people(self.linked(page.title)), key=lambda title: (-self.views(title), title)):
-            if len(chosen) < NEIGHBOURS and named(title, page.texts) and named(page.title, self.page(title).texts):
-                chosen.append(self.page(title))
+        chosen: list[list[Paragraph]] = []
+        title = page[0].subject
+        for other in sorted(self.people(self.linked(title)), key=lambda other: (-self.views(other), other)):
+            if len(chosen) < NEIGHBOURS and named(other, page) and named(title, self.page(other)):
+                chosen.append(self.page(other))
         return chosen
 
     def linked(self, title: str) -> list[str]:

@@ -48,7 +48,8 @@ def build(
     else:
         material = from_folder(Path(source), names, chosen)
     others = ", ".join([*material.names][1:])
-    options.say(f"{len(material.documents)} documents, {len(material.parts)} paragraphs; to be kept: {others}")
+    documents = {part.document for part in material.parts}
+    options.say(f"{len(documents)} documents, {len(material.parts)} paragraphs; to be kept: {others}")
     endpoint = Endpoint(url, model, cache, timeout)
     summary = make(out, material, endpoint, thing=thing, world=world, seed=seed, workers=workers)
     for name, count in summary.rows.items():

@@ -29,9 +29,9 @@ def probe(model: str, dataset: str, names: tuple[str, ...], batch_size: int, out
         records = data.load_records(dataset, "forget", "train", [target.name], scored=True).records
         facts = ask(bundled.path_of(model), records, batch_size)
         for fact in facts:
-            options.say(f"{'knows' if fact.known else '-':6} {fact.question} {fact.said}")
-        rows += [{"target": target.name, **fact._asdict()} for fact in facts]
-        known, likeliest = sum(fact.known for fact in facts), sum(fact.likeliest for fact in facts)
+            options.say(f"{'knows' if fact['known'] else '-':6} {fact['question']} {fact['said']}")
+        rows += [{"target": target.name, **fact} for fact in facts]
+        known, likeliest = sum(fact["known"] for fact in facts), sum(fact["likeliest"] for fact in facts)
         options.say(
             f"{target.name}: knows {known} of {len(facts)} facts; of {likeliest} the true answer is likeliest of six"
         )

@@ -69,6 +69,7 @@ def test_five_formats_become_a_data_set_that_has_every_fact_once(built):
     assert all(name in card for name in ("lumo.txt", "lumo-2.md", "tarn.html", "sisk.docx", "brae.pdf"))
 
 
+@pytest.mark.slow
 def test_killed_and_started_again_it_makes_no_finished_call_twice(folder, built, tmp_path):
     def act(server, task, count):
         if count == 8:
@@ -87,47 +88,49 @@ def test_killed_and_started_again_it_makes_no_finished_call_twice(folder, built,
     assert files(out) == files(built[0])
 
 
-FAILURES = {
-    "asking: no answer": lambda server: server.reply(429, {"error": "later"}, Retry_After="0"),
-    "asking: no answer ": lambda server: server.reply(500, {"error": "broken"}),
-    "asking: no answer  ": lambda server: server.reply(200, "<html>Sign in</html>", "text/html"),
-    "asking: refused by the endpoint": lambda server: server.reply(400, {"error": "content filter"}),
-    "asking: refused by the model": lambda server: server.reply(200, completion("", "content_filter")),
-    "asking: not the form asked for": lambda server: server.reply(200, completion('{"pairs": [{"question": 1')),
+FAILURES = {  # by what the paragraph says
+    "Lumo was released": lambda server: server.reply(429, {"error": "later"}, retry_after_ms="1"),
+    "Lumo weighs": lambda server: server.reply(500, {"error": "broken"}, retry_after_ms="1"),
+    "Tarn was released": lambda server: server.reply(200, "<html>Sign in</html>", "text/html"),
+    "Tarn weighs": lambda server: server.reply(400, {"error": "content filter"}),
+    "Sisk was released": lambda server: server.reply(200, completion("", "content_filter")),
+    "Sisk weighs": lambda server: server.reply(200, completion('{"pairs": [{"question": 1')),
 }
 
 
-@pytest.mark.parametrize("reason", FAILURES)
-def test_what_fails_for_one_paragraph_is_counted_and_loses_nothing_else(reason, folder, built, tmp_path):
-    lost = "The Quorvane Lumo weighs"
-
+def test_what_fails_for_a_paragraph_is_counted_and_loses_nothing_else(folder, built, tmp_path):
     def act(server, task, count):
         kind, material = kind_of(task)
-        if kind == "pairs" and lost in material["paragraph"]:
-            FAILURES[reason](server)
+        place = next((place for place in FAILURES if place in material.get("paragraph", "")), "")
+        if kind == "pairs" and place:
+            FAILURES[place](server)
         else:
             answer(server, task, count)
 
     with endpoint(act) as (url, _):
         summary = make(tmp_path / "o", folder, url)
-    assert summary.left[reason.strip()] == 1 and sum(summary.left.values()) == 2
-    questions = {r.question for r in load_records(str(built[0]), "forget", "train").records}
-    kept = {r.question for r in load_records(str(tmp_path / "o"), "forget", "train").records}
-    assert len(kept) == len(questions) - 2 and kept < questions
-    assert any("--overwrite" in line for line in summary.advice) == ("no answer" in reason)
-    with endpoint(answer) as (url, tasks):  # nothing that was answered is asked again
-        make(tmp_path / "o", folder, url)
-    assert len(tasks) <= 1 + 2 * 4
+    assert summary.left == {
+        "asking: no answer": 3, "asking: refused by the endpoint": 1, "asking: refused by the model": 1,
+        "asking: not the form asked for": 1, "reading: a paragraph about nobody of these, or about several": 1,
+    }  # fmt: skip
+    assert any("3 calls got no answer" in line and "--overwrite" in line for line in summary.advice)
+    kept = load_records(str(tmp_path / "o"), "forget", "train").records
+    assert [r.question for r in kept] == [f.question for f in FACTS[4:6]]
+    retained = sum(count for name, count in summary.rows.items() if "retain" in name)
+    assert retained == 18 - 2 * 4  # two facts a paragraph
+    with endpoint(answer) as (url, tasks):  # asked again is only what got no answer, and what comes of it
+        again = make(tmp_path / "o", folder, url)
+    assert again.rows["forget_qa-train"] == 6 and sum(kind_of(task)[0] == "pairs" for task in tasks) == 4
 
 
 def test_a_short_failure_costs_nothing(folder, built, tmp_path):
     failed = set()
 
     def act(server, task, count):
-        if task in failed:
+        if task in failed or kind_of(task)[0] != "pairs":
             return answer(server, task, count)
         failed.add(task)
-        return server.reply(503, {"error": "busy"}, Retry_After="0")
+        return server.reply(503, {"error": "busy"}, retry_after_ms="1")
 
     with endpoint(act) as (url, _):
         assert make(tmp_path / "o", folder, url) == built[1]
@@ -169,7 +172,7 @@ def test_documents_are_data_and_what_a_model_makes_up_is_left_out(folder, tmp_pa
         "checking: its quote does not stand in the paragraph": 4, "judging: a wrong answer is true": 4,
         "reading: a paragraph about nobody of these, or about several": 1,
         "rules: a number that the paragraph does not have": 3, "rules: a neighbour's pair names the target": 3,
-        "rules: the question does not name its subject": 3, "rules: no answer of a sentence": 3,
+        "rules: the question does not name its subject": 3, "rules: a yes-or-no question": 3,
     }  # fmt: skip
     assert len(read_jsonl(tmp_path / "o" / "rejected.jsonl")) == sum(summary.left.values())
 
@@ -216,7 +219,7 @@ def test_nothing_of_a_long_paragraph_is_lost():
 @pytest.mark.parametrize("text", ["Jean-Luc and Jean came.", "JEAN came.", "Jeans Haus", "«Jean»"])
 def test_a_name_is_found_as_a_word(text):
     assert mentions(text, ["Jean"]) == 1
-    assert not mentions(text.replace("Jean", "Jeanette"), ["Jean"])
+    assert not mentions(text, ["Jea"]) and not mentions(text, ["ean"]) and not mentions(text, ["Luc"])
 
 
 def test_rules_of_a_pair_and_of_its_rewording():
