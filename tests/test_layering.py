@@ -38,8 +38,8 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "lm_eval_elude.build": (
         {"attacks", "data", "lm_eval_elude", "model", "text"},
-        {"datasets", "diskcache", "httpx2", "jinja2", "krippendorff", "markitdown", "msgspec", "mwclient", "openai", "pandas",
-         "pdfminer", "pydantic", "requests", "sentence_transformers", "torch", "tqdm", "transformers"},
+        {"datasets", "diskcache", "httpx2", "jinja2", "krippendorff", "markitdown", "msgspec", "mwclient", "openai",
+         "pandas", "pdfminer", "pydantic", "requests", "sentence_transformers", "torch", "tqdm", "transformers"},
     ),
     "lm_eval_elude.mini": (set(), set()),
     "lm_eval_elude.cli": (

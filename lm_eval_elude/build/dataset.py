@@ -102,7 +102,7 @@ def summarise(rows: dict[str, int], reasons: Sequence[str]) -> Summary:
     left, advice = dict(kinds.most_common()), []
     if unanswered := sum(count for kind, count in left.items() if kind.endswith("no answer")):
         advice.append(f"{unanswered} calls got no answer: the same command with --overwrite asks for these alone.")
-    if sum(count for kind, count in left.items() if "form asked for" in kind) > sum(rows.values()) / 4:
+    if sum(count for kind, count in left.items() if "form asked for" in kind) > rows["forget_qa-train"]:
         advice.append("The model seldom keeps to the form: take a larger one that follows instructions.")
     if rows["forget_qa-train"] < FEW:
         advice.append(f"Fewer than {FEW} facts about the target, from which no score says much: add documents.")

@@ -54,7 +54,7 @@ class Wiki:
             raise UserError(f"--from wikipedia: {reason(error)}; the same command goes on") from None
         if not others:
             raise UserError(f"no person's page and that of {names[0]} link to each other; name --neighbours")
-        subjects = {names[0]: (*names, plain_name(page[0].subject))}
+        subjects: dict[str, tuple[str, ...]] = {names[0]: (*names, plain_name(page[0].subject))}
         subjects |= {other[0].subject: (plain_name(other[0].subject),) for other in others}
         parts = [part._replace(subject=names[0]) for part in page]
         return Material(parts + [part for other in others for part in other], subjects, [])
