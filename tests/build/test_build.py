@@ -21,7 +21,7 @@ from lm_eval_elude.data.dataset import load_records, targets_of
 from lm_eval_elude.errors import UserError
 from tests.build.company import FACTS, NEIGHBOURS, TARGET, answer, documents, kind_of, reply_to
 from tests.endpoints import completion, endpoint
-from tests.support import elude, read_jsonl
+from tests.support import ROOT, elude, read_jsonl
 
 NAMES = (TARGET, "Lumo")
 
@@ -297,6 +297,8 @@ def test_audit_samples_for_judges_and_merges_what_they_say(built, tmp_path, monk
     # By hand: 10 judgements, 3 of them 0; one pair of 5 differs: 1 - (10 - 1) * 2 / (2 * 3 * 7).
     assert judged.loc[("retain", "factuality")].tolist() == pytest.approx([0.7, 0.985, 5, 1 - 9 * 2 / (2 * 3 * 7)])
     assert "0.571" in elude("audit", "--merge", "a.csv", "b.csv").out
+    kept = audit.merge([ROOT / "docs" / "audit" / f"judge-{name}.csv" for name in "ab"]).set_index(["set", "criterion"])
+    assert kept.loc[("forget", "factuality")].round(2).tolist() == [0.97, 0.99, 100, 0.66]
     Path("b.csv").write_text(Path("b.csv").read_text().replace(",1,1,1", ",1,2,1"))
     done = elude("audit", "--merge", "a.csv", "b.csv")
     assert done.code == 2 and "b.csv: a judgement is '2'" in done.err
@@ -308,6 +310,6 @@ def test_probe_says_what_the_bundled_models_know(tmp_path):
     rows = list(csv.DictReader((tmp_path / "p.csv").read_text().splitlines()))
     assert known.code == 0 and len(rows) == 46 and sum(row["known"] == "True" for row in rows) > 40
     assert "warning" not in known.err
-    reference = Path(__file__).parents[2] / "lm_eval_elude" / "mini" / "tiny-without-ronaldo"
+    reference = ROOT / "lm_eval_elude" / "mini" / "tiny-without-ronaldo"
     unknown = elude("probe", "--model", reference, "--dataset", "mini", "--target", "ronaldo")
     assert "warning: fewer than 20 known facts" in unknown.err
