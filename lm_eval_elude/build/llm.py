@@ -64,7 +64,7 @@ class Endpoint:
             refused = choice.message.refusal or choice.finish_reason == "content_filter"
             self._kept[key] = "" if refused else choice.message.content or ""
         if not self._kept[key]:
-            raise Rejected("refused by the model")
+            raise Rejected("an empty reply: refused, or cut off")
         return self._kept[key]
 
     def _call(self, messages: Any) -> ChatCompletion:

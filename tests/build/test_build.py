@@ -110,7 +110,7 @@ def test_what_fails_for_a_paragraph_is_counted_and_loses_nothing_else(folder, bu
     with endpoint(act) as (url, _):
         summary = make(tmp_path / "o", folder, url)
     assert summary.left == {
-        "asking: no answer": 3, "asking: refused by the endpoint": 1, "asking: refused by the model": 1,
+        "asking: no answer": 3, "asking: refused by the endpoint": 1, "asking: an empty reply": 1,
         "asking: not the form asked for": 1, "reading: a paragraph about nobody of these, or about several": 1,
     }  # fmt: skip
     assert any("3 calls got no answer" in line and "--overwrite" in line for line in summary.advice)
