@@ -82,7 +82,7 @@ class Judge:
         return [AnswerScore(*score) for score in zip(sums.tolist(), counts.tolist(), strict=True)]
 
     def _answer(self, question: str) -> str:
-        from lm_eval_elude.model.decoding import generate
+        from lm_eval_elude.model.layers import generate
 
         prompt = self._renderer.encode(self._renderer.prompt(question))
         (ids,) = generate(self._scorer.model, [prompt], _NEW_TOKENS)
