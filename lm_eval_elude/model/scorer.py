@@ -29,15 +29,10 @@ _CONVERT = (
 )
 
 
-def place_among_processes() -> tuple[int, int]:
-    """The number of this process, from 0, and how many there are."""
-    sharing = dist.is_available() and dist.is_initialized()
-    return (dist.get_rank(), dist.get_world_size()) if sharing else (0, 1)
-
-
 def progress(items: Sequence[Item], doing: str, unit: str = "pass") -> Iterable[Item]:
     """The parts of something that may take long, under a bar: on a terminal, in the first process."""
-    return tqdm(items, desc=doing, unit=unit, leave=False, disable=True if place_among_processes()[0] else None)
+    later = dist.is_available() and dist.is_initialized() and dist.get_rank() > 0
+    return tqdm(items, desc=doing, unit=unit, leave=False, disable=later or None)
 
 
 # ---- models
@@ -226,13 +221,12 @@ def widest(device: torch.device) -> torch.dtype:
 def score_all(
     scorer: nn.Module, samples: Sequence[Encoded], batch_size: int, group: int = 1, autocast: bool = False
 ) -> AnswerLogProbs:
-    """Log-probabilities of many samples' answers, computed once and shared over the processes.
+    """Log-probabilities of many samples' answers; every process of several computes all of them.
 
-    ``batch_size`` samples go into one forward pass of a process, and ``group`` consecutive ones share a row, if the
-    model can do that. ``autocast`` computes in bfloat16, as the passes do that are compared with the result. Sums are
-    of :func:`widest`; sums and counts have shape (samples,), lie on its device and are the same in every process.
+    ``batch_size`` samples go into one forward pass, and ``group`` consecutive ones share a row, if the model can do
+    that. ``autocast`` computes in bfloat16, as the passes do that are compared with the result. Sums are of
+    :func:`widest`; sums and counts have shape (samples,) and lie on the scorer's device.
     """
-    rank, processes = place_among_processes()
     device = next(scorer.parameters()).device
     result = torch.zeros(2, len(samples), dtype=widest(device), device=device)
     span: Any = getattr(scorer, "module", scorer).span
@@ -241,20 +235,15 @@ def score_all(
     groups = [range(first, min(first + group, len(samples))) for first in range(0, len(samples), group)]
     groups.sort(key=lambda members: sum(len(samples[i].ids) for i in members))
     size = max(1, batch_size // 3) if group > 1 else batch_size  # a group's row is as long as some three samples
-    batches = [[i for members in groups[at : at + size] for i in members] for at in range(0, len(groups), size)]
     training = scorer.training
     scorer.eval()
-    # Every process makes the same number of passes, or collectives would hang; what comes again adds nothing.
-    for number in progress(range(rank, -(-len(batches) // processes) * processes, processes), "scoring"):
-        chosen = batches[number % len(batches)]
+    for first in progress(range(0, len(groups), size), "scoring"):
+        chosen = [i for members in groups[first : first + size] for i in members]
         batch = collate([samples[i] for i in chosen], device, group)
         with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
             log_probs = scorer(batch)[:, 0]
-        if number < len(batches):
-            for row, values in zip(result, answer_sums(log_probs, batch.owners), strict=True):
-                row[chosen] = values.to(row.dtype)
-    if processes > 1:
-        dist.all_reduce(result)
+        for row, values in zip(result, answer_sums(log_probs, batch.owners), strict=True):
+            row[chosen] = values.to(row.dtype)
     scorer.train(training)
     return AnswerLogProbs(result[0], result[1].long())
 

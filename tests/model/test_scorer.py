@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lm_eval_elude.errors import UserError
-from lm_eval_elude.model import scorer as scorer_module
 from lm_eval_elude.model.packing import build_trees, collate, to_batch
-from lm_eval_elude.model.scorer import Scorer, answer_sums, load_model, progress, score_all
+from lm_eval_elude.model.scorer import Scorer, answer_sums, load_model, score_all
 from lm_eval_elude.text.chat import Encoded
 from tests.model.shapes import make
 
@@ -160,18 +158,3 @@ def test_a_model_stays_in_the_mode_that_it_was_in() -> None:
         scorer = Scorer(model.train(training))
         sums = [score_all(scorer, samples, 1).sums for _ in range(2)]
         assert torch.equal(*sums) and model.training == scorer.training == training
-
-
-@pytest.mark.parametrize("process", [0, 1])
-@pytest.mark.parametrize("on_a_terminal", [True, False])
-def test_the_first_process_shows_how_far_a_scoring_is_on_a_terminal_only(
-    process: int, on_a_terminal: bool, monkeypatch: Any
-) -> None:
-    class Screen(io.StringIO):
-        def isatty(self) -> bool:
-            return on_a_terminal
-
-    monkeypatch.setattr("sys.stderr", screen := Screen())
-    monkeypatch.setattr(scorer_module, "place_among_processes", lambda: (process, 2))
-    assert [*progress([1, 2], "reading")] == [1, 2]
-    assert ("reading: " in screen.getvalue()) == (on_a_terminal and process == 0)
