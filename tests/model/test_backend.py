@@ -5,10 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import logging
-import multiprocessing
-import os
 import re
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +21,7 @@ from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from scipy import stats
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from lm_eval_elude.data.bundled import MODEL
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.model import backend, scorer
 from lm_eval_elude.model.backend import EludeLM
@@ -362,40 +360,31 @@ def test_a_processor_that_emulates_bfloat16_is_warned_of(
     assert sum("no bfloat16 arithmetic" in line for line in lines()) == emulated
 
 
+# ---- its benchmark
+@pytest.fixture
+def scoring(monkeypatch: Any) -> Any:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    return importlib.import_module("scoring")
+
+
 @pytest.mark.slow
-def test_the_benchmark_compares_every_suite_with_stock(tmp_path: Path, monkeypatch: Any) -> None:
-    """On the bundled model; membership inference asks this backend in another way, and is compared all the same."""
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    scoring = importlib.import_module("scoring")
-    for name in ("OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM"):
-        monkeypatch.setenv(name, os.environ.get(name, ""))  # set back after the benchmark has set them
-
-    def start(*arguments: Any) -> Any:  # as threads: two interpreters would take longer than all the rest
-        ours, theirs = multiprocessing.Pipe()
-
-        def serve() -> None:
-            with theirs:  # where it fails, the other end hears of it
-                scoring.arm(theirs, *arguments)
-
-        threading.Thread(target=serve, daemon=True).start()
-        assert ours.poll(120)  # transformers loads one model at a time
-        return ours
-
-    monkeypatch.setattr(scoring, "start", start)
-    written, model = tmp_path / "report.json", str(ROOT / "lm_eval_elude" / "mini" / "tiny")
-    options = ["--model", model, "--limit=1", "--parts=2", "--new-tokens=3", "--json", written]
+def test_the_benchmark_compares_every_suite_with_stock(scoring: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    for name, value in scoring.ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(scoring, "whole", lambda *_: 1.0)  # two interpreters would take longer than all the rest
+    options = ["--model", MODEL, "--limit=1", "--parts=2", "--new-tokens=3", "--json", tmp_path / "report.json"]
     assert called(scoring.main, *options).code == 0
-    report = json.loads(written.read_text())
-    assert set(report["compared"]) == {"plain", "attacks", "mia", "generation", "utility", "utility generation"}
-    for suite, compared in report["compared"].items():
-        assert compared["requests"] >= min(2, report["requests"][suite])
-        assert compared["nats"] < 1e-3 and not compared["texts"]
+    *suites, group = json.loads((tmp_path / "report.json").read_text())
+    assert [row["suite"] for row in suites] == ["plain", "attacks", "generation"] and group["hf"] == 1
+    for row in suites:
+        assert row["requests"] > 2 and row["nats"] < 1e-3 and not row["texts"] and row["allowed"] > 1
 
 
-def test_the_benchmarks_comparison_sees_a_difference(monkeypatch: Any) -> None:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    compare = importlib.import_module("scoring").compare
-    stock = [("q", "a", -1.0), ("q", " ", -0.5), ("q", "b", -2.0), ("p", "", "text")]
-    assert compare(stock, [("q", "a", -1.5), ("q", "b", -2.0), ("p", "", "other")]) == (3, 0.5, 1)
-    assert compare(stock, [("r", "a", -1.0)]) == (0, 0.0, 0)
-    assert compare([("q", " a", -1.5), ("q", " ", -0.5)], [("q ", "a", -1.25)]) == (1, 0.25, 0)
+def test_the_benchmark_sees_a_difference_and_counts_tokens(scoring: Any) -> None:
+    assert scoring.apart([-1.0, -2.0, "text"], [-1.5, -2.0, "other"]) == (0.5, 1)
+    # Two answers of two and one tokens to a context of three; the last token of a sequence is only predicted.
+    samples = [([1, 2, 3, 4, 5], 3), ([1, 2, 3, 6], 3)]
+    assert scoring.as_shared(samples) == (4, 2)  # 1 2 3 4, and the vocabulary after 3 and 4
+    assert scoring.as_stock(samples, 2, False) == (8, 8)
+    assert scoring.as_stock(samples, 1, False) == (7, 7)
+    assert scoring.as_stock(samples, 2, True) == (8, 4)  # 1 2 3 4 for each row, of which two places predict
