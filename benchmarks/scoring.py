@@ -1,29 +1,33 @@
 """``--model elude`` against stock ``hf``: ``python benchmarks/scoring.py [--model FOLDER] [--docs]``.
 
-Asked are ELUDe-mini's own requests and, made of its records in the shapes of the eight utility benchmarks, letters
-after five examples (MMLU, CommonsenseQA), endings (ARC, HellaSwag, OpenBookQA, PIQA), a choice in the context
-(Winogrande), last words (Lambada), and short answers after five examples that are generated.
+Both are loaded in one process (fp32, CPU, one thread) and asked ELUDe-mini's own requests, in turns, so that drift of
+the machine falls on both; times are of the processor, which other jobs do not change. Stock ``hf`` has the best of the
+batch sizes 1, 8 and 16 for the first part of each suite. Then ``lm_eval`` scores the group ``elude_quality`` by each,
+imports and loading included.
 
 Without ``--model`` a random Llama of 58 M parameters with Llama-3.1's chat header answers; its vocabulary head follows
-a fixed random order of the tokens: greedy texts do not loop, and a letter ends them after 1 to 50 tokens. Each backend
-is a process of its own (fp32, CPU, one thread); they take turns, part by part, so that drift of the machine falls on
-both, and times are of the processor, which other jobs do not change. Exit code 1 where the backends differ.
+a fixed random order of the tokens: greedy texts do not loop, and a letter ends them after 1 to 50 tokens.
+
+Beside each speed-up stands what the operations of matrix products allow: the tokens that stock ``hf`` computes, padding
+and the vocabulary at each of them included, against each opening computed once and the vocabulary where a token of an
+answer is predicted. Attention and everything that is no matrix product is left out, so that a speed-up can be above it.
+Exit code 1 where the backends differ.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import resource
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from datetime import date
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tables
 
@@ -35,8 +39,8 @@ HEADER = (
     "{% if add_generation_prompt %}<|start|>assistant<|end|>\n\n{% endif %}"
 )
 PLAIN = ("elude_forget", "elude_retain", "elude_world")
-SUITES = ("plain", "attacks", "mia", "generation", "utility", "utility generation")
-FORWARD = ("plain", "attacks", "utility")  # suites of log-likelihoods alone
+BATCHES = (1, 8, 16)
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 def make_model(folder: Path) -> str:
@@ -95,214 +99,123 @@ def make_model(folder: Path) -> str:
     return stop
 
 
-# ---- requests
-def utility_requests(limit: int, shots: int = 5) -> tuple[list[Any], list[Any]]:
-    """Log-likelihood and generation requests in the shapes of the utility benchmarks, of ELUDe-mini's world records."""
-    from lm_eval.api.instance import Instance
-
-    from lm_eval_elude.data import dataset
-
-    examples = dataset.load_records("mini", "world", "train").records[:shots]
-    chosen: list[Any] = []
-    short: list[Any] = []
-
-    def ask(context: str, *endings: str) -> None:
-        chosen.extend(("loglikelihood", (context, ending)) for ending in endings)
-
-    def listed(record: Any) -> str:
-        options = (record.answer, *record.perturbed_answer[:3]) if record.perturbed_answer else [record.answer] * 4
-        lines = [f"{letter}. {option}" for letter, option in zip("ABCD", options, strict=True)]
-        return "\n".join([record.question, *lines, "Answer:"])
-
-    shown = "".join(f"{listed(record)} A\n\n" for record in examples)
-    asked = "".join(f"Question: {record.question}\nAnswer: {record.answer}\n\n" for record in examples)
-    for record in dataset.load_records("mini", "world", "test").records[:limit]:
-        endings = [f" {text}" for text in (record.answer, *record.perturbed_answer[:3])]
-        ask(shown + listed(record), " A", " B", " C", " D")
-        ask(f"Question: {record.question}\nAnswer:", *endings)
-        for ending in endings[:2]:
-            ask(f"{record.question}{ending.rsplit(' ', 1)[0]}", " is what the answer says.")
-        *most, last = record.answer.split()
-        ask(" ".join([record.question, *most]), f" {last}")
-        short.append(("generate_until", (f"{asked}Question: {record.question}\nAnswer:", {"until": ["\n"]})))
-    return tuple(  # type: ignore[return-value]
-        [Instance(request_type=kind, doc={}, arguments=arguments, idx=0) for kind, arguments in requests]  # type: ignore[arg-type]
-        for requests in (chosen, short)
-    )
-
-
-# ---- one backend, in a process of its own
-def arm(pipe: Connection, kind: str, folder: str, stop: str, limit: int, batch_size: int, most: int) -> None:
-    """Tell the suites' sizes, answer (suite, part, parts) with seconds and results, and None with everything else.
-
-    Results are (context, continuation or "", log-probability or text).
-    """
-    import torch
-
-    torch.set_num_threads(1)
-    from lm_eval.api.registry import get_model
+# ---- what is asked, and what it takes
+def suites_of(folder: str, limit: int, stop: str, most: int) -> dict[str, list[Any]]:
+    """The requests of the group ``elude``: plain and attacked log-likelihoods, and texts of at most ``most`` tokens."""
     from lm_eval.tasks import TaskManager
 
-    times: dict[str, float] = dict.fromkeys(("load", "check", "build", "tokenise", "metrics"), 0.0)
-    began = time.process_time()
     metadata = {"pretrained": folder, "dataset": "mini", "target": "Cristiano Ronaldo"}
     configs = str(Path(__file__).resolve().parents[1] / "task_configs")
     manager = TaskManager(include_path=configs, include_defaults=False, metadata=metadata)  # ours alone: it reads each
-    tasks = manager.load(["elude"])["tasks"]
-    backend = get_model(kind)
-    if kind != "hf":
-        _timed(backend, "_check", times, "check")
-    model = backend(pretrained=folder, device="cpu", dtype="float32", batch_size=batch_size)
-    times["load"] = time.process_time() - began - times["check"]
-    began = time.process_time()
-    suites: dict[str, list[Any]] = {"plain": [], "attacks": [], "mia": [], "generation": []}
-    for name, task in tasks.items():
-        task.build_all_requests(limit=limit, rank=model.rank, world_size=1, tokenizer_name="")
+    suites: dict[str, list[Any]] = {"plain": [], "attacks": [], "generation": []}
+    for name, task in manager.load(["elude"])["tasks"].items():
+        task.build_all_requests(limit=limit, rank=0, world_size=1, tokenizer_name="")
         for request in task.instances:
             if request.request_type == "generate_until":
+                until = [stop] if stop else request.args[1]["until"]
+                request.arguments = (request.args[0], {"until": until, "max_gen_toks": most, "do_sample": False})
                 suites["generation"].append(request)
-            else:
-                suites["plain" if name in PLAIN else "mia" if name == "elude_mia" else "attacks"].append(request)
-    times["build"] = time.process_time() - began
-    suites["utility"], suites["utility generation"] = utility_requests(limit)
-    for request in suites["generation"] + suites["utility generation"]:
-        until = [stop] if stop else request.args[1]["until"]
-        request.arguments = (request.args[0], {"until": until, "max_gen_toks": most, "do_sample": False})
-    _timed(model, "_encode_pair", times, "tokenise")
-    pipe.send({name: len(requests) for name, requests in suites.items()})
-    generated = 0
-    while command := pipe.recv():
-        name, number, parts = command
-        suite = suites[name]
-        part = suite[len(suite) * number // parts : len(suite) * (number + 1) // parts]
-        types = dict.fromkeys(request.request_type for request in part)  # the forget set also asks for its tokens
-        ordered = sorted(part, key=lambda request: [*types].index(request.request_type))
-        began = time.process_time()
-        results = []
-        for request_type in types:
-            asked = [request for request in ordered if request.request_type == request_type]
-            results += getattr(model, request_type)(asked, disable_tqdm=True)
-        seconds = time.process_time() - began
-        shown = []
-        for request, result in zip(ordered, results, strict=True):
-            request.resps.append(result)
-            context, answer = request.args[:2]
-            if request.request_type == "generate_until":
-                generated += len(model.tok_encode(result, add_special_tokens=False))
-                shown.append((context, "", result))
-            else:
-                tokens = request.request_type == "token_logprobs"
-                shown.append((context, answer, sum(result.log_probs) if tokens else result[0]))
-        pipe.send((seconds, shown))
-    began = time.process_time()
-    for task in tasks.values():
-        if not all(request.resps for request in task.instances):  # of a suite that was not chosen
-            continue
-        task.apply_filters()
-        by_doc: dict[int, list[Any]] = {}
-        for request in task.instances:
-            by_doc.setdefault(request.doc_id, []).append(request)
-        columns: dict[str, list[Any]] = {}
-        for requests in by_doc.values():
-            requests.sort(key=lambda r: r.idx)
-            values = task.process_results(requests[0].doc, [r.filtered_resps["none"] for r in requests])
-            for metric, value in values.items():
-                columns.setdefault(metric, []).append(value)
-        for metric, aggregate in task.aggregation().items():
-            aggregate(columns[metric])
-    times["metrics"] = time.process_time() - began
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    lengths = {
-        name: [(*(len(model.tok_encode(t)) for t in (r.args[0], r.args[0] + r.args[1])), r.args[0]) for r in suite]
-        for name, suite in suites.items() if name in FORWARD
-    }  # fmt: skip
-    texts = sum(bool(request.resps) for request in suites["generation"] + suites["utility generation"])
-    table, head = (m.weight for m in (model.model.get_input_embeddings(), model.model.get_output_embeddings()))
-    body = sum(p.numel() for p in model.model.parameters()) - table.numel() - (0 if table is head else head.numel())
-    pipe.send({
-        "times": times, "peak_mib": peak, "tokens": generated / max(1, texts), "lengths": lengths,
-        "operations": (2 * body, 2 * head.numel()),
-    })  # fmt: skip
+            elif request.request_type == "loglikelihood":
+                suites["plain" if name in PLAIN else "attacks"].append(request)
+    return suites
 
 
-def _timed(owner: Any, name: str, times: dict[str, float], key: str) -> None:
-    original = getattr(owner, name)
+class Tokens(NamedTuple):
+    """How many tokens go through the layers and through the vocabulary."""
 
-    def timed(*arguments: Any) -> Any:
-        began = time.process_time()
-        try:
-            return original(*arguments)
-        finally:
-            times[key] += time.process_time() - began
+    layers: int
+    vocabulary: int
 
-    setattr(owner, name, timed)
+
+def as_stock(samples: Sequence[tuple[list[int], int]], batch: int, generated: bool) -> Tokens:
+    """What ``hf`` computes for (ids, length of the context), in batches of the longest first, padded.
+
+    A log-likelihood asks the vocabulary at every token, and a text at each of its own.
+    """
+    layers = vocabulary = 0
+    ordered = sorted(samples, key=lambda sample: -(sample[1] if generated else len(sample[0])))
+    for at in range(0, len(ordered), batch):
+        part = ordered[at : at + batch]
+        written = max(len(ids) - start for ids, start in part)
+        before = max(start for _, start in part) if generated else max(len(ids) - 1 for ids, _ in part)
+        layers += len(part) * (before + (written - 1 if generated else 0))
+        vocabulary += len(part) * (written if generated else before)
+    return Tokens(layers, vocabulary)
+
+
+def as_shared(samples: Sequence[tuple[list[int], int]]) -> Tokens:
+    """The least: each opening once, and the vocabulary once for each opening after which a token is predicted."""
+    seen, asked = set(), set()
+    for ids, start in samples:
+        seen.update(tuple(ids[:end]) for end in range(1, len(ids)))
+        asked.update(tuple(ids[:end]) for end in range(start, len(ids)))
+    return Tokens(len(seen), len(asked))
+
+
+def tokens_of(lm: Any, request: Any, result: Any) -> tuple[list[int], int]:
+    context = lm.tok_encode(request.args[0])
+    if isinstance(result, str):  # and the token that ended it
+        return [*context, *lm.tok_encode(result, add_special_tokens=False), -1], len(context)
+    return lm.tok_encode(request.args[0] + request.args[1]), len(context)
 
 
 # ---- both backends, taking turns
-def start(*arguments: Any) -> Connection:
-    """A backend's process: our end of the pipe to it. What it has to complain about, it writes to the terminal."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    context.Process(target=arm, args=(theirs, *arguments), daemon=True).start()
-    theirs.close()  # the end of the process is then the end of the pipe
-    return ours
+def asked(lm: Any, requests: Sequence[Any], batch: int = 0) -> tuple[float, list[Any]]:
+    """Seconds, and log-probabilities or texts."""
+    if batch:
+        lm.batch_size_per_gpu = batch
+    began = time.process_time()
+    results = getattr(lm, requests[0].request_type)(list(requests), disable_tqdm=True)
+    return time.process_time() - began, [result if isinstance(result, str) else result[0] for result in results]
 
 
-def flop_ratio(lengths: list[tuple[int, int, str]], token: int, head: int) -> float:
-    """Operations of stock rows over those of one row for each context with the vocabulary at answers only.
-
-    Args:
-        lengths: tokens of a context, of the context with its answer, and the context.
-        token, head: operations of a token in the layers, and at the vocabulary.
-    """
-    stock = sum((whole - 1) * (token + head) for _, whole, _ in lengths)
-    contexts = {text: size for size, _, text in lengths}
-    packed = sum(size * token for size in contexts.values())
-    packed += sum((whole - size - 1) * token + (whole - size) * head for size, whole, _ in lengths)
-    return stock / packed
+def apart(theirs: Sequence[Any], ours: Sequence[Any]) -> tuple[float, int]:
+    """The largest difference of log-probabilities, and how many texts are not the same."""
+    both = list(zip(theirs, ours, strict=True))
+    nats = max((abs(x - y) for x, y in both if not isinstance(x, str)), default=0.0)
+    return nats, sum(x != y for x, y in both if isinstance(x, str))
 
 
-def compare(theirs: list[Any], ours: list[Any]) -> tuple[int, float, int]:
-    """Of the requests that both were asked: their number, the largest difference of log-probabilities, other texts.
+def compared(name: str, suite: Sequence[Any], lms: dict[str, Any], parts: int, cost: Tokens) -> dict[str, Any]:
+    """One suite by both, part by part; ``cost`` is the operations of a token in the layers and in the vocabulary."""
+    hf, elude = lms["hf"], lms["elude"]
+    first = suite[: -(-len(suite) // parts)]
+    batch = min(BATCHES, key=lambda size: asked(hf, first, size)[0])
+    row: dict[str, Any] = {"suite": name, "batch": batch, "hf": 0.0, "elude": 0.0}
+    theirs: list[Any] = []
+    ours: list[Any] = []
+    for number in range(parts):
+        part = suite[len(suite) * number // parts : len(suite) * (number + 1) // parts]
+        for kind, lm, results, size in (("hf", hf, theirs, batch), ("elude", elude, ours, 0)):
+            seconds, found = asked(lm, part, size)
+            row[kind] += seconds
+            results += found
+    samples = [tokens_of(elude, *pair) for pair in zip(suite, ours, strict=True)]
+    stock, shared = as_stock(samples, batch, name == "generation"), as_shared(samples)
+    least, most = (tokens.layers * cost.layers + tokens.vocabulary * cost.vocabulary for tokens in (shared, stock))
+    row |= {"requests": len(suite), "stock": stock, "shared": shared, "allowed": most / least}
+    row["nats"], row["texts"] = apart(theirs, ours)
+    return row
 
-    Where ours was asked for single tokens after a whole prompt, stock was asked for the end of the prompt by itself.
-    """
-    known = {(context, answer): value for context, answer, value in theirs}
-    sums = {context + answer: value for context, answer, value in theirs}
-    known |= {(c, a): sums[c + a] - sums[c] for c, a, _ in ours if (c, a) not in known and {c, c + a} <= sums.keys()}
-    both = [(known[c, a], value) for c, a, value in ours if (c, a) in known]
-    texts = sum(isinstance(x, str) and x != y for x, y in both)
-    return len(both), max((abs(x - y) for x, y in both if not isinstance(x, str)), default=0.0), texts
 
-
-def written(report: dict[str, Any]) -> list[str]:
-    """The table of a report, and what stands under it."""
-    rows = []
-    for name, s in report["seconds"].items():
-        found = report["compared"].get(name, {"requests": "", "nats": "", "texts": ""})
-        flops = f"{report['flop_ratio'][name]:.2f}" if name in report["flop_ratio"] else ""
-        nats = f"{found['nats']:.0e}" if found["nats"] else ""
-        speed = f"{report['speed_up'][name]:.2f}x"
-        seconds = (f"{s[kind]:.1f}" for kind in ("hf", "elude"))
-        rows.append([name, *seconds, speed, flops, str(found["requests"]), nats, str(found["texts"])])
-    head = ("", "`hf`, s", "`elude`, s", "speed-up", "FLOP ratio", "compared", "nats apart", "texts differ")
-    hf, elude = (report["divided"][kind] for kind in ("hf", "elude"))
-    peak = report["peak_mib"]
-    return [
-        *tables.markdown(head, rows),
-        "",
-        f"`{report['command']}`, {date.today()}; {report['generated_tokens']:.0f} tokens a text. Peak memory "
-        f"{peak['hf']:.0f} MiB (`hf`) and {peak['elude']:.0f} MiB (`elude`). Loading took {hf['load']:.1f} s and "
-        f"{elude['load']:.1f} s; the check at each load {elude['check']:.1f} s.",
-    ]
+def whole(folder: str, kind: str, limit: int, batch: int) -> float:
+    """Processor seconds of ``lm_eval`` with the group ``elude_quality``."""
+    began = resource.getrusage(resource.RUSAGE_CHILDREN)
+    metadata = json.dumps({"dataset": "mini", "target": "Cristiano Ronaldo"})
+    command = [
+        Path(sys.executable).with_name("lm_eval"), "run", "--model", kind, "--tasks", "elude_quality",
+        "--model_args", f"pretrained={folder},dtype=float32", "--device", "cpu", "--batch_size", str(batch),
+        "--metadata", metadata, "--limit", str(limit),
+    ]  # fmt: skip
+    subprocess.run(command, check=True, capture_output=True, env={**os.environ, **ENVIRONMENT})
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return ended.ru_utime + ended.ru_stime - began.ru_utime - began.ru_stime
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="folder of a real model  [default: the random Llama]")
     parser.add_argument("--limit", type=int, default=6, help="records of each task")
-    parser.add_argument("--suites", nargs="+", choices=SUITES, default=SUITES, help="which of them  [default: all]")
-    parser.add_argument("--batch-size", type=int, default=16, help="of stock hf")
     parser.add_argument("--parts", type=int, default=3, help="turns for each suite")
     parser.add_argument("--new-tokens", type=int, default=96, help="most tokens of a generated text")
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
@@ -310,60 +223,52 @@ def main() -> int:
     options = parser.parse_args()
     if options.model and not (options.model / "config.json").is_file():
         parser.error(f"--model {options.model} is no model folder: it has no config.json")
-    os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    os.environ |= ENVIRONMENT
+    import torch
+    from lm_eval.models.huggingface import HFLM
+
+    from lm_eval_elude.model.backend import EludeLM
+
+    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as temporary:
         stop = "" if options.model else make_model(Path(temporary))
         folder = str(options.model or temporary)
-        rest = (folder, stop, options.limit, options.batch_size, options.new_tokens)
-        arms = {kind: start(kind, *rest) for kind in ("hf", "elude")}
-        sizes, others = (pipe.recv() for pipe in arms.values())
-        seconds: dict[str, dict[str, float]] = {suite: dict.fromkeys(arms, 0.0) for suite in options.suites}
-        compared: dict[str, tuple[int, float, int]] = {}
-        for suite in options.suites:
-            answers: dict[str, list[Any]] = {kind: [] for kind in arms}
-            parts = min(options.parts, sizes[suite], others[suite])
-            for number in range(parts):
-                for kind, pipe in arms.items():
-                    pipe.send((suite, number, parts))
-                    took, shown = pipe.recv()
-                    seconds[suite][kind] += took
-                    answers[kind] += shown
-            compared[suite] = compare(answers["hf"], answers["elude"])
-        ends = {}
-        for kind, pipe in arms.items():
-            pipe.send(None)
-            ends[kind] = pipe.recv()
-        for process in multiprocessing.active_children():
-            process.join()
-    elude_suites = [suite for suite in SUITES if not suite.startswith("utility")]
-    if set(elude_suites) <= set(options.suites):
-        seconds["whole group elude"] = {
-            k: sum(seconds[s][k] for s in elude_suites) + sum(ends[k]["times"][t] for t in ("build", "metrics"))
-            for k in arms
+        lms: dict[str, Any] = {
+            kind: backend(pretrained=folder, device="cpu", dtype="float32")
+            for kind, backend in (("hf", HFLM), ("elude", EludeLM))
         }
-    operations, lengths = (ends["elude"][key] for key in ("operations", "lengths"))
-    ratio = {name: flop_ratio(of_suite, *operations) for name, of_suite in lengths.items()}
-    report = {
-        "model": options.model.name if options.model else "random Llama",
-        "command": f"--limit {options.limit} --batch-size {options.batch_size} --new-tokens {options.new_tokens}",
-        "seconds": seconds,
-        "speed_up": {name: s["hf"] / s["elude"] for name, s in seconds.items()},
-        "flop_ratio": ratio,
-        "peak_mib": {kind: end["peak_mib"] for kind, end in ends.items()},
-        "divided": {kind: end["times"] for kind, end in ends.items()},
-        "generated_tokens": ends["elude"]["tokens"],
-        "compared": {name: dict(zip(("requests", "nats", "texts"), c, strict=True)) for name, c in compared.items()},
-        "requests": sizes,
-        "stock_batch_size": options.batch_size,
-    }
-    lines = written(report)
-    print("\n".join(lines))
+        model = lms["elude"].model
+        table, head = (module.weight for module in (model.get_input_embeddings(), model.get_output_embeddings()))
+        body = sum(p.numel() for p in model.parameters()) - table.numel() - (0 if table is head else head.numel())
+        suites = suites_of(folder, options.limit, stop, options.new_tokens).items()
+        cost = Tokens(2 * body, 2 * head.numel())
+        report = [compared(name, suite, lms, min(options.parts, len(suite)), cost) for name, suite in suites]
+        group: dict[str, Any] = {"suite": "`lm_eval --tasks elude_quality`", "batch": report[-1]["batch"]}
+        for kind in lms:
+            group[kind] = whole(folder, kind, options.limit, group["batch"])
+    rows = []
+    for row in [*report, group]:
+        shown = [
+            row["suite"],
+            f"{row['hf']:.1f}",
+            row["batch"],
+            f"{row['elude']:.1f}",
+            f"{row['hf'] / row['elude']:.2f}x",
+        ]
+        if "stock" in row:
+            counts = (f"{stock:,} / {shared:,}" for stock, shared in zip(row["stock"], row["shared"], strict=True))
+            shown += [f"{row['allowed']:.2f}x", *counts, f"{row['nats']:.0e}" if row["nats"] else "", row["texts"]]
+        rows.append([str(cell) for cell in shown] + [""] * (10 - len(shown)))
+    head_row = (
+        "", "`hf`, s", "its batch", "`elude`, s", "speed-up", "operations allow", "tokens in the layers, `hf` / least",
+        "in the vocabulary", "nats apart", "texts differ",
+    )  # fmt: skip
+    settings = f"`--limit {options.limit} --parts {options.parts} --new-tokens {options.new_tokens}`, {date.today()}."
+    lines = [*tables.markdown(head_row, rows), "", settings]
+    tables.show(f"scoring: {options.model.name if options.model else 'random Llama'}", lines, options.docs)
     if options.json:
-        options.json.write_text(json.dumps(report, indent=1))
-    if options.docs:
-        tables.put(tables.DOCS / "benchmarks.md", f"scoring: {report['model']}", lines)
-    alike = all(count and nats <= 1e-3 and not texts for count, nats, texts in compared.values())
-    return 0 if alike else 1
+        options.json.write_text(json.dumps([*report, group], indent=1))
+    return 0 if all(row["nats"] <= 1e-3 and not row["texts"] for row in report) else 1
 
 
 if __name__ == "__main__":

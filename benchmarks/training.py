@@ -331,7 +331,8 @@ def muon(rounds: int) -> Iterator[dict[str, Any]]:
     """Seconds of an update of the bundled model's matrices, without the gradient."""
     import torch
 
-    from lm_eval_elude.model.scorer import emulates_bfloat16, load_model, matrices
+    from lm_eval_elude.model.layers import matrices
+    from lm_eval_elude.model.scorer import emulates_bfloat16, load_model
     from optout_train.config import BUNDLED_MODEL
     from optout_train.muon import Muon
 

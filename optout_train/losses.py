@@ -112,7 +112,8 @@ def steered_layer(layers: int) -> int:
 
 def states(model: Any, batch: Batch) -> Tensor:
     """The states that RMU steers, (n, width): after :func:`steered_layer`, where each token is predicted."""
-    from lm_eval_elude.model.scorer import answer_logits, layer_state, recorded
+    from lm_eval_elude.model.layers import layer_state, recorded
+    from lm_eval_elude.model.scorer import answer_logits
 
     with recorded(model) as outputs:
         answer_logits(model, batch)

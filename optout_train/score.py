@@ -147,7 +147,7 @@ def evaluate(job: Job, config: TrainConfig, manifest: Manifest, batch_size: int,
     from lm_eval.loggers import EvaluationTracker
     from lm_eval.tasks import TaskManager
 
-    from lm_eval_elude.model import limits
+    from lm_eval_elude.model.backend import default_device
 
     metadata = job.arguments | benchmark_of(config).metadata(manifest)
     logging.getLogger("lm_eval.evaluator_utils").setLevel(logging.ERROR)  # a group of rising and falling metrics
@@ -159,7 +159,7 @@ def evaluate(job: Job, config: TrainConfig, manifest: Manifest, batch_size: int,
                 model_args=job.arguments,
                 tasks=[benchmark_of(config).task],
                 batch_size=batch_size,
-                device=limits.device(),
+                device=default_device(),
                 task_manager=TaskManager(include_path=task_folder(), include_defaults=False, metadata=metadata),
                 log_samples=True,
                 evaluation_tracker=tracker,

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 
 from lm_eval_elude.data.files import file_hashes
 from lm_eval_elude.errors import UserError
-from lm_eval_elude.model.scorer import AnswerLogProbs, Scorer, emulates_bfloat16, load_model, repeatable, score_all
+from lm_eval_elude.model.layers import repeatable
+from lm_eval_elude.model.scorer import AnswerLogProbs, Scorer, emulates_bfloat16, load_model, score_all
 from lm_eval_elude.text.chat import Encoded, Renderer, load_tokenizer
 from optout_train.config import WHOLE_BATCH, TrainConfig
 from optout_train.data import KEPT, StepIndices, TrainingData, load_training_data, passes

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from lm_eval_elude.errors import UserError
-from lm_eval_elude.model.scorer import layers_of, matrices, slices
+from lm_eval_elude.model.layers import layers_of, matrices, slices
 from optout_train.config import TrainConfig
 from optout_train.losses import steered_layer
 from optout_train.muon import Muon

@@ -68,7 +68,7 @@ def rescore(
     from lm_eval.api.registry import get_model
     from lm_eval.tasks import TaskManager
 
-    from lm_eval_elude.model import limits
+    from lm_eval_elude.model.backend import default_device
 
     assert verdict.submission
     weights = file_hashes(Path(model))
@@ -109,9 +109,9 @@ def rescore(
         "attack_file": str(folder / ATTACKS) if scored["attack_file"] else "", "original": original,
     }  # fmt: skip
     with mute_harness(evaluator):
-        lm: Any = get_model(backend)(**arguments, device=limits.device())
+        lm: Any = get_model(backend)(**arguments, device=default_device())
         base_model = original or base or tokenizer
-        others, is_known = limits.other_decoding(lm.model.generation_config, base_model)
+        others, is_known = other_decoding(lm.model.generation_config, base_model)
         if others and is_known:
             line = f"rescored: the model's generation_config.json sets {', '.join(others)} otherwise than its base's"
             verdict.findings.append(line)
@@ -291,3 +291,43 @@ def _leads(lm: Any, ids: Sequence[int], start: int) -> list[float]:
     tokens = torch.tensor([ids], device=lm.device)
     logits, chosen = lm._model_call(tokens)[0, start - 1 : -1].float(), tokens[0, start:, None]
     return (logits.gather(1, chosen) - logits.scatter(1, chosen, -math.inf).max(1, keepdim=True).values)[:, 0].tolist()
+
+
+# Settings of a generation_config that leave greedy decoding as it is; any other may only be absent or neutral.
+_INERT = frozenset({
+    "do_sample", "temperature", "top_k", "top_p", "top_h", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff",
+    "bos_token_id", "eos_token_id", "pad_token_id", "max_length", "max_new_tokens", "use_cache", "transformers_version",
+    "cache_implementation", "cache_config", "return_legacy_cache", "early_stopping", "length_penalty",
+    "renormalize_logits", "output_attentions", "output_hidden_states", "output_scores", "output_logits",
+    "compile_config", "disable_compile", "_from_model_config",
+})  # fmt: skip
+_NEUTRAL = {
+    "repetition_penalty": 1, "encoder_repetition_penalty": 1, "num_beams": 1, "num_beam_groups": 1, "guidance_scale": 1,
+    "num_return_sequences": 1, "min_length": 0, "no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0,
+    "diversity_penalty": 0,
+}  # fmt: skip
+
+
+def acting_settings(generation_config: Any) -> list[str]:
+    """The settings of a checkpoint's ``generation_config`` that act on greedy decoding."""
+    settings = generation_config.to_dict().items()
+    return [k for k, v in settings if k not in _INERT and v not in (None, False, [], {}) and v != _NEUTRAL.get(k)]
+
+
+def other_decoding(generation_config: Any, base: str) -> tuple[list[str], bool]:
+    """Settings that act on greedy decoding, and whether the base model is known to have them otherwise.
+
+    Of a model with the base's own settings, and of one without any, there are none.
+    """
+    from transformers import AutoConfig, GenerationConfig
+
+    if not (names := acting_settings(generation_config)):
+        return [], True
+    try:
+        of_base = GenerationConfig.from_pretrained(base)
+    except OSError:  # it has no such file
+        try:
+            of_base = GenerationConfig.from_model_config(AutoConfig.from_pretrained(base, trust_remote_code=False))
+        except (OSError, ValueError):
+            return names, False
+    return [name for name in names if getattr(generation_config, name) != getattr(of_base, name, None)], True

@@ -3,165 +3,151 @@
 Log-likelihoods. Requests are sorted by their tokens and written into trees (``packing.py``): an opening that several
 share (a question, the head of a chat template, the start of two answers) is one run of nodes. A tree is one row of a
 batch; a token's position is its depth and it sees its ancestors only, so each branch reads as if it stood alone. The
-vocabulary is computed where an answer token is predicted and nowhere else (``scorer.py``).
+vocabulary is computed where an answer token is predicted and nowhere else (``scorer.py``). What cannot share a row is
+scored in rows of its own.
 
-Generation. Greedy decoding, and draws from the whole vocabulary, fill their cache from trees too and drop a row as soon
-as it has ended (``decoding.py``). A greedy text is the one that stock ``hf`` gives with batch size 1. (In larger
-batches stock lets a row run on after its stop text until all rows have theirs, which shows where that text is a special
-token.)
+Generation. ``generate()`` of transformers, in batches that the memory allows. A text ends where it would end in a batch
+of its own (stock ``hf`` lets a row run on until all rows have their stop text, which shows where that text is a special
+token), and texts that have ended leave the batch (``decoding.py``).
 
-At load both are compared with the plain way on this very model; what differs goes the stock way, with a line that says
-so. So do requests beyond a sliding window, draws from less than the whole vocabulary, and checkpoints whose generation
-settings act on greedy decoding.
+At load both are compared with the plain way on this very model; what differs goes the plain way, with a line that says
+so.
 """
 
 from __future__ import annotations
 
-import atexit
 import logging
-import os
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from datetime import timedelta
-from itertools import chain
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from accelerate import PartialState
 from accelerate.utils.memory import should_reduce_batch_size
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import model_registry
 from lm_eval.models.huggingface import HFLM
-from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
 from lm_eval.models.utils_hf import clear_torch_cache
 from tqdm import tqdm
 
 from lm_eval_elude.errors import UserError, reason
-from lm_eval_elude.model import limits
-from lm_eval_elude.model.decoding import decode
-from lm_eval_elude.model.packing import Tree, build_trees, collate, to_batch
-from lm_eval_elude.model.scorer import TokenScores, answer_logits, emulates_bfloat16, packing_fault, probe, token_scores
+from lm_eval_elude.model.decoding import DEPENDS_ON_LENGTH, continued
+from lm_eval_elude.model.packing import Batch, build_trees, collate, to_batch
+from lm_eval_elude.model.scorer import (
+    TokenScores,
+    answer_logits,
+    attention_span,
+    emulates_bfloat16,
+    loading,
+    packing_fault,
+    probe,
+    token_scores,
+)  # fmt: skip
 from lm_eval_elude.text.chat import Encoded, check_place
 
 log = logging.getLogger("lm_eval.elude")
-T = TypeVar("T")
-R = TypeVar("R")
-
-
-class Rank(int):
-    """A rank that also says what its model serves: of the model, the harness hands a task the rank and nothing else."""
-
-    serves = ("token_logprobs",)
+LONGEST_TREE = 4096  # tokens: its mask has a square of them
 
 
 class EludeLM(HFLM):
     """Stock ``HFLM``, with every argument of it, that runs shared work once (see the module's text).
 
-    ``batch_tokens`` is the tokens of one batch, padding included; by default what the memory allows, else a positive
-    whole number (or UserError). ``batch_size`` holds for what goes the stock way.
+    A batch has ``batch_tokens`` tokens, padding included: what the memory allows. ``batch_size`` holds for what goes
+    stock ``hf``'s way. Weights are read from safetensors; ``use_safetensors=False`` also takes others.
     """
 
     softmax_dtype: torch.dtype | None
 
-    def __init__(self, pretrained: Any, batch_tokens: int | str | None = None, **kwargs: Any) -> None:
-        if batch_tokens is not None and (not str(batch_tokens).isdecimal() or int(batch_tokens) < 1):
-            raise UserError(f"batch_tokens={batch_tokens!r} in --model_args must be a positive whole number")
-        # Stock hf divides the requests among GPUs only; on CPU each rank would score everything. Accelerate counts the
-        # ranks of a CPU only if told that it is one, before anything else asks for its state (then this does nothing).
-        on_cpu = not torch.accelerator.is_available() or str(kwargs.get("device")).startswith("cpu")
-        if on_cpu and isinstance(pretrained, str) and int(os.environ.get("WORLD_SIZE", 1)) > 1:
-            # Gloo's threads hold tensors: a rank that ends before they do may abort (SIGABRT) after its last result.
-            atexit.register(PartialState(cpu=True, timeout=timedelta(weeks=52)).destroy_process_group)
+    def __init__(self, pretrained: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("device", default_device())
         if isinstance(pretrained, str):
             check_place(pretrained)
-        kwargs.setdefault("device", limits.device())
-        super().__init__(pretrained, **kwargs)
-        self._arguments = kwargs
-        if self.softmax_dtype is None and (self.mixed_precision_dtype or self.model.dtype).itemsize < 4:
+            if not any(kwargs.get(other) for other in ("autogptq", "gptqmodel", "gguf_file")):
+                kwargs.setdefault("use_safetensors", True)
+        with loading("pretrained", pretrained) if isinstance(pretrained, str) else nullcontext():
+            super().__init__(pretrained, **kwargs)
+        dtype = self.mixed_precision_dtype or self.model.dtype
+        if self.softmax_dtype is None and dtype.itemsize < 4:
             self.softmax_dtype = torch.float32  # what goes the stock way would be summed in 16 bits
-        if torch.bfloat16 in (self.mixed_precision_dtype, self.model.dtype) and emulates_bfloat16(self.device):
+        if dtype == torch.bfloat16 and emulates_bfloat16(self.device):
             log.warning("ELUDe: this processor has no bfloat16 arithmetic, and is many times as fast by dtype=float32")
-        accelerator = getattr(self, "accelerator", None)
-        if self.world_size == 1 and accelerator is not None and not kwargs.get("parallelize"):
-            self._rank, self._world_size = accelerator.process_index, accelerator.num_processes
         config = self.config.get_text_config()
         self._width = int(getattr(config, "hidden_size", 0) or 0)
-        self._span = min(self.max_length, limits.attention_span(config))
-        self._packs = self._decodes = False
+        self._span = min(self.max_length, attention_span(config))
+        self._rows_of_vocabulary = self.model.get_input_embeddings().num_embeddings
+        self._finite = True  # all numbers so far
+        self._packs = self._scores = self._drops = False
         if self.backend == "causal" and self._width:
-            fitting, self._cache_weight = limits.batch_tokens(config, self.model.dtype, self.device)
-            self.batch_tokens = int(batch_tokens) if batch_tokens else fitting
+            self.batch_tokens = fitting_tokens(self.model, dtype, self.device)
             log.info("ELUDe: up to %d tokens a batch", self.batch_tokens)
-            self._packs, self._decodes = self._check()
-            if self._packs or self._scores_rows():
-                self._rank = Rank(self._rank)
+            with self._precision():
+                self._check()
+
+    # ---- tokens
+    def tok_encode(self, string: str, *args: Any, **kwargs: Any) -> list[int]:
+        """As stock; UserError where the model has no embedding for a token."""
+        return self._embedded(super().tok_encode(string, *args, **kwargs))
+
+    def tok_batch_encode(self, strings: list[str], *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """As stock; UserError where the model has no embedding for a token."""
+        ids, mask = super().tok_batch_encode(strings, *args, **kwargs)
+        self._embedded([int(ids[mask.bool()].max())])
+        return ids, mask
+
+    def _embedded(self, ids: list[int]) -> list[int]:
+        if (most := max(ids, default=0)) >= self._rows_of_vocabulary:
+            raise UserError(
+                f"the tokenizer writes {self.tokenizer.convert_ids_to_tokens(most)!r} as token {most}, and the model's "
+                f"embedding has {self._rows_of_vocabulary}: give the tokenizer of this model as --model_args tokenizer="
+            )
+        return ids
 
     # ---- log-likelihoods
     def _loglikelihood_tokens(
         self, requests: list[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, override_bs: Any = None
     ) -> list[tuple[float, bool]]:
-        if not self._packs:
+        if not self._scores or not all(context and answer for _, context, answer in requests):
             return super()._loglikelihood_tokens(requests, disable_tqdm, override_bs)
-        results: list[Any] = [None] * len(requests)
-        fast = [
-            i for i, (_, context, answer) in enumerate(requests)
-            if context and answer and len(context) + len(answer) - 1 <= self._span
-        ]  # fmt: skip
-        samples = [Encoded(context + answer, len(context)) for _, context, answer in map(requests.__getitem__, fast)]
+        samples = [Encoded(context + answer, len(context)) for _, context, answer in requests]
 
-        def keep(place: int, score: TokenScores) -> None:
-            asked = requests[fast[place]][0]
-            results[fast[place]] = result = (sum(score.log_probs), all(score.greedy))
-            if asked is not None:  # at once, for who is cut off and goes on with --use_cache
+        def keep(place: int, score: TokenScores) -> tuple[float, bool]:
+            result = (sum(score.log_probs), all(score.greedy))
+            if (asked := requests[place][0]) is not None:  # at once, for who is cut off and goes on with --use_cache
                 self.cache_hook.add_partial("loglikelihood", asked, result)
+            return result
 
-        self._score(samples, disable_tqdm=disable_tqdm, keep=keep)
-        rest = [i for i, result in enumerate(results) if result is None]
-        with self._fixed_batches():
-            left = [requests[i] for i in rest]
-            stock = super()._loglikelihood_tokens(left, disable_tqdm, override_bs) if rest else []
-        return _filled(results, rest, stock)
+        return self._score(samples, "loglikelihood", disable_tqdm, keep)
 
-    def token_logprobs(self, requests: list[Instance], disable_tqdm: bool = False) -> list[TokenScores]:
-        """Log-probabilities of each token of a continuation, with their expected value and spread.
+    @property
+    def token_logprobs(self) -> Callable[..., list[TokenScores]]:
+        """The request type of ELUDe's own: log-probabilities of each token of a continuation, and their moments.
 
-        A request type of ELUDe's own; :class:`Rank` announces it. Arguments of a request are (context, continuation),
-        which are cut where they meet (``loglikelihood`` moves white space from the one to the other), or (context,
-        continuation, model): a model folder or Hub id that scores the same text instead. It is loaded as this one was,
-        and let go afterwards.
+        Arguments of a request are (context, continuation), which are cut where they meet (``loglikelihood`` moves white
+        space from the one to the other). AttributeError where the model cannot be asked for single tokens, so that
+        ``hasattr(model, "token_logprobs")`` says whether it can.
         """
-        results: list[Any] = [None] * len(requests)
-        groups: dict[str | None, list[int]] = {}  # numbers of the requests by the model that is asked; None: this one
-        for i, (_, _, *name) in enumerate(request.args for request in requests):
-            groups.setdefault(name[0] if name else None, []).append(i)
-        for name, chosen in groups.items():
-            model = self if name is None else self._other(name)
-            samples = [model._encode(*requests[i].args[:2]) for i in chosen]
-            for i, (ids, start) in zip(chosen, samples, strict=True):
-                if not 0 < len(ids) - start <= model.max_length:
-                    raise ValueError(
-                        f"token_logprobs: no tokens, or more than the model takes, in {requests[i].args[1]!r}"
-                    )
-            _filled(results, chosen, model._score(samples, True, disable_tqdm))
-        return results
+        if not self._scores:
+            raise AttributeError("this model gives no log-probabilities of single tokens")
+        return self._token_logprobs
 
-    def _other(self, name: str) -> EludeLM:
-        """Another model with this one's arguments, less those that say which model this one is."""
-        naming = ("peft", "delta", "revision", "subfolder", "tokenizer", "gguf_file")
-        log.info("ELUDe: loading the reference model %s", name)
-        return type(self)(name, **{key: value for key, value in self._arguments.items() if key not in naming})
+    def _token_logprobs(self, requests: list[Instance], disable_tqdm: bool = False) -> list[TokenScores]:
+        samples = [self._encoded(*request.args) for request in requests]
+        for (ids, start), request in zip(samples, requests, strict=True):
+            if not 0 < len(ids) - start <= self.max_length:
+                raise ValueError(f"token_logprobs: no tokens, or more than the model takes, in {request.args[1]!r}")
+        return self._score(samples, "token_logprobs", disable_tqdm, lambda _, score: score, moments=True)
 
-    def _encode(self, context: str, continuation: str) -> Encoded:
+    def _encoded(self, context: str, continuation: str) -> Encoded:
         if context:
             return Encoded(self.tok_encode(context + continuation), len(self.tok_encode(context)))
         ids, prefix = self.tok_encode(context + continuation, add_special_tokens=False), self.prefix_token_id
         return Encoded(ids if ids[:1] == [prefix] else [prefix, *ids], 1)
 
     def _score(
-        self, samples: Sequence[Encoded], moments: bool = False, disable_tqdm: bool = True,
-        keep: Callable[[int, TokenScores], None] = lambda place, score: None,
-    ) -> list[TokenScores]:  # fmt: skip
-        """Token scores of answers, each also given to ``keep`` as soon as its batch is done.
+        self, samples: Sequence[Encoded], kind: str, disable_tqdm: bool, keep: Callable[[int, TokenScores], Any],
+        moments: bool = False,
+    ) -> list[Any]:  # fmt: skip
+        """What ``keep`` makes of each answer's number and token scores, as soon as its batch is done.
 
         What exceeds the model's length is cut on the left, with a line.
         """
@@ -169,86 +155,82 @@ class EludeLM(HFLM):
         if longest > most:
             log.warning("ELUDe: up to %d tokens, the model takes %d: cut on the left", longest - 1, self.max_length)
             samples = [Encoded(ids[-most:], start - max(0, len(ids) - most)) for ids, start in samples]
-        packs = self._packs and longest - 1 <= self._span
         results: list[Any] = [None] * len(samples)
-
-        def trees_of(members: Sequence[int]) -> list[Tree]:
-            trees = build_trees([samples[m].ids[:-1] for m in members], self._width if packs else 0, self.batch_tokens)
-            for tree in trees:
-                tree.members = [members[m] for m in tree.members]
-            return trees
-
-        def run(chosen: list[Tree]) -> list[TokenScores]:
-            batch = to_batch(chosen, samples, self.device, masked=packs)
-            return token_scores(answer_logits(self.model, batch), batch, moments)
-
-        with self._bar(len(samples), "token_logprobs" if moments else "loglikelihood", disable_tqdm) as bar:
-            trees = trees_of(range(len(samples)))
-            for chosen, scores in self._batched(
-                trees, lambda tree: len(tree.tokens), run, apart=lambda tree: trees_of(tree.members)
-            ):
-                members = [member for tree in chosen for member in tree.members]
-                _filled(results, members, scores)
-                for member, score in zip(members, scores, strict=True):
-                    keep(member, score)
-                bar.update(len(scores))
+        packed = [self._packs and len(ids) - 1 <= self._span for ids, _ in samples]
+        off = disable_tqdm or self.rank != 0 or not samples or None  # None: where there is no terminal
+        with tqdm(total=len(samples), disable=off, desc=f"Running {kind} requests") as bar, self._precision():
+            for shared in (True, False):
+                chosen = [i for i, fits in enumerate(packed) if fits == shared]
+                for batch, logits in self._batches(chosen, samples, shared):
+                    scores = token_scores(logits, batch, moments)
+                    for place, score in zip(batch.owners.unique_consecutive().tolist(), scores, strict=True):
+                        self._check_finite(score)
+                        results[place] = keep(place, score)
+                    bar.update(len(scores))
         return results
+
+    def _batches(
+        self, chosen: Sequence[int], samples: Sequence[Encoded], shared: bool
+    ) -> Iterator[tuple[Batch, torch.Tensor]]:
+        """The chosen samples in batches of ``batch_tokens``, with their logits; out of memory halves that, with a line.
+
+        They share rows, or each has one of its own.
+        """
+        limit = min(LONGEST_TREE, self.batch_tokens)
+        trees = build_trees({i: samples[i].ids[:-1] for i in chosen}, self._width if shared else 0, limit)
+        while trees:
+            length = len(trees[0].tokens)
+            rows = min(len(trees), max(1, self.batch_tokens // length))
+            batch = to_batch(trees[:rows], samples, self.device, masked=shared)
+            try:
+                logits = answer_logits(self.model, batch)
+            except Exception as error:
+                if rows == 1 or not should_reduce_batch_size(error):
+                    raise
+                self.batch_tokens = rows * length // 2
+                log.warning("ELUDe: out of memory with %d rows; now %d tokens a batch", rows, self.batch_tokens)
+            else:
+                trees = trees[rows:]
+                yield batch, logits
+                continue
+            clear_torch_cache()  # outside of the handler, whose error holds on to the batch
+
+    def _check_finite(self, score: TokenScores) -> None:
+        if self._finite and not math.isfinite(sum(score.log_probs)):
+            self._finite = False
+            log.warning(
+                "ELUDe: the model's numbers are not finite in %s, and this run says nothing of it: its weights are "
+                "broken, or need --model_args dtype=float32", self.mixed_precision_dtype or self.model.dtype,
+            )  # fmt: skip
 
     # ---- generation
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        results: list[Any] = [None] * len(requests)
-        work: dict[tuple[int, tuple[str, ...], float], dict[str, list[int]]] = {}  # -> their numbers, by context
-        for i, (context, given) in enumerate(request.args for request in requests):
-            kwargs: dict[str, Any] = dict(normalize_gen_kwargs(given, self.max_gen_toks))
-            until = handle_stop_sequences(kwargs.pop("until", None), eos=self.tok_decode([self.eot_token_id], False))
-            most = int(kwargs.pop("max_gen_toks"))
-            drawn, temperature = kwargs.pop("do_sample"), float(kwargs.pop("temperature", 0) or 0)
-            if drawn and kwargs.get("top_k") == 0 and kwargs.get("top_p") == 1:
-                kwargs = {name: value for name, value in kwargs.items() if name not in ("top_k", "top_p")}
-                ours = temperature > 0 and not kwargs and not limits.cuts_draws(self.model.generation_config)
-            else:
-                ours = not (drawn or temperature or kwargs)
-            if self._decodes and ours and 0 < most < self.max_length and not self.think_end_token:
-                work.setdefault((most, tuple(until), temperature), {}).setdefault(context, []).append(i)
-        total = sum(len(numbers) for contexts in work.values() for numbers in contexts.values())
-        with self._bar(total, "generate_until", disable_tqdm) as bar:
-            for (most, stops, temperature), contexts in work.items():
-                each = [c for c, numbers in contexts.items() for _ in (numbers if temperature else numbers[:1])]
-                for context, text in self._texts(each, stops, most, temperature, bar):
-                    numbers = [contexts[context].pop()] if temperature else contexts[context]
-                    for i in numbers:
-                        results[i] = text
-                        if not temperature:
-                            self.cache_hook.add_partial("generate_until", requests[i].args, text)
-                    bar.update(len(numbers))
-        rest = [i for i, result in enumerate(results) if result is None]
-        with self._fixed_batches() if self._decodes else nullcontext():
-            stock = super().generate_until([requests[i] for i in rest], disable_tqdm) if rest else []
-        return _filled(results, rest, stock)
+        """As stock, in batches that the memory allows."""
+        if not self._drops:
+            return super().generate_until(requests, disable_tqdm)
+        before = self.batch_size_per_gpu
+        longest = max((len(self.tok_encode(request.args[0])) for request in requests), default=0)
+        longest += max((int(request.args[1].get("max_gen_toks", self.max_gen_toks)) for request in requests), default=1)
+        on_cpu = self.device.type == "cpu"  # where few texts reach their limit, and 64 are as fast as more
+        rows = min(64, 16 * self.batch_tokens // longest) if on_cpu else self.batch_tokens // longest
+        self.batch_size_per_gpu = max(1, rows)
+        try:
+            return super().generate_until(requests, disable_tqdm)
+        finally:
+            self.batch_size_per_gpu = before
 
-    def _texts(
-        self, contexts: Sequence[str], stops: Sequence[str], most: int, temperature: float, bar: Any
-    ) -> Iterator[tuple[str, str]]:
-        """Texts after contexts, the longest context first; those beyond the model's window are left out."""
+    def _model_generate(self, context: Any, max_length: int, stop: list[str], **given: Any) -> torch.Tensor:
+        settings = self.model.generation_config.to_dict() | given
+        if not self._drops or any(settings.get(name) not in (None, 0, 1) for name in DEPENDS_ON_LENGTH):
+            return super()._model_generate(context, max_length, stop, **given)
+        if not given.get("do_sample"):  # as stock
+            given = {name: value for name, value in given.items() if name != "temperature"} | {"do_sample": False}
+        with self._precision():
+            return continued(
+                self.model, self.tokenizer, context, given.pop("attention_mask"), stop, max_length, **given
+            )
 
-        def show(tokens: int, rows: int) -> None:
-            bar.set_postfix_str(f"token {tokens} of at most {most}, {rows} texts under way", refresh=tokens % 8 == 0)
-
-        room = {"left_truncate_len": self.max_length - most, "truncation": self.truncation}
-        ids_of = {c: self.tok_batch_encode([c], **room)[0][0].tolist() for c in dict.fromkeys(contexts)}
-        prompts = [(context, ids_of[context]) for context in contexts]
-        short = sorted((p for p in prompts if p[1] and len(p[1]) + most <= self._span), key=lambda p: -len(p[1]))
-        for batch, outputs in self._batched(
-            short,
-            lambda prompt: int((len(prompt[1]) + most) * self._cache_weight) + 1,
-            lambda batch: decode(
-                self.model, self.tokenizer, [ids for _, ids in batch], stops, most, self.batch_tokens, temperature, show
-            ),
-        ):
-            for (context, _), ids in zip(batch, outputs, strict=True):
-                yield context, postprocess_generated_text(self.tok_decode(ids), list(stops), None)
-
-    # ---- precision and memory
+    # ---- precision, and the check at load
     @contextmanager
     def _precision(self) -> Iterator[None]:
         """Compute as stock hf does: without gradients, in the number format that was asked for."""
@@ -256,110 +238,69 @@ class EludeLM(HFLM):
         with torch.no_grad(), torch.autocast(self.device.type, dtype=kind, enabled=kind is not None):
             yield
 
-    def _batched(
-        self, items: Sequence[T], size: Callable[[T], int], run: Callable[[list[T]], R],
-        apart: Callable[[T], list[T]] = lambda item: [item],
-    ) -> Iterator[tuple[list[T], R]]:  # fmt: skip
-        """Run items, the longest first, in batches of ``batch_tokens``; out of memory halves that, with a line.
-
-        Where one item is too much, it and those after it are taken ``apart``, if that makes it smaller.
-        """
-        at = 0
-        while at < len(items):
-            rows = max(1, min(self.batch_tokens // size(items[at]), len(items) - at))
-            batch = list(items[at : at + rows])
-            try:
-                with self._precision():
-                    output = run(batch)
-            except Exception as error:
-                if not should_reduce_batch_size(error):
-                    raise
-                self.batch_tokens = max(1, min(self.batch_tokens, rows * size(items[at])) // 2)
-                if rows == 1:
-                    parts = sorted(chain.from_iterable(map(apart, items[at:])), key=size, reverse=True)
-                    if size(parts[0]) >= size(items[at]):
-                        raise
-                    items = [*items[:at], *parts]
-                log.warning("ELUDe: out of memory with %d rows; now %d tokens a batch", rows, self.batch_tokens)
-            else:
-                yield batch, output
-                at += rows
-                continue
-            clear_torch_cache()  # outside of the handler, whose error holds on to the batch
-
-    def _detect_batch_size(self, requests: Sequence[Any] | None = None, pos: int = 0) -> int:
-        """As stock, but not by trial on a CPU, where a batch that is too large is killed rather than refused."""
-        if self.device.type != "cpu" or not self._packs:
-            return super()._detect_batch_size(requests, pos)
-        longest = len(requests[pos][1]) + len(requests[pos][2]) if requests else self.max_length
-        return max(1, min(self.max_batch_size or 64, self.batch_tokens // min(longest, self.max_length)))
-
-    @contextmanager
-    def _fixed_batches(self) -> Iterator[None]:
-        """For a rest that goes the stock way, one size in place of auto: stock would find it with all ranks together,
-        of which some may have no rest."""
-        before = self.batch_size_per_gpu
-        if before == "auto":
-            self.batch_size_per_gpu = max(1, self.batch_tokens // self.max_length)
-        try:
-            yield
-        finally:
-            self.batch_size_per_gpu = before
-
-    def _bar(self, total: int, kind: str, disable: bool) -> Any:
-        off = disable or self.rank != 0 or not total or None  # None: where there is no terminal
-        return tqdm(total=total, disable=off, desc=f"Running {kind} requests")
-
-    # ---- the check at load
-    def _check(self) -> tuple[bool, bool]:
-        """Whether packed rows can be used for log-likelihoods, and for generation; a line says why not."""
-        with self._precision():
-            fault, what = packing_fault(self.model), "log-likelihoods and generation"
-            packs = not fault
-            if packs:
-                fault, what = self._generation_fault(), "generation"
+    def _check(self) -> None:
+        """Find out what this model can do; a line says what goes the plain way, and why."""
+        fault = packing_fault(self.model)
+        self._packs = not fault
         if fault:
-            log.warning("ELUDe: %s of this model go the stock way: %s", what, fault)
-        return packs, not fault
-
-    def _scores_rows(self) -> bool:
-        """Whether single tokens of plain rows can be scored, where packed rows cannot be used."""
+            log.warning("ELUDe: answers to one question do not share a row on this model: %s", fault)
+        samples = probe(self.model)
         try:
-            with self._precision():
-                batch = collate(probe(self.model, self._span)[:1], self.device)
-                answer_logits(self.model, batch)
-                if self.model(input_ids=batch.tokens).logits.shape[1] != batch.tokens.shape[1]:
-                    raise ValueError("it puts tokens of its own before a text")
+            batch = collate(samples, self.device)
+            for score in token_scores(answer_logits(self.model, batch), batch):
+                self._check_finite(score)
+            if self.model(input_ids=batch.tokens).logits.shape[1] != batch.tokens.shape[1]:
+                raise ValueError("it puts tokens of its own before a text")
+            self._scores = True
         except Exception as error:  # whatever an architecture makes of the probe, plain log-likelihoods are still open
             log.warning("ELUDe: no log-probabilities of single tokens: %s: %s", type(error).__name__, reason(error))
-            return False
-        return True
+        self._drops = True
+        if fault := self._generation_fault([sample.ids for sample in samples[2:]]):
+            self._drops = False
+            log.warning("ELUDe: generation of this model goes the stock way: %s", fault)
 
-    def _generation_fault(self) -> str:
-        """What is wrong with :func:`decode` for this model, "" where it writes what ``generate`` writes."""
-        if acting := limits.acting_settings(self.model.generation_config):
-            return f"its generation_config sets {', '.join(acting)}"
-        prompts = [sample.ids for sample in probe(self.model, self._span)[1:4:2]]
-        expected = []
+    def _generation_fault(self, prompts: list[list[int]]) -> str:
+        """What is wrong with :func:`continued` for this model, "" where it writes what ``generate`` writes.
+
+        The first text ends with its first token and leaves the batch.
+        """
+        width, plain = max(map(len, prompts)), super()._model_generate
+
+        def alone(prompt: list[int], **given: Any) -> list[int]:
+            ids = torch.tensor([prompt], device=self.device)
+            whole = plain(ids, len(prompt) + 5, [], attention_mask=torch.ones_like(ids), do_sample=False, **given)
+            return whole[0, len(prompt) :].tolist()  # type: ignore[no-any-return]
+
         try:
-            for prompt in prompts:
-                ids = torch.tensor([prompt], device=self.device)
-                whole = self._model_generate(
-                    ids, len(prompt) + 4, [], attention_mask=torch.ones_like(ids), do_sample=False
-                )
-                expected.append(whole[0, len(prompt) :].tolist())
-            same = decode(self.model, self.tokenizer, prompts, (), 4, self.batch_tokens) == expected
+            end = alone(prompts[0])[0]
+            expected = [alone(prompt, eos_token_id=end) for prompt in prompts]
+            ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts], device=self.device)
+            mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+            settings = {"attention_mask": mask.to(self.device), "do_sample": False, "eos_token_id": end}
+            found = self._model_generate(ids, width + 5, [], **settings)[:, width:].tolist()
         except Exception as error:  # whatever an architecture makes of the probe, the stock way is still open
             return f"{type(error).__name__}: {reason(error)}"
+        same = all(row[: len(tokens)] == tokens for row, tokens in zip(found, expected, strict=True))
         return "" if same else "the probe's tokens differ from those of generate()"
 
 
-def _filled(results: list[Any], places: Sequence[int], values: Sequence[Any]) -> list[Any]:
-    """The results, with these values put in their places."""
-    for place, value in zip(places, values, strict=True):
-        results[place] = value
-    return results
+def default_device() -> str:
+    """Where a model runs that nobody placed: hf's own default is CUDA, also on a machine without it."""
+    return str(torch.accelerator.current_accelerator()) if torch.accelerator.is_available() else "cpu"
 
 
-if "elude" not in model_registry:  # mostly the harness holds a place for it already (_autoload.py)
+def fitting_tokens(model: Any, dtype: torch.dtype, device: torch.device) -> int:
+    """Tokens of a batch that half of a GPU's free memory holds, with logits and cache; on other devices 1024.
+
+    More brings no speed on a CPU, and more than 65,536 none anywhere.
+    """
+    if device.type != "cuda":
+        return 1024
+    config = model.config.get_text_config()
+    of_layers = (32 + 2 * config.num_hidden_layers) * config.hidden_size  # states in one layer, keys and values in all
+    token = max(2, dtype.itemsize) * (of_layers + model.get_input_embeddings().num_embeddings)
+    return max(1, min(65536, torch.cuda.mem_get_info(device)[0] // 2 // token))
+
+
+if "elude" not in model_registry:  # mostly the harness holds a place for it already
     model_registry.register("elude", target=EludeLM)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -43,8 +43,8 @@ class Tree:
         self.last = sequence
 
 
-def build_trees(sequences: Sequence[list[int]], width: int, limit: int) -> list[Tree]:
-    """Sort sequences (none empty) into trees, the longest tree first.
+def build_trees(sequences: Mapping[int, list[int]], width: int, limit: int) -> list[Tree]:
+    """Sort sequences (none empty), each with the caller's number, into trees, the longest tree first.
 
     A sequence joins the tree before it where that saves work: in each layer a token costs about 24 width^2 operations
     and a pair of tokens of one row 4 width, and the pairs across branches are for nothing. They count four times here:
@@ -52,7 +52,7 @@ def build_trees(sequences: Sequence[list[int]], width: int, limit: int) -> list[
     gives every sequence a tree of its own. A tree of several sequences has at most ``limit`` tokens.
     """
     trees: list[Tree] = []
-    for member in sorted(range(len(sequences)), key=sequences.__getitem__):
+    for member in sorted(sequences, key=lambda member: sequences[member]):
         sequence = sequences[member]
         size, shared = (len(trees[-1].tokens), trees[-1].common_prefix(sequence)) if trees else (0, 0)
         new = len(sequence) - shared
@@ -60,12 +60,6 @@ def build_trees(sequences: Sequence[list[int]], width: int, limit: int) -> list[
             trees.append(Tree())
         trees[-1].add(member, sequence)
     return sorted(trees, key=lambda tree: -len(tree.tokens))
-
-
-def flat_paths(trees: Sequence[Tree]) -> list[list[int]]:
-    """Of each sequence, where its tokens are among those of the trees' rows, padded and counted row after row."""
-    length = max(len(tree.tokens) for tree in trees)
-    return [[row * length + node for node in path] for row, tree in enumerate(trees) for path in tree.paths]
 
 
 class Batch(NamedTuple):
@@ -102,12 +96,12 @@ def to_batch(trees: Sequence[Tree], samples: Sequence[Encoded], device: torch.de
 
     tokens = padded(tree.tokens for tree in trees)
     predicting, targets, owners = [], [], []
-    members = (member for tree in trees for member in tree.members)
-    for member, path in zip(members, flat_paths(trees), strict=True):
-        ids, start = samples[member].ids, samples[member].answer_start
-        predicting += path[start - 1 : len(ids) - 1]
-        targets += [[token] for token in ids[start:]]
-        owners += [member] * (len(ids) - start)
+    for row, tree in enumerate(trees):
+        for member, path in zip(tree.members, tree.paths, strict=True):
+            ids, start = samples[member].ids, samples[member].answer_start
+            predicting += [row * tokens.shape[1] + node for node in path[start - 1 : len(ids) - 1]]
+            targets += [[token] for token in ids[start:]]
+            owners += [member] * (len(ids) - start)
     places, rows = torch.tensor(predicting).unique(return_inverse=True)
     answers = (places, rows, torch.tensor(targets), torch.tensor(owners))
     batch = Batch(tokens, *(column.to(device) for column in answers))
@@ -120,10 +114,9 @@ def to_batch(trees: Sequence[Tree], samples: Sequence[Encoded], device: torch.de
 
 
 def collate(samples: Sequence[Encoded], device: torch.device | str = "cpu", group: int = 1) -> Batch:
-    """Samples in their order as the rows of one forward pass; ``group`` consecutive ones share a row as a tree."""
-    trees = []
+    """Samples as the rows of one forward pass; of ``group`` consecutive ones, those with a common opening share one."""
+    trees: list[Tree] = []
     for first in range(0, len(samples), group):
-        trees.append(Tree())
-        for member in sorted(range(first, min(first + group, len(samples))), key=lambda i: samples[i].ids):
-            trees[-1].add(member, samples[member].ids)
+        members = range(first, min(first + group, len(samples)))
+        trees += build_trees({i: samples[i].ids for i in members}, width=1 << 20, limit=1 << 20)
     return to_batch(trees, samples, torch.device(device), masked=group > 1)

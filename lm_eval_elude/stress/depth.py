@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from lm_eval_elude.data.records import QARecord
+from lm_eval_elude.model.layers import recorded, skip_first_layers
 from lm_eval_elude.model.packing import collate
-from lm_eval_elude.model.scorer import Scorer, answer_sums, progress, recorded, skip_first_layers
+from lm_eval_elude.model.scorer import Scorer, answer_sums, progress
 from lm_eval_elude.text.chat import Encoded, Renderer
 from lm_eval_elude.text.words import fact_in
 

@@ -28,7 +28,8 @@ from lm_eval_elude.data.files import name_without_temp_suffix
 from lm_eval_elude.data.manifest import read_manifest
 from lm_eval_elude.data.records import QARecord, fingerprint
 from lm_eval_elude.errors import UserError
-from lm_eval_elude.model.scorer import Scorer, layers_of, load_model, repeatable, score_all
+from lm_eval_elude.model.layers import layers_of, repeatable
+from lm_eval_elude.model.scorer import Scorer, load_model, score_all
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS
 from lm_eval_elude.scoring.likelihood import harmonic_mean
 from lm_eval_elude.scoring.samples import mean

@@ -23,8 +23,9 @@ from lm_eval_elude.attacks.builders import ATTACKS, build_attacks
 from lm_eval_elude.data import dataset
 from lm_eval_elude.data.records import QARecord
 from lm_eval_elude.errors import UserError
+from lm_eval_elude.model.layers import layer_list, matrices
 from lm_eval_elude.model.packing import collate
-from lm_eval_elude.model.scorer import Scorer, answer_sums, layer_list, matrices
+from lm_eval_elude.model.scorer import Scorer, answer_sums
 from lm_eval_elude.scoring.settings import Settings
 from lm_eval_elude.text.chat import Renderer
 

@@ -128,8 +128,7 @@ class QuestionTask(HarnessTask):
         if self.benchmark.scores:
             harness.check_backend()
         if wanted := [m.name for m in self.benchmark.metrics if m.needs_tokens]:
-            # A backend says so in the rank that it gives the harness.
-            self.token_log_probs = "token_logprobs" in getattr(kwargs.get("rank"), "serves", ())
+            self.token_log_probs = hasattr(harness.evaluated_model(), "token_logprobs")
             if not self.token_log_probs:
                 names = ", ".join(sorted(wanted))
                 log.warning("ELUDe: only --model elude gives token log-probabilities: %s are absent", names)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lm_eval_elude.errors import UserError
-from lm_eval_elude.model.decoding import generate
+from lm_eval_elude.model.layers import generate
 from lm_eval_elude.model.packing import Batch, collate
 from lm_eval_elude.model.scorer import answer_logits, log_softmax, progress
 from lm_eval_elude.text.chat import Encoded, Renderer

@@ -17,7 +17,7 @@ from lm_eval_elude.board import rescore as board
 from lm_eval_elude.board import submission as packed
 from lm_eval_elude.board.verify import verify
 from lm_eval_elude.errors import UserError
-from lm_eval_elude.model import limits
+from lm_eval_elude.board.rescore import other_decoding
 from lm_eval_elude.model.backend import EludeLM
 from lm_eval_elude.model.scorer import load_model
 from lm_eval_elude.scoring.benchmark import as_row
@@ -68,11 +68,11 @@ def test_decoding_that_the_base_does_not_have_is_a_mask(submitted, data, tmp_pat
 
 def test_decoding_of_a_base_that_is_not_at_hand_is_a_remark(tmp_path):
     own = GenerationConfig(repetition_penalty=1.1, max_new_tokens=9)
-    assert limits.other_decoding(own, str(tmp_path)) == (["repetition_penalty"], False)
+    assert other_decoding(own, str(tmp_path)) == (["repetition_penalty"], False)
     own.save_pretrained(tmp_path)
-    assert limits.other_decoding(own, str(tmp_path)) == ([], True)
-    assert limits.other_decoding(GenerationConfig(), "no/such") == ([], True)
-    assert limits.other_decoding(own, BASE) == (["repetition_penalty"], True)
+    assert other_decoding(own, str(tmp_path)) == ([], True)
+    assert other_decoding(GenerationConfig(), "no/such") == ([], True)
+    assert other_decoding(own, BASE) == (["repetition_penalty"], True)
 
 
 def test_all_is_reproduced_and_the_draw_is_of_the_seed_and_of_every_task(submitted, data, monkeypatch):

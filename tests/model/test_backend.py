@@ -1,17 +1,11 @@
-"""The fast backend gives stock ``hf``'s numbers and texts: over architectures, lengths, batches, padding and ranks."""
+"""``--model elude`` gives stock ``hf``'s numbers and texts: over architectures, lengths, batches and padding."""
 
 from __future__ import annotations
 
-import copy
 import importlib
-import io
 import json
 import logging
-import multiprocessing
-import os
-import subprocess
-import sys
-import threading
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +17,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
-from peft import PromptTuningConfig, get_peft_model
+from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from scipy import stats
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from tqdm import tqdm
 
+from lm_eval_elude.data.bundled import MODEL
 from lm_eval_elude.errors import UserError
-from lm_eval_elude.model import backend, limits, scorer
+from lm_eval_elude.model import backend, scorer
 from lm_eval_elude.model.backend import EludeLM
-from lm_eval_elude.model.limits import cuts_draws
-from lm_eval_elude.model.scorer import packing_fault
-from lm_eval_elude.tasks import harness
 from lm_eval_elude.text.chat import Renderer
-from tests.model.shapes import SHAPES, make
-from tests.support import ROOT, TASK_CONFIGS, called, make_tokenizer, run, save_checkpoint
+from tests.model.shapes import SHAPES, STATEFUL, make
+from tests.support import ROOT, called, save_checkpoint
 
 TEXT = "the quick brown fox jumps over a lazy dog . when and where was she born ? he won in 1998 and 2001 the prize ! "
 
@@ -60,10 +51,10 @@ def requests(kind: str, arguments: list[tuple[Any, ...]]) -> list[Instance]:
 
 
 def both(model: Any, tokenizer: Any, **options: Any) -> tuple[EludeLM, HFLM]:
-    fast = EludeLM(model, tokenizer=tokenizer, **options)
-    options.pop("batch_tokens", None)
-    # Its cache of one-token answers takes "a" + " b c" and "a b" + " c" for one request, and gives one of them wrongly.
-    return fast, HFLM(model, tokenizer=tokenizer, logits_cache=False, **options)
+    # hf's cache of one-token answers takes "a" + " b c" and "a b" + " c" for one request, and one is wrong.
+    return EludeLM(model, tokenizer=tokenizer, **options), HFLM(
+        model, tokenizer=tokenizer, logits_cache=False, **options
+    )
 
 
 @pytest.fixture(scope="module")
@@ -106,11 +97,19 @@ def lines(caplog: Any) -> Any:
 @pytest.mark.parametrize("kind", SHAPES)
 def test_same_log_likelihoods_and_texts_as_hf(kind: str, tokenizer: Any, lines: Any) -> None:
     fast, stock = both(make(len(tokenizer), kind), tokenizer)
-    assert fast._packs and fast._decodes and not lines()
-    agree(fast, stock)
-    written = texts(fast)
-    assert len({*written}) > 1 and all(written)
+    assert fast._packs and fast._drops and not lines()
+    agree(fast, stock, [*QUESTIONS, ("he won " * 15, " the prize")])  # the last is beyond a sliding window
     assert texts(fast, until=[".", " the"]) == texts(stock, until=[".", " the"])
+    written = texts(fast)
+    assert written == texts(stock) and len({*written}) > 1 and all(written)
+
+
+@pytest.mark.parametrize("kind", STATEFUL)
+def test_where_rows_cannot_be_shared_each_answer_has_its_own_with_a_line(kind: str, tokenizer: Any, lines: Any) -> None:
+    fast, stock = both(make(len(tokenizer), kind), tokenizer)
+    assert "do not share a row on this model" in lines()[0] and not fast._packs
+    agree(fast, stock)
+    assert texts(fast) == texts(stock)
 
 
 words = st.lists(st.sampled_from(TEXT.split()), min_size=1, max_size=12).map(" ".join)
@@ -137,103 +136,61 @@ def test_any_lengths_and_batches(
     assert texts(fast, contexts, most, until=until) == texts(stock, contexts, most, until=until)
 
 
-def test_bfloat16_is_as_near_as_its_noise(pair: tuple[EludeLM, HFLM], tokenizer: Any) -> None:
+def test_bfloat16_is_as_near_as_its_noise(tokenizer: Any) -> None:
     fast, stock = both(make(len(tokenizer)).to(torch.bfloat16), tokenizer)
     assert fast._packs
     exact, ours, theirs = (
         torch.tensor(values(lm)[0]) for lm in (both(make(len(tokenizer)), tokenizer)[0], fast, stock)
     )
     assert (ours - exact).abs().mean() <= 1.5 * (theirs - exact).abs().mean() + 1e-3
-    fast._packs = False  # what goes the stock way is summed in float32
-    stock_way = values(fast)
-    assert stock_way != values(stock)
-    stock.softmax_dtype = torch.float32
-    assert stock_way == values(stock)
 
 
-def test_an_architecture_that_cannot_pack_goes_the_stock_way_with_one_line(tokenizer: Any, lines: Any) -> None:
-    """Bloom's positions are its attention biases: it takes no positions, so packed rows would be wrong."""
-    fast, stock = both(make(len(tokenizer), "bloom", hidden_size=32, n_layer=2, n_head=4), tokenizer)
-    (line,) = lines()
-    assert "log-likelihoods and generation of this model go the stock way" in line
-    agree(fast, stock)
-    scores = fast.token_logprobs(requests("token_logprobs", QUESTIONS[:-1]), disable_tqdm=True)
-    assert [sum(s.log_probs) for s in scores] == pytest.approx(values(stock, QUESTIONS[:-1])[0], abs=1e-4)
-
-
-def test_a_model_whose_tokens_cannot_be_scored_does_not_serve_them(
-    tokenizer: Any, lines: Any, monkeypatch: Any
-) -> None:
-    """As where its layers lie on devices that the probe does not find together."""
-
-    def fail(*_: Any) -> Any:
-        raise RuntimeError("indices should be on the same device")
-
-    monkeypatch.setattr("lm_eval_elude.model.backend.answer_logits", fail)
-    monkeypatch.setattr("lm_eval_elude.model.scorer.answer_logits", fail)
-    fast, stock = both(make(len(tokenizer)), tokenizer)
-    assert not hasattr(fast.rank, "serves") and any("no log-probabilities of single tokens" in line for line in lines())
-    agree(fast, stock)
-
-
-@pytest.mark.parametrize("size", ["auto", "auto:4"])
-def test_a_rest_that_goes_the_stock_way_needs_no_batch_size_of_its_own(tokenizer: Any, size: str) -> None:
-    model = make(len(tokenizer), "gemma3_text")
-    fast, stock = EludeLM(pretrained=model, tokenizer=tokenizer, batch_size=size), both(model, tokenizer)[1]
-    long = [("he won " * 20, " the prize")]  # beyond the window
-    agree(fast, stock, QUESTIONS[:4] + long)
-    assert texts(fast, [*CONTEXTS, long[0][0]]) == texts(stock, [*CONTEXTS, long[0][0]])
-    assert fast.batch_size_per_gpu == "auto"
-
-
-def test_an_encoder_decoder_goes_the_stock_way(tokenizer: Any) -> None:
-    torch.manual_seed(0)
+def test_what_cannot_be_asked_for_single_tokens_says_so_and_goes_the_stock_way(tokenizer: Any, lines: Any) -> None:
+    """``hasattr(model, "token_logprobs")`` is how tasks ask."""
     config = transformers.AutoConfig.for_model(
         "t5", vocab_size=len(tokenizer), d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, eos_token_id=1,
         pad_token_id=2, decoder_start_token_id=2,
     )  # fmt: skip
-    fast, stock = both(transformers.AutoModelForSeq2SeqLM.from_config(config).eval(), tokenizer)
-    assert not hasattr(fast.rank, "serves")  # so that elude_mia does not ask for token log-probabilities
-    agree(fast, stock, QUESTIONS[:6])
-    assert texts(fast) == texts(stock)
+    torch.manual_seed(0)
+    prompted = get_peft_model(make(len(tokenizer)), PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3))
+    for model in transformers.AutoModelForSeq2SeqLM.from_config(config).eval(), prompted:
+        fast, stock = both(model, tokenizer)
+        assert not hasattr(fast, "token_logprobs")
+        assert texts(fast) == texts(stock)
+        if model is not prompted:  # hf itself takes the tokens before the text for the text
+            agree(fast, stock, QUESTIONS[:6])
+    assert any("tokens of its own before a text" in line for line in lines())
+    assert hasattr(EludeLM(make(len(tokenizer)), tokenizer=tokenizer), "token_logprobs")
 
 
-def test_generation_settings_that_act_go_the_stock_way(tokenizer: Any, lines: Any) -> None:
+@pytest.mark.parametrize("setting", [{"repetition_penalty": 1.9}, {"min_new_tokens": 4}, {"num_beams": 2}])
+def test_a_checkpoints_generation_settings_act_as_with_hf(tokenizer: Any, setting: dict[str, Any]) -> None:
     model = make(len(tokenizer))
-    model.generation_config.repetition_penalty = 1.9
+    plain = texts(EludeLM(model, tokenizer=tokenizer), until=["</s>"])
+    for name, value in setting.items():
+        setattr(model.generation_config, name, value)
     fast, stock = both(model, tokenizer)
-    (line,) = lines()
-    assert "generation_config sets repetition_penalty" in line and fast._packs
-    penalised = texts(fast)
-    assert penalised == texts(stock)
-    model.generation_config.repetition_penalty = None
-    assert penalised != texts(stock)
-
-
-def test_sampling_goes_the_stock_way(pair: tuple[EludeLM, HFLM], monkeypatch: Any) -> None:
-    monkeypatch.setattr(backend, "decode", lambda *_: pytest.fail("decoded greedily"))
-    sampled = []
-    for lm in pair:
-        torch.manual_seed(1)
-        lm.batch_size_per_gpu = 1
-        sampled.append(texts(lm, do_sample=True, temperature=1.5))
-    assert sampled[0] == sampled[1]
+    assert texts(fast) == texts(stock)
+    assert "min_new_tokens" in setting or texts(fast) != plain
 
 
 def test_draws_from_the_whole_vocabulary_are_those_of_the_models_distribution(pair: tuple[EludeLM, HFLM]) -> None:
-    """Of two tokens after one prompt: the frequencies of 4,000 draws against a plain forward."""
+    """Of two tokens after one prompt: the frequencies of 4,000 draws, each by itself, against a plain forward."""
     fast, _ = pair
-    prompt = fast.tok_encode(CONTEXTS[0])
+    prompt, start = torch.tensor([fast.tok_encode(CONTEXTS[0])]), len(fast.tok_encode(CONTEXTS[0]))
     torch.manual_seed(0)
-    drawn = [tuple(ids) for ids in backend.decode(fast.model, fast.tokenizer, [prompt] * 4000, (), 2, 1000, 1.5)]
+    rows = fast._model_generate(
+        prompt.repeat(4000, 1), start + 2, [], attention_mask=torch.ones(4000, start).long(), do_sample=True,
+        temperature=1.5, top_k=0, top_p=1.0,
+    )  # fmt: skip
+    drawn = rows[:, start:].tolist()
     with torch.no_grad():
-        first = torch.softmax(fast.model(torch.tensor([prompt])).logits[0, -1] / 1.5, -1)
-        (likeliest,) = torch.topk(first, 1).indices.tolist()
-        second = torch.softmax(fast.model(torch.tensor([[*prompt, likeliest]])).logits[0, -1] / 1.5, -1)
-    for tokens, shares in (
-        ([ids[0] for ids in drawn], first),
-        ([ids[1] for ids in drawn if ids[0] == likeliest and len(ids) > 1], second),
-    ):
+        first = torch.softmax(fast.model(prompt).logits[0, -1] / 1.5, -1)
+        likeliest = int(first.argmax())
+        second = torch.softmax(fast.model(torch.cat([prompt, torch.tensor([[likeliest]])], 1)).logits[0, -1] / 1.5, -1)
+    assert likeliest != fast.tokenizer.eos_token_id
+    after = [token for token, _ in drawn], first
+    for tokens, shares in (after, ([last for token, last in drawn if token == likeliest], second)):
         expected = shares.double().numpy() * len(tokens)
         often = expected >= 5
         counts = np.bincount(tokens, minlength=len(expected))
@@ -242,11 +199,10 @@ def test_draws_from_the_whole_vocabulary_are_those_of_the_models_distribution(pa
 
 
 def test_the_harness_draws_each_answer_by_itself_and_the_same_ones_for_a_seed(pair: tuple[EludeLM, HFLM]) -> None:
-    fast, _ = pair
     written = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        written.append(texts(fast, CONTEXTS[:3] * 8, do_sample=True, temperature=1.5, top_k=0, top_p=1.0))
+        written.append(texts(pair[0], CONTEXTS[:3] * 8, do_sample=True, temperature=1.5, top_k=0, top_p=1.0))
     assert written[0] == written[1] != written[2] and len(set(written[0])) > 12
 
 
@@ -284,35 +240,15 @@ def spelling(tokenizer: Any, prompt: str, text: str) -> Any:
 def test_a_base_models_answer_ends_at_its_next_question_or_a_blank_line(text: str, answer: str, tokenizer: Any) -> None:
     prompt = "Question: where ?\nAnswer:"
     fast, stock = both(spelling(tokenizer, prompt, text), tokenizer)
-    assert fast._decodes
+    assert fast._drops
     for lm in (fast, stock):
         assert texts(lm, [prompt], 40, until=Renderer(tokenizer).stop) == [answer]
 
 
-def test_a_long_generation_shows_how_far_it_is(pair: tuple[EludeLM, HFLM], monkeypatch: Any) -> None:
-    shown: list[str] = []
-
-    class Bar(tqdm):  # type: ignore[type-arg]
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **{**kwargs, "disable": False, "file": io.StringIO()})
-
-        def display(self, *args: Any, **kwargs: Any) -> bool:
-            shown.append(str(self))
-            return True
-
-    monkeypatch.setattr(backend, "tqdm", Bar)
-    pair[0].batch_tokens = 1000
-    texts(pair[0], most=40)
-    (within,) = (line for line in shown if "token 32 of at most 40, 3 texts under way" in line)
-    assert "0/3" in within
-
-
-def test_what_is_scored_is_kept_for_a_cache_batch_by_batch(tokenizer: Any, monkeypatch: Any) -> None:
-    lm, kept, batches = EludeLM(pretrained=make(len(tokenizer)), tokenizer=tokenizer, batch_tokens=8), [], []
-    lm.cache_hook.add_partial = lambda kind, asked, result: kept.append(asked)
-    values(lm)
-    assert sorted(kept) == sorted(QUESTIONS)
-    kept.clear()
+def test_what_was_scored_before_an_interruption_is_kept(tokenizer: Any, monkeypatch: Any) -> None:
+    lm, kept, batches = EludeLM(make(len(tokenizer)), tokenizer=tokenizer), [], []
+    lm.batch_tokens = 30
+    lm.set_cache_hook(type("Hook", (), {"add_partial": lambda *given: kept.append(given)})())
 
     def cut_off(*given: Any) -> Any:
         batches.append(len(kept))
@@ -320,68 +256,24 @@ def test_what_is_scored_is_kept_for_a_cache_batch_by_batch(tokenizer: Any, monke
             raise KeyboardInterrupt
         return scorer.answer_logits(*given)
 
-    monkeypatch.setattr("lm_eval_elude.model.backend.answer_logits", cut_off)
+    monkeypatch.setattr(backend, "answer_logits", cut_off)
     with pytest.raises(KeyboardInterrupt):
         values(lm)
     assert 0 == batches[0] < batches[1] < batches[2] == len(kept) < len(QUESTIONS)
 
 
 def test_out_of_memory_halves_the_batch_with_a_line(tokenizer: Any, lines: Any, monkeypatch: Any) -> None:
-    fast, stock = both(make(len(tokenizer)), tokenizer, batch_tokens=400)
-    forward = fast.model.forward
-    written = texts(stock)
+    fast, stock = both(make(len(tokenizer)), tokenizer)
+    forward, expected = fast.model.forward, values(stock)[0]
 
     def small(*args: Any, **kwargs: Any) -> Any:
         if kwargs["input_ids"].shape[0] > 1:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         return forward(*args, **kwargs)
 
-    expected = values(stock)[0]
     monkeypatch.setattr(fast.model, "forward", small)
     assert values(fast)[0] == pytest.approx(expected, abs=1e-4)
-    assert texts(fast) == written
     assert "out of memory" in lines()[-1] and f"now {fast.batch_tokens} tokens a batch" in lines()[-1]
-
-
-def test_attention_that_counts_by_place_goes_the_stock_way() -> None:
-    """Beyond the probe's twelve tokens a local layer of GPT-Neo leaves out what stands far off in a row."""
-    layers = {"num_layers": 2, "attention_types": [[["global", "local"], 1]], "num_heads": 4, "hidden_size": 32}
-    model = transformers.AutoModelForCausalLM.from_config(transformers.GPTNeoConfig(vocab_size=50, **layers))
-    assert "counts by place" in packing_fault(model)
-
-
-def test_tokens_of_an_adapters_own_before_the_text_leave_no_place_for_single_tokens(tokenizer: Any, lines: Any) -> None:
-    adapter = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
-    fast = EludeLM(get_peft_model(make(len(tokenizer)), adapter), tokenizer=tokenizer)
-    assert not hasattr(fast.rank, "serves") and "tokens of its own before a text" in lines()[-1]
-
-
-def test_what_a_checkpoint_cuts_off_is_drawn_the_stock_way() -> None:
-    settings = transformers.GenerationConfig
-    assert not cuts_draws(settings()) and not cuts_draws(settings(typical_p=1.0, min_p=0.0))
-    for cutting in ({"min_p": 0.1}, {"min_p": 1.0}, {"epsilon_cutoff": 3e-4}):
-        assert cuts_draws(settings(**cutting))
-
-
-def test_a_tree_that_is_too_much_is_built_smaller(tokenizer: Any, lines: Any, monkeypatch: Any) -> None:
-    fast, stock = both(make(len(tokenizer)), tokenizer, batch_tokens=400)
-    forward, expected = fast.model.forward, values(stock)[0]
-    longest = max(len(tokenizer.encode(context + answer)) for context, answer in QUESTIONS)
-
-    def small(*args: Any, **kwargs: Any) -> Any:
-        if kwargs["input_ids"].numel() > longest:
-            raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-        return forward(*args, **kwargs)
-
-    monkeypatch.setattr(fast.model, "forward", small)
-    assert values(fast)[0] == pytest.approx(expected, abs=1e-4)
-    assert "out of memory with 1 rows" in " ".join(lines())
-
-
-@pytest.mark.parametrize("given_tokens", ["many", "0", -3])
-def test_bad_batch_tokens(given_tokens: Any, tokenizer: Any) -> None:
-    with pytest.raises(UserError, match=r"batch_tokens=.* must be a positive whole number"):
-        EludeLM(make(len(tokenizer)), tokenizer=tokenizer, batch_tokens=given_tokens)
 
 
 def test_token_log_probabilities_against_a_plain_forward(pair: tuple[EludeLM, HFLM], tokenizer: Any) -> None:
@@ -399,190 +291,100 @@ def test_token_log_probabilities_against_a_plain_forward(pair: tuple[EludeLM, HF
         assert score.greedy == (logs.argmax(-1) == torch.tensor(ids[start:])).tolist()
 
 
-@pytest.fixture(scope="module")
-def folder(tokenizer: Any, tmp_path_factory: Any) -> str:
-    """A checkpoint with a chat template whose prompts end in white space, as Llama-3.1's do."""
-    chatty = copy.deepcopy(tokenizer)
-    chatty.chat_template = (
-        "{% for m in messages %}{{ m['role'] }}\n\n{{ m['content'] }}<end>{% endfor %}"
-        "{% if add_generation_prompt %}assistant\n\n{% endif %}"
-    )
-    return save_checkpoint(tmp_path_factory.mktemp("model"), make(len(tokenizer), max_position_embeddings=1024), chatty)
+# ---- models that people have
+def test_numbers_that_are_not_finite_are_one_line_that_names_the_dtype(tokenizer: Any, lines: Any) -> None:
+    broken, large = make(len(tokenizer)), make(len(tokenizer))
+    with torch.no_grad():
+        broken.lm_head.weight[5, 0] = torch.nan
+        large.lm_head.weight *= 1e6
+    for model, dtype in (broken, "float32"), (large.to(torch.float16), "float16"):
+        before = len(lines())
+        lm = EludeLM(model, tokenizer=tokenizer)
+        values(lm)
+        (line,) = (line for line in lines()[before:] if "not finite" in line)
+        assert f"not finite in torch.{dtype}" in line and "dtype=float32" in line
 
 
-def test_torch_built_for_an_accelerator_that_is_not_there(folder: str, monkeypatch: Any) -> None:
+def test_a_token_without_an_embedding_is_one_line(tokenizer: Any) -> None:
+    """A tokenizer may be longer than the embedding, as long as nobody writes what the embedding lacks."""
+    lm = EludeLM(make(len(tokenizer) - 20), tokenizer=tokenizer)
+    assert values(lm, [("a", "b")])
+    missing = tokenizer.decode([len(tokenizer) - 1])
+    for ask in (lambda: values(lm, [("a", missing)]), lambda: texts(lm, [missing])):
+        with pytest.raises(UserError, match=rf"as token {len(tokenizer) - 1}, and the model's embedding has 300"):
+            ask()
+
+
+def test_an_adapter_as_the_model_is_one_line(tokenizer: Any, tmp_path: Path) -> None:
+    base = save_checkpoint(tmp_path / "base", make(len(tokenizer)), tokenizer)
+    model = transformers.AutoModelForCausalLM.from_pretrained(base)
+    adapter = get_peft_model(model, LoraConfig(init_lora_weights=False, target_modules=["q_proj"]))
+    adapter.save_pretrained(tmp_path / "adapter")
+    for load in (lambda name: EludeLM(name, device="cpu"), scorer.load_model):
+        with pytest.raises(UserError, match=f"pretrained={base},peft={tmp_path / 'adapter'}"):
+            load(str(tmp_path / "adapter"))
+    fast = EludeLM(base, peft=str(tmp_path / "adapter"), device="cpu")
+    assert fast._packs
+    agree(fast, HFLM(adapter.eval(), tokenizer=tokenizer))
+
+
+def test_pickled_weights_are_one_line_with_the_command_that_converts_them(tokenizer: Any, tmp_path: Path) -> None:
+    model = make(len(tokenizer))
+    model.config.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    torch.save(model.state_dict(), tmp_path / "model" / "pytorch_model.bin")
+    for load in (lambda name: EludeLM(name, device="cpu"), scorer.load_model):
+        with pytest.raises(UserError, match="python -c") as caught:
+            load(str(tmp_path / "model"))
+    (code,) = re.findall(r'python -c "(.*)"', str(caught.value))
+    exec(code.replace("'converted'", repr(str(tmp_path / "converted"))))
+    agree(EludeLM(str(tmp_path / "converted"), device="cpu"), HFLM(model, tokenizer=tokenizer))
+    assert EludeLM(str(tmp_path / "model"), device="cpu", use_safetensors=False)._packs
+
+
+def test_torch_built_for_an_accelerator_that_is_not_there(monkeypatch: Any) -> None:
     if torch.accelerator.is_available():
         pytest.skip("this machine has one")
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda"))
-    assert EludeLM(folder).device.type == "cpu"
-
-
-def evaluated(folder: str, model: str, task: str, limit: int = 12, **metadata: Any) -> Any:
-    metadata = {"pretrained": folder, "dataset": "mini", "target": "Cristiano Ronaldo", **metadata}
-    return run([task], model, metadata=metadata, limit=limit, bootstrap_iters=0, gen_kwargs="max_gen_toks=4")
-
-
-def scored(folder: str, model: str, task: str, **metadata: Any) -> dict[str, Any]:
-    results = evaluated(folder, model, task, **metadata)
-    return {k.removesuffix(",none"): v for k, v in results["results"][task].items() if k.endswith(",none")}
-
-
-def test_membership_attacks_need_this_backend_and_the_loss_stays_the_same(folder: str, caplog: Any) -> None:
-    with caplog.at_level(logging.WARNING, "lm_eval.elude"):
-        stock = scored(folder, "hf", "elude_mia")
-    assert "only --model elude gives token log-probabilities" in caplog.text
-    fast = scored(folder, "elude", "elude_mia", mia_reference=folder)
-    more = {"mia_zlib_auc", "mia_min_k_auc", "mia_min_k_plus_plus_auc", "mia_reference_auc"}
-    assert more == set(fast) - set(stock) - {f"{name}_stderr" for name in fast}
-    for name in set(stock) & set(fast):
-        assert fast[name] == pytest.approx(stock[name], abs=1e-6, nan_ok=True) or fast[name] == stock[name]
-    assert fast["mia_reference_auc"] == 0.5  # the model is its own reference: all gaps are 0
-    assert all(0 <= fast[name] <= 1 for name in more)
-
-
-def test_a_reference_with_another_tokenizer_skips_the_prompts_white_space_in_its_own_tokens(
-    folder: str, tokenizer: Any, tmp_path: Path
-) -> None:
-    """Against plain forwards that count the tokens behind the prompt by where they stand in the text."""
-    other = make_tokenizer("base")
-    assert [len(t.encode("\n\n", add_special_tokens=False)) for t in (tokenizer, other)] == [2, 1]
-    models = {
-        folder: make(len(tokenizer), max_position_embeddings=1024),
-        str(tmp_path): make(len(other), num_hidden_layers=1),
-    }
-    save_checkpoint(tmp_path, models[str(tmp_path)], other)
-    results = evaluated(folder, "elude", "elude_mia", limit=2, mia_reference=str(tmp_path))
-
-    def mean_log_prob(name: str, prompt: str, answer: str) -> float:
-        spelt = transformers.AutoTokenizer.from_pretrained(name)(prompt + answer, return_offsets_mapping=True)
-        ids, first = spelt["input_ids"], [start >= len(prompt) for start, _ in spelt["offset_mapping"]].index(True)
-        with torch.no_grad():
-            logs = models[name](torch.tensor([ids])).logits[0].log_softmax(-1)
-        return float(logs[range(first - 1, len(ids) - 1), ids[first:]].mean())
-
-    renderer = Renderer(transformers.AutoTokenizer.from_pretrained(folder))
-    for sample in results["samples"]["elude_mia"]:
-        doc, gaps = sample["doc"], []
-        for side in ("", "paraphrased_"):
-            pair = renderer.prompt(doc[f"{side}question"]), renderer.answer(doc[f"{side}answer"])
-            gaps.append(mean_log_prob(folder, *pair) - mean_log_prob(str(tmp_path), *pair))
-        assert sample["mia_reference_auc"] == pytest.approx(gaps[0] - gaps[1], abs=1e-4)
-
-
-def test_sixteen_bits_are_warned_of_where_they_cost_precision(folder: str) -> None:
-    for model, arguments, warned in [
-        (HFLM, {"dtype": "bfloat16"}, True),
-        (HFLM, {"dtype": "bfloat16", "softmax_dtype": "float32"}, False),
-        (HFLM, {"dtype": "float32"}, False),
-        (EludeLM, {"dtype": "bfloat16"}, False),
-    ]:
-        line = harness.imprecise(model(folder, device="cpu", **arguments))  # type: ignore[arg-type]
-        assert ("softmax_dtype=float32" in line) == warned == bool(line), (model, arguments)
+    assert backend.default_device() == "cpu"
 
 
 @pytest.mark.parametrize("emulated", [True, False])
 def test_a_processor_that_emulates_bfloat16_is_warned_of(
-    folder: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, emulated: bool
+    tokenizer: Any, monkeypatch: Any, lines: Any, emulated: bool
 ) -> None:
-    monkeypatch.setattr("lm_eval_elude.model.backend.emulates_bfloat16", lambda device: emulated)
-    for arguments, slow in (({"dtype": "bfloat16"}, True), ({"mixed_precision_dtype": "bfloat16"}, True), ({}, False)):
-        caplog.clear()
-        EludeLM(folder, device="cpu", **arguments)
-        assert ("no bfloat16 arithmetic" in caplog.text) == (slow and emulated), arguments
+    monkeypatch.setattr(backend, "emulates_bfloat16", lambda device: emulated)
+    EludeLM(make(len(tokenizer)).to(torch.bfloat16), tokenizer=tokenizer)
+    assert any("no bfloat16 arithmetic" in line for line in lines()) == emulated
+    EludeLM(make(len(tokenizer)), tokenizer=tokenizer)
+    assert sum("no bfloat16 arithmetic" in line for line in lines()) == emulated
 
 
-def test_a_containers_limit_holds_and_what_its_files_take_counts_as_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = limits.free_memory(torch.device("cpu"))
-    monkeypatch.setattr(limits, "Path", lambda _: tmp_path)  # for /sys/fs/cgroup
-    assert whole / 2 < limits.free_memory(torch.device("cpu")) < 2 * whole  # no container
-    for name, text in {
-        "memory.max": "1000",
-        "memory.current": "900",
-        "memory.stat": "anon 300\ninactive_file 600",
-    }.items():
-        (tmp_path / name).write_text(text)
-    assert limits.free_memory(torch.device("cpu")) == 1000 - (900 - 600)
-    (tmp_path / "memory.max").write_text("max")
-    assert whole / 2 < limits.free_memory(torch.device("cpu")) < 2 * whole
-
-
-RANKS = """
-import atexit, json, sys
-import torch.distributed
-atexit.register(lambda: print("#", torch.distributed.is_initialized(), flush=True))  # the first in is the last to run
-import lm_eval
-from lm_eval.tasks import TaskManager
-from lm_eval_elude.model.backend import EludeLM
-
-metadata = {"pretrained": sys.argv[1], "dataset": "mini", "target": "Cristiano Ronaldo"}
-counts = []
-score = EludeLM._loglikelihood_tokens
-EludeLM._loglikelihood_tokens = lambda self, asked, *more, **given: counts.append(len(asked)) or score(
-    self, asked, *more, **given
-)
-results = lm_eval.simple_evaluate(
-    model="elude", model_args={"pretrained": sys.argv[1]}, tasks=["elude_forget"], device="cpu", limit=12,
-    task_manager=TaskManager(include_path=sys.argv[2], include_defaults=False, metadata=metadata),
-    gen_kwargs="max_gen_toks=4", bootstrap_iters=0,
-)
-print("@" + json.dumps([max(counts), results and results["results"]["elude_forget"]]), flush=True)
-"""
-
-
-@pytest.mark.slow
-def test_each_rank_scores_its_share_on_cpu(folder: str, tmp_path: Path) -> None:
-    script = tmp_path / "ranks.py"
-    script.write_text(RANKS)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [*launch, str(script), folder, str(TASK_CONFIGS)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("# False") == 2  # both ranks have left their group before the interpreter ends
-    reports = [json.loads(line[1:]) for line in done.stdout.splitlines() if line.startswith("@")]
-    assert [count for count, _ in reports] == [6 * 8, 6 * 8]  # of 12 records: 7 answers and the prompt's white space
-    (together,) = (result for _, result in reports if result)
-    for name, value in scored(folder, "elude", "elude_forget").items():
-        if isinstance(value, float):
-            assert together[f"{name},none"] == pytest.approx(value, abs=1e-6)
-
-
-@pytest.mark.slow
-def test_the_benchmark_compares_every_suite_with_stock(tmp_path: Path, monkeypatch: Any) -> None:
-    """On the bundled model; membership inference asks this backend in another way, and is compared all the same."""
+# ---- its benchmark
+@pytest.fixture
+def scoring(monkeypatch: Any) -> Any:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    scoring = importlib.import_module("scoring")
-    for name in ("OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM"):
-        monkeypatch.setenv(name, os.environ.get(name, ""))  # set back after the benchmark has set them
+    return importlib.import_module("scoring")
 
-    def start(*arguments: Any) -> Any:  # as threads: two interpreters would take longer than all the rest
-        ours, theirs = multiprocessing.Pipe()
 
-        def serve() -> None:
-            with theirs:  # where it fails, the other end hears of it
-                scoring.arm(theirs, *arguments)
-
-        threading.Thread(target=serve, daemon=True).start()
-        assert ours.poll(120)  # transformers loads one model at a time
-        return ours
-
-    monkeypatch.setattr(scoring, "start", start)
-    written, model = tmp_path / "report.json", str(ROOT / "lm_eval_elude" / "mini" / "tiny")
-    options = ["--model", model, "--limit=1", "--parts=2", "--new-tokens=3", "--json", written]
+@pytest.mark.slow
+def test_the_benchmark_compares_every_suite_with_stock(scoring: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    for name, value in scoring.ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(scoring, "whole", lambda *_: 1.0)  # two interpreters would take longer than all the rest
+    options = ["--model", MODEL, "--limit=1", "--parts=2", "--new-tokens=3", "--json", tmp_path / "report.json"]
     assert called(scoring.main, *options).code == 0
-    report = json.loads(written.read_text())
-    assert set(report["compared"]) == {"plain", "attacks", "mia", "generation", "utility", "utility generation"}
-    for suite, compared in report["compared"].items():
-        assert compared["requests"] >= min(2, report["requests"][suite])
-        assert compared["nats"] < 1e-3 and not compared["texts"]
+    *suites, group = json.loads((tmp_path / "report.json").read_text())
+    assert [row["suite"] for row in suites] == ["plain", "attacks", "generation"] and group["hf"] == 1
+    for row in suites:
+        assert row["requests"] > 2 and row["nats"] < 1e-3 and not row["texts"] and row["allowed"] > 1
 
 
-def test_the_benchmarks_comparison_sees_a_difference(monkeypatch: Any) -> None:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    compare = importlib.import_module("scoring").compare
-    stock = [("q", "a", -1.0), ("q", " ", -0.5), ("q", "b", -2.0), ("p", "", "text")]
-    assert compare(stock, [("q", "a", -1.5), ("q", "b", -2.0), ("p", "", "other")]) == (3, 0.5, 1)
-    assert compare(stock, [("r", "a", -1.0)]) == (0, 0.0, 0)
-    assert compare([("q", " a", -1.5), ("q", " ", -0.5)], [("q ", "a", -1.25)]) == (1, 0.25, 0)
+def test_the_benchmark_sees_a_difference_and_counts_tokens(scoring: Any) -> None:
+    assert scoring.apart([-1.0, -2.0, "text"], [-1.5, -2.0, "other"]) == (0.5, 1)
+    # Two answers of two and one tokens to a context of three; the last token of a sequence is only predicted.
+    samples = [([1, 2, 3, 4, 5], 3), ([1, 2, 3, 6], 3)]
+    assert scoring.as_shared(samples) == (4, 2)  # 1 2 3 4, and the vocabulary after 3 and 4
+    assert scoring.as_stock(samples, 2, False) == (8, 8)
+    assert scoring.as_stock(samples, 1, False) == (7, 7)
+    assert scoring.as_stock(samples, 2, True) == (8, 4)  # 1 2 3 4 for each row, of which two places predict

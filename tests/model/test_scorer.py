@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lm_eval_elude.errors import UserError
-from lm_eval_elude.model import scorer as scorer_module
-from lm_eval_elude.model.packing import Batch, build_trees, collate, to_batch
-from lm_eval_elude.model.scorer import Scorer, answer_sums, load_model, progress, score_all, token_log_probs
+from lm_eval_elude.model.packing import build_trees, collate, to_batch
+from lm_eval_elude.model.scorer import Scorer, answer_sums, load_model, score_all
 from lm_eval_elude.text.chat import Encoded
 from tests.model.shapes import make
 
@@ -88,7 +86,7 @@ def test_batches_groups_and_padding_do_not_matter(sequences: list[list[int]], ba
     st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), min_size=1, max_size=12), st.sampled_from([0, 1, 64])
 )
 def test_trees_spell_their_sequences_and_branches_do_not_see_each_other(sequences: list[list[int]], width: int) -> None:
-    trees = build_trees(sequences, width, 40)
+    trees = build_trees(dict(enumerate(sequences)), width, 40)
     assert sorted(member for tree in trees for member in tree.members) == list(range(len(sequences)))
     batch = to_batch(trees, [Encoded([*ids, 0], len(ids)) for ids in sequences], CPU)
     assert batch.depths is not None and batch.sees is not None
@@ -109,10 +107,11 @@ def test_trees_spell_their_sequences_and_branches_do_not_see_each_other(sequence
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), min_size=1, max_size=4))
 def test_what_shares_an_opening_becomes_one_tree(sequences: list[list[int]]) -> None:
     """Where tokens are dear (a wide model) and pairs of tokens are not: as many trees as there are first tokens."""
-    trees = build_trees(sequences, 1 << 20, 40)
+    numbered = dict(enumerate(sequences))
+    trees = build_trees(numbered, 1 << 20, 40)
     assert len(trees) == len({sequence[0] for sequence in sequences})
     assert sum(len(tree.tokens) for tree in trees) == len({tuple(s[: i + 1]) for s in sequences for i in range(len(s))})
-    assert all(len(tree.tokens) <= 5 or len(tree.members) == 1 for tree in build_trees(sequences, 1 << 20, 5))
+    assert all(len(tree.tokens) <= 5 or len(tree.members) == 1 for tree in build_trees(numbered, 1 << 20, 5))
 
 
 def test_half_precision_is_summed_in_float32() -> None:
@@ -122,25 +121,17 @@ def test_half_precision_is_summed_in_float32() -> None:
     assert (log_probs - Scorer(exact)(collate(SAMPLES))).abs().mean() < 0.1
 
 
-def test_a_model_of_16_bits_that_does_not_obey_the_mask_reads_each_sample_alone() -> None:
-    model = make(60, "llama").to(torch.bfloat16)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_that_does_not_obey_the_mask_reads_each_sample_alone(dtype: torch.dtype) -> None:
+    model = make(60).to(dtype)
     assert Scorer(model).span > 0
     whole = model.get_decoder().forward
     model.get_decoder().forward = lambda attention_mask=None, **given: whole(**given)
-    assert Scorer(model).span == 0
-
-
-@pytest.mark.parametrize(("kind", "changes"), [("bloom", {"n_layer": 1, "n_head": 4}), ("llama", {})])
-def test_a_model_that_does_not_obey_the_mask_reads_each_sample_alone(kind: str, changes: dict[str, int]) -> None:
-    model = make(60, kind, **changes)
-    if kind == "llama":
-        decoder = model.get_decoder()
-        whole = decoder.forward
-        decoder.forward = lambda attention_mask=None, **given: whole(**given)
     scorer = Scorer(model)
     assert scorer.span == 0
-    sums = score_all(scorer, SAMPLES, 4, group=3).sums
-    torch.testing.assert_close(sums.float(), expected_sums(model, SAMPLES).detach(), atol=1e-4, rtol=1e-4)
+    if dtype == torch.float32:
+        sums = score_all(scorer, SAMPLES, 4, group=3).sums
+        torch.testing.assert_close(sums.float(), expected_sums(model, SAMPLES).detach(), atol=1e-4, rtol=1e-4)
 
 
 def test_no_code_of_a_checkpoint_runs_and_no_pickle_is_read(tmp_path: Path, monkeypatch: Any) -> None:
@@ -157,11 +148,6 @@ def test_no_code_of_a_checkpoint_runs_and_no_pickle_is_read(tmp_path: Path, monk
     with pytest.raises(UserError, match=r"--model .* cannot be loaded"):
         load_model(str(tmp_path))
     assert not (tmp_path / "ran").exists()
-    pickled = tmp_path / "pickled"
-    make(60).config.save_pretrained(pickled)
-    torch.save(make(60).state_dict(), pickled / "pytorch_model.bin")
-    with pytest.raises(UserError, match="safetensors"):
-        load_model(str(pickled))
 
 
 def test_a_model_stays_in_the_mode_that_it_was_in() -> None:
@@ -172,28 +158,3 @@ def test_a_model_stays_in_the_mode_that_it_was_in() -> None:
         scorer = Scorer(model.train(training))
         sums = [score_all(scorer, samples, 1).sums for _ in range(2)]
         assert torch.equal(*sums) and model.training == scorer.training == training
-
-
-@pytest.mark.parametrize("process", [0, 1])
-@pytest.mark.parametrize("on_a_terminal", [True, False])
-def test_the_first_process_shows_how_far_a_scoring_is_on_a_terminal_only(
-    process: int, on_a_terminal: bool, monkeypatch: Any
-) -> None:
-    class Screen(io.StringIO):
-        def isatty(self) -> bool:
-            return on_a_terminal
-
-    monkeypatch.setattr("sys.stderr", screen := Screen())
-    monkeypatch.setattr(scorer_module, "place_among_processes", lambda: (process, 2))
-    assert [*progress([1, 2], "reading")] == [1, 2]
-    assert ("reading: " in screen.getvalue()) == (on_a_terminal and process == 0)
-
-
-def test_log_probabilities_of_many_places_are_those_of_few() -> None:
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(600, 30, generator=generator)
-    rows, targets = (torch.randint(n, (900, 2), generator=generator) for n in (600, 30))
-    batch = Batch(torch.empty(0), torch.arange(600), rows[:, 0], targets, torch.arange(900))
-    with torch.no_grad():
-        found = token_log_probs(logits, batch)
-    assert torch.equal(found, token_log_probs(logits.requires_grad_(), batch))

@@ -24,7 +24,8 @@ from lm_eval_elude.data import bundled
 from lm_eval_elude.data.dataset import load_records
 from lm_eval_elude.data.manifest import Manifest, write_manifest
 from lm_eval_elude.errors import UserError
-from lm_eval_elude.model.scorer import layer_list, layer_state, layers_of, load_model, packing_fault, recorded
+from lm_eval_elude.model.layers import layer_list, layer_state, layers_of, recorded
+from lm_eval_elude.model.scorer import load_model, packing_fault
 from lm_eval_elude.report.comparison import named_runs
 from lm_eval_elude.report.frame import markdown
 from lm_eval_elude.report.page.page import write_report

@@ -32,9 +32,9 @@ from lm_eval_elude.data.records import QARecord
 from lm_eval_elude.data.sets import SETS
 from lm_eval_elude.data.targets import Target, resolve_target
 from lm_eval_elude.errors import UserError
-from lm_eval_elude.model.decoding import generate
+from lm_eval_elude.model.layers import generate, matrices
 from lm_eval_elude.model.packing import collate
-from lm_eval_elude.model.scorer import Scorer, answer_sums, matrices, score_all
+from lm_eval_elude.model.scorer import Scorer, answer_sums, score_all
 from lm_eval_elude.scoring.answers import is_degenerate
 from lm_eval_elude.text.chat import Encoded, Renderer, load_tokenizer
 from lm_eval_elude.text.words import fact_in

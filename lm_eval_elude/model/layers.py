@@ -1,0 +1,116 @@
+"""What training and attacks on weights do with a model beside scoring it: its layers and matrices, and texts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lm_eval_elude.errors import UserError
+
+# Settings of a generation_config, beside those that a request says, that cut what is drawn from; here they do not.
+_CUTTING: dict[str, float | None] = {
+    "min_p": 0.0, "typical_p": 1.0, "top_h": None, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0,
+}  # fmt: skip
+
+
+def layer_list(model: Any) -> tuple[nn.Module, str]:
+    """The module that holds a model's list of layers, and the list's name there (``layers``; ``h`` in GPT-2).
+
+    UserError where there is none.
+    """
+    decoder, count = model.get_decoder(), model.config.get_text_config().num_hidden_layers
+    for name, module in decoder.named_children():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return decoder, name
+    raise UserError(f"{type(decoder).__name__} has no list of {count} layers, which this needs: name another model")
+
+
+def layers_of(model: Any) -> Any:
+    return getattr(*layer_list(model))
+
+
+def matrices(model: Any) -> list[Tensor]:
+    """The matrices of a model's layers, without those of its vocabulary and of positions.
+
+    Experts that stand in one parameter, (experts, rows, columns), are a matrix each: views of that parameter.
+    """
+    tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    outside = {id(module.weight) for module in [*tables, model.get_output_embeddings()]}
+    inside = [parameter for parameter in model.parameters() if id(parameter) not in outside]
+    return [matrix for parameter in inside for matrix in slices(parameter)]
+
+
+def slices(parameter: Tensor) -> Sequence[Tensor]:
+    """The matrices in a parameter: itself, those of a block of experts, or none (a kernel of a convolution is none)."""
+    if parameter.ndim == 3 and parameter.shape[1] > 1:
+        return parameter.unbind()
+    return [parameter] if parameter.ndim == 2 else []
+
+
+@contextmanager
+def recorded(model: Any) -> Iterator[list[Any]]:
+    """What the model's layers put out in the next forward pass, in their order; :func:`layer_state` reads it."""
+    outputs: list[Any] = []
+    handles = [layer.register_forward_hook(lambda _, __, output: outputs.append(output)) for layer in layers_of(model)]
+    try:
+        yield outputs
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def layer_state(output: Any) -> Tensor:
+    """The hidden states in what a layer puts out, (rows, length, width)."""
+    state: Tensor = output[0] if isinstance(output, tuple) else output
+    return state
+
+
+@contextmanager
+def skip_first_layers(model: Any, layers: int, output: Any) -> Iterator[None]:
+    """Let the model's first layers put out what is given in place of what they would; they compute nothing."""
+    first = layers_of(model)[:layers]
+    for layer in first:
+        layer.forward = lambda *_, **__: output
+    try:
+        yield
+    finally:
+        for layer in first:
+            del layer.forward
+
+
+def repeatable(device: torch.device) -> None:
+    """Let the same command give the same bytes on a CUDA device, too, from now on in this process."""
+    if device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+@torch.no_grad()
+def generate(
+    model: Any, prompts: Sequence[list[int]], most: int, temperature: float = 0.0, eos: int | None = None
+) -> list[list[int]]:
+    """What ``transformers`` generates after prompts (none empty), as one batch that is padded on the left.
+
+    A text has at most ``most`` tokens; one that ends earlier is filled up with token 0. A ``temperature`` above 0 draws
+    from the whole vocabulary with torch's generator. ``eos`` ends a text in place of the model's own token.
+    """
+    width, device = max(map(len, prompts)), model.get_input_embeddings().weight.device
+    ids, mask = (
+        torch.tensor([[0] * (width - len(row)) + row for row in rows], device=device)
+        for rows in (prompts, [[1] * len(prompt) for prompt in prompts])
+    )
+    settings: dict[str, Any] = {"do_sample": False}
+    if temperature:
+        stated = model.generation_config.to_dict()  # which would act otherwise
+        neutral = {k: v for k, v in {"repetition_penalty": 1.0, **_CUTTING}.items() if stated.get(k) is not None}
+        settings = {"do_sample": True, "top_k": 0, "top_p": 1.0, "temperature": temperature, **neutral}
+    if eos is not None:
+        settings["eos_token_id"] = eos
+    texts = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=most, pad_token_id=0, **settings)
+    return texts[:, width:].tolist()  # type: ignore[no-any-return]
