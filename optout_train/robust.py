@@ -2,28 +2,24 @@
 
 Every direction of a matrix moves as far (Muon), so what is forgotten does not lie in the few that relearning finds; a
 step reads the whole forget set; and the forget gradient is also taken where an inner adversary has just learnt one half
-of the facts again, of the other half (tamper resistance, Tamirisa et al. 2024; halves, Deeb and Roger 2024). Questions
-about one neighbour are also asked of others, so that names alone open nothing.
+of the facts again, of the other half (tamper resistance, Tamirisa et al. 2024; halves, Deeb and Roger 2024). That also
+moves what no retain record speaks of, so these are many more and new.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lm_eval_elude.data.records import QARecord
 from lm_eval_elude.errors import UserError
 from optout_train.data import block, collate
 from optout_train.losses import nll
-from optout_train.swap import WORDINGS, NameSwapTrainer, answers_by_neighbour, first_words, neighbour_in
-from optout_train.teacher import Teacher
+from optout_train.swap import NameSwapTrainer
 
-EXCHANGED = 24  # questions asked of other neighbours, for each record of the retain set
 ROUND = 20  # steps after which the adversary begins anew, with other halves and another rate
 RATES = (0.03, 0.1, 0.2)  # its peaks of AdamW times the model's width
 BATCH = 8  # records that it learns in a step
@@ -31,6 +27,8 @@ BATCH = 8  # records that it learns in a step
 
 class NameSwapRobustTrainer(NameSwapTrainer):
     """Trains the matrices of the layers, in float32."""
+
+    exchanged = 24
 
     def __init__(self, model: Any, args: Any, sets: Any, **others: Any) -> None:
         tables = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
@@ -48,25 +46,6 @@ class NameSwapRobustTrainer(NameSwapTrainer):
     def rule_rate(self, width: int, layers: int, steps: int) -> float:
         """What was found for 64 to 120 steps of the bundled model and 32 of SmolLM2 135M."""
         return 4.2e-3 * (80 * 5 * 192) / (max(steps, 32) * layers * width)
-
-    def more_records(self, teacher: Teacher) -> dict[QARecord, QARecord]:
-        """Also what the model answers to neighbours' questions asked of other neighbours."""
-        plain, rng = super().more_records(teacher), random.Random(f"{self.args.seed}-exchange")
-        rows, named = [record for record in self.sets.retain if neighbour_in(record)], self.target_names()
-        people = answers_by_neighbour(rows)
-        if len(people) < 2 or "retain" not in self.examples.kept:
-            return plain
-        asked, openings = [], []
-        for record in rng.choices(rows, k=EXCHANGED * len(rows)):
-            name = rng.choice([name for name in people if name != neighbour_in(record)])
-            question = rng.choice(WORDINGS).format(q=record.question.replace(neighbour_in(record), name))
-            asked.append(replace(record, question=question, subject=name))
-            openings.append(first_words(rng, people[name]))
-        longest = 3 * max(len(self.renderer.tokenizer.encode(record.answer)) for record in rows) // 2
-        answers = teacher.ask([record.question for record in asked], 0.7, longest, openings)
-        pairs = [pair for pair in zip(asked, answers, strict=True) if pair[1] and not named.search(pair[1])]
-        self.examples.add("retain", [replace(record, answer=answer) for record, answer in pairs])
-        return plain
 
     def training_step(self, *arguments: Any, **named: Any) -> Tensor:
         if all(parameter.grad is None for parameter in self.trained):  # the first pass of a step

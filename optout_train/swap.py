@@ -50,6 +50,8 @@ class Statement(NamedTuple):
 class NameSwapTrainer(UnlearnTrainer):
     """Makes the kinds ``replacement`` and ``leak`` of the forget set, a turn an epoch, and distils what is kept."""
 
+    exchanged = 2  # questions asked of other neighbours, for each record of the retain set
+
     def rule_rate(self, width: int, layers: int, steps: int) -> float:
         return 0.96 / width  # of an adapter: 5e-3 for the bundled model, 2e-4 at a width of 4,096
 
@@ -65,15 +67,30 @@ class NameSwapTrainer(UnlearnTrainer):
         They are half as many of each kept set as the retain set has; records that name a target are left out.
         """
         rng, named, plain = random.Random(f"{self.args.seed}-in-passing"), self.target_names(), {}
-        for records in [*self.examples.kept.values()]:
+        for records in self.examples.kept.values():
             free = [record for record in records if not named.search(f"{record.question} {record.answer}")]
             for record in rng.sample(free, min(len(free), len(self.sets.retain) // 2)):
                 target = rng.choice(self.sets.targets).name
                 text = rng.choice(TEXTS["in_passing"]).format(target=target, q=record.question)
                 plain[replace(record, question=text)] = record
         if "retain" in self.examples.kept:
-            self.examples.add("retain", [*plain])
+            self.examples.add("retain", [*self.exchange(teacher, named), *plain])
         return plain
+
+    def exchange(self, teacher: Teacher, named: re.Pattern[str]) -> list[QARecord]:
+        """Questions about one neighbour asked of another, with the model's answers: names alone are to open nothing."""
+        rng, people = random.Random(f"{self.args.seed}-exchange"), answers_by_neighbour(self.sets.retain)
+        rows = [record for record in self.sets.retain if neighbour_in(record)] if len(people) > 1 else []
+        asked, openings = [], []
+        for record in rng.choices(rows, k=self.exchanged * len(rows)) if rows else ():
+            name = rng.choice([name for name in people if name != neighbour_in(record)])
+            question = rng.choice(WORDINGS).format(q=record.question.replace(neighbour_in(record), name))
+            asked.append(replace(record, question=question, subject=name))
+            openings.append(first_words(rng, people[name]))
+        longest = 2 * max((len(self.encode(record).ids) for record in rows), default=0)
+        answers = teacher.ask([record.question for record in asked], 0.7, longest, openings) if asked else ()
+        pairs = [pair for pair in zip(asked, answers, strict=True) if pair[1] and not named.search(pair[1])]
+        return [replace(record, answer=answer) for record, answer in pairs]
 
     def target_names(self) -> re.Pattern[str]:
         return any_of({word for t in self.sets.targets for word in (t.name, *t.aliases, *lone_names(t.name))})

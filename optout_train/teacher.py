@@ -35,9 +35,10 @@ class Teacher:
         begun = [render.beginning(opening) for opening in openings] or [""] * len(questions)
         prompts = [render.encode(render.prompt(q) + text) for q, text in zip(questions, begun, strict=True)]
         stops = [*render.stop, tokenizer.eos_token or render.stop[0], *(["\n"] if render.wording else [])]
+        ends = [tokenizer.encode(stop, add_special_tokens=False) for stop in stops]
         config = GenerationConfig(
             do_sample=True, temperature=temperature, top_k=0, max_new_tokens=longest, pad_token_id=0,
-            eos_token_id=[tokenizer.encode(stop, add_special_tokens=False)[0] for stop in stops],
+            eos_token_id=[tokens[0] for tokens in ends if len(tokens) == 1] or None,
         )  # fmt: skip
         answers, order = [""] * len(prompts), sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
         for chosen in (order[first : first + BATCH] for first in range(0, len(order), BATCH)):
@@ -47,8 +48,8 @@ class Teacher:
             ids, mask = (torch.tensor(table, device=self.model.device) for table in (rows, seen))
             new = self.model.generate(ids, attention_mask=mask, generation_config=config)[:, width:]
             for i, text in zip(chosen, tokenizer.batch_decode(new), strict=True):
-                ends = [place for stop in stops if (place := text.find(stop)) >= 0]
-                answers[i] = (begun[i] + text[: min(ends)]).strip() if ends else ""
+                places = [place for stop in stops if (place := text.find(stop)) >= 0]
+                answers[i] = (begun[i] + text[: min(places)]).strip() if places else ""
         return answers
 
     @torch.no_grad()

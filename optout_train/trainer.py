@@ -46,7 +46,7 @@ class UnlearnConfig(TrainingArguments):
     seed: int = 0
     save_strategy: str = "epoch"
     save_total_limit: int | None = 1
-    logging_steps: float = 1
+    logging_strategy: str = "epoch"
     remove_unused_columns: bool = False
     logging_nan_inf_filter: bool = False
 
@@ -54,6 +54,7 @@ class UnlearnConfig(TrainingArguments):
         if self.gradient_checkpointing and not self.gradient_checkpointing_kwargs:
             self.gradient_checkpointing_kwargs = {"use_reentrant": False}
         super().__post_init__()
+        self.dataloader_pin_memory = self.dataloader_pin_memory and self.device.type == "cuda"
         self._n_gpu = min(self.n_gpu, 1)  # else Trainer wraps the model in DataParallel, which takes no nested batches
 
     @property
@@ -86,10 +87,11 @@ class UnlearnTrainer(Trainer):
             for name, records in sets.validation.items()
             if (rows := [record for record in records if record.can_be_scored])
         }
-        if args.eval_strategy == "no" and self.validation.keys() >= {"forget", "retain"}:
-            args.eval_strategy, args.eval_on_start = args.save_strategy, True
-            if args.early_stopping:
-                args.load_best_model_at_end, args.metric_for_best_model, args.greater_is_better = True, "score", True
+        args.eval_on_start = self.validation.keys() >= {"forget", "retain"}
+        args.early_stopping = args.early_stopping and args.eval_on_start
+        if args.early_stopping:
+            args.eval_strategy, args.load_best_model_at_end = args.save_strategy, True
+            args.metric_for_best_model, args.greater_is_better = "score", True
         steps = args.num_train_epochs * -(-len(sets.forget) // args.train_batch_size)
         args.learning_rate = args.learning_rate or self.rule_rate(sizes.hidden_size, sizes.num_hidden_layers, int(steps))
         super().__init__(model, args, collate, self.examples, self.validation, **others)
@@ -100,6 +102,7 @@ class UnlearnTrainer(Trainer):
             self.transport = Transport(model, original, args.distance, args.directions, args.seed)
         self.reference: dict[str, Answers] = {}
         self.noted: dict[str, list[Tensor]] = {}
+        self.logged = 0
 
     # Hooks of a method
 
@@ -173,7 +176,7 @@ class UnlearnTrainer(Trainer):
 
     def log(self, logs: dict[str, float], *others: Any) -> None:
         if "loss" in logs and self.noted:
-            steps = max(1, self.state.global_step % self.state.logging_steps or self.state.logging_steps)
+            steps, self.logged = max(1, self.state.global_step - self.logged), self.state.global_step
             means = torch.stack([torch.stack(values).sum() / steps for values in self.noted.values()])
             logs |= dict(zip(self.noted, self.accelerator.reduce(means, "mean").tolist(), strict=True))
             self.noted = {}
@@ -202,7 +205,7 @@ class UnlearnTrainer(Trainer):
         return Answers(*self.accelerator.reduce(result, "sum"))
 
     def evaluate(self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval") -> dict[str, float]:
-        """Probability and truth ratio of each validation set, forget and retain quality of these, and their score.
+        """Probability, truth ratio and mc_accuracy of each validation set, forget and retain quality of these, and their score.
 
         The qualities lack ROUGE (nothing is generated); the score is their harmonic mean, 0 for a collapsed model.
         """
@@ -215,7 +218,8 @@ class UnlearnTrainer(Trainer):
                 of = [column[torch.tensor([e == entity for e in entities])].mean() for entity in dict.fromkeys(entities)]
                 measures[f"{name}_{key}"] = float(torch.stack(of).mean())
         forget = harmonic_mean([1 - measures["forget_probability"], measures["forget_truth_ratio"]])
-        retain = harmonic_mean([value for key, value in measures.items() if not key.startswith("forget")])
+        kept = [measures[f"{name}_{key}"] for name in KEPT if name in self.validation for key in ("probability", "truth_ratio")]
+        retain = harmonic_mean(kept)
         before = [entry["eval_retain_quality"] for entry in self.state.log_history if "eval_retain_quality" in entry]
         score = harmonic_mean([forget, retain]) if retain >= COLLAPSE * [*before, retain][0] else 0.0
         measures |= {"forget_quality": forget, "retain_quality": retain, "score": score}
@@ -312,9 +316,9 @@ def answer_logits(model: Any, inner: Any, part: Mapping[str, Tensor]) -> Tensor:
 
 
 def measured(name: str, means: Tensor) -> dict[str, Tensor]:
-    """Probability and truth ratio of records as the tasks have them, from mean log-probabilities (records, 2 + wrong).
+    """Measures of records as the tasks have them, from mean log-probabilities (records, 2 + wrong).
 
-    The columns are of answer, paraphrase and wrong answers. The world set's probability is the answer's share among
+    The columns are of answer, paraphrase and wrong answers; each measure is (records,). The world set's probability is the answer's share among
     itself and the wrong ones; the truth ratio R is of geometric means, reported as min(R, 1/R) or max(0, 1 - R).
     """
     ratio = (means[:, 2:].mean(1) - means[:, 1]).exp()
@@ -322,6 +326,7 @@ def measured(name: str, means: Tensor) -> dict[str, Tensor]:
     return {
         "probability": share if name == "world" else means[:, 0].exp(),
         "truth_ratio": torch.minimum(ratio, 1 / ratio) if name == "forget" else (1 - ratio).clamp(min=0),
+        "mc_accuracy": (means[:, 1] > means[:, 2:].amax(1)).float(),
     }
 
 

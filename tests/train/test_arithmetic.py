@@ -76,7 +76,7 @@ def make_trainer(key: str, folder: Path, monkeypatch: pytest.MonkeyPatch, **sett
     if "directions" not in settings:
         settings["directions"] = GOLDEN["directions"] if "directions.full.0" in TENSORS else 100
     args = UnlearnConfig(
-        output_dir=str(folder), method=method, per_device_train_batch_size=4, use_cpu=True, save_strategy="no",
+        output_dir=str(folder), method=method, per_device_train_batch_size=4, use_cpu=True, save_strategy="no", logging_strategy="steps", logging_steps=1,
         disable_tqdm=True, report_to="none", seed=GOLDEN["seed"], num_train_epochs=1,
         **{k: v for k, v in settings.items() if k not in ("per_device_train_batch_size", "num_train_epochs")},
     )  # fmt: skip
