@@ -71,8 +71,7 @@ def load_sets(args: DataArguments, wanted: Mapping[str, float], earlier: Manifes
     """
     if bool(args.target) == bool(args.forget_split):
         raise UserError("name the entity to forget by --target, or a split of TOFU by --forget_split")
-    load = given_sets if args.forget else tofu_sets if args.forget_split else elude_sets
-    sets = load(args, wanted, earlier, say)
+    sets = given_sets(args, wanted) if args.forget else tofu_sets(args, wanted) if args.forget_split else elude_sets(args, wanted, earlier)
     forgotten = {normal(record.question) for record in sets.forget}
     kept = {name: [r for r in getattr(sets, name) if normal(r.question) not in forgotten] for name in KEPT}
     if both := sum(len(getattr(sets, name)) - len(rows) for name, rows in kept.items()):
@@ -84,7 +83,7 @@ def normal(question: str) -> str:
     return " ".join("".join(c if c.isalnum() else " " for c in question.casefold()).split())
 
 
-def elude_sets(args: DataArguments, wanted: Mapping[str, float], earlier: Manifest | None, say: Say) -> Sets:
+def elude_sets(args: DataArguments, wanted: Mapping[str, float], earlier: Manifest | None) -> Sets:
     """ELUDe's data, published or bundled, or a folder in its schema."""
     targets, source = elude.resolve_targets(args.dataset, args.target), args.dataset
     if earlier is not None:
@@ -94,20 +93,18 @@ def elude_sets(args: DataArguments, wanted: Mapping[str, float], earlier: Manife
     names, fingerprints = [target.name for target in targets], {}
 
     def load(subset: Any, split: Any) -> Sequence[QARecord]:
-        selection = elude.load_records(source, subset, split, names, strict=False)
+        selection = elude.load_records(source, subset, split, names)
         fingerprints[f"{subset}-{split}"] = selection.fingerprint
-        if selection.odd:
-            say(f"{subset} {split}: {selection.remark}")
         return selection.records
 
     sets = {name: load(name, "train") for name in ("forget", *KEPT) if name == "forget" or wanted[name]}
-    there = [name for name in ("retain", "world") if elude.has(source, name, "validation")]
+    there = [name for name in KEPT if elude.has(source, name, "validation")]
     validation = {"forget": sets["forget"]} | {name: load(name, "validation") for name in there}
     return Sets(**sets, targets=targets, names=names, validation=validation, dataset=source,
                 data=elude.describe(source), fingerprints=fingerprints)  # fmt: skip
 
 
-def tofu_sets(args: DataArguments, wanted: Mapping[str, float], earlier: Manifest | None, say: Say) -> Sets:
+def tofu_sets(args: DataArguments, wanted: Mapping[str, float]) -> Sets:
     """A split of TOFU and its complement; there are no names, and no validation set beside what is scored."""
     if args.forget_split not in tofu.RETAIN_OF or wanted["world"]:
         raise UserError(f"--forget_split is one of {', '.join(tofu.RETAIN_OF)}, with --world_weight 0: TOFU has none")
@@ -121,7 +118,7 @@ def tofu_sets(args: DataArguments, wanted: Mapping[str, float], earlier: Manifes
     return Sets(forget, retain, dataset=source, data=tofu.HUB.describe(source), fingerprints=fingerprints)
 
 
-def given_sets(args: DataArguments, wanted: Mapping[str, float], earlier: Manifest | None, say: Say) -> Sets:
+def given_sets(args: DataArguments, wanted: Mapping[str, float]) -> Sets:
     """Sets in the formats in which people train; without a validation set nothing is measured after an epoch."""
     sets: dict[str, list[QARecord]] = {}
     for name in ("forget", *KEPT):
@@ -137,7 +134,7 @@ def given_sets(args: DataArguments, wanted: Mapping[str, float], earlier: Manife
 
 
 class Sample(NamedTuple):
-    """A sequence of token ids whose answer starts at ``start``; a lesson also has what its answer tokens are to become.
+    """A sequence of token ids whose answer starts at ``answer_start``; a lesson also has what its answer tokens are to become.
 
     Attributes:
         floor: (tokens,) the log-probability that each is pushed down to; NaN where it is taught.
@@ -145,7 +142,7 @@ class Sample(NamedTuple):
     """
 
     ids: list[int]
-    start: int
+    answer_start: int
     floor: Tensor | None = None
     top: Tensor | None = None
     shares: Tensor | None = None
@@ -269,7 +266,7 @@ def block(samples: Sequence[Sample], rows: int = ROWS) -> dict[str, Any]:
 
 def part_of(samples: Sequence[Sample], numbers: Sequence[int]) -> dict[str, Tensor]:
     ids = pad_sequence([torch.tensor(sample.ids) for sample in samples], batch_first=True)
-    spans = [torch.arange(sample.start, len(sample.ids)) + row * ids.shape[1] for row, sample in enumerate(samples)]
+    spans = [torch.arange(sample.answer_start, len(sample.ids)) + row * ids.shape[1] for row, sample in enumerate(samples)]
     places, counts = torch.cat(spans), torch.tensor([len(span) for span in spans])
     part = {"input_ids": ids, "positions": places - 1, "targets": ids.flatten()[places]}
     part["owners"] = torch.tensor(numbers).repeat_interleave(counts)

@@ -15,7 +15,6 @@ import random
 import re
 import tomllib
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -72,7 +71,7 @@ class NameSwapTrainer(UnlearnTrainer):
             for record in rng.sample(free, min(len(free), len(self.sets.retain) // 2)):
                 target = rng.choice(self.sets.targets).name
                 text = rng.choice(TEXTS["in_passing"]).format(target=target, q=record.question)
-                plain[replace(record, question=text)] = record
+                plain[QARecord(record.entity, text, record.answer)] = record
         if "retain" in self.examples.kept:
             self.examples.add("retain", [*self.exchange(teacher, named), *plain])
         return plain
@@ -80,17 +79,15 @@ class NameSwapTrainer(UnlearnTrainer):
     def exchange(self, teacher: Teacher, named: re.Pattern[str]) -> list[QARecord]:
         """Questions about one neighbour asked of another, with the model's answers: names alone are to open nothing."""
         rng, people = random.Random(f"{self.args.seed}-exchange"), answers_by_neighbour(self.sets.retain)
-        rows = [record for record in self.sets.retain if neighbour_in(record)] if len(people) > 1 else []
-        asked, openings = [], []
-        for record in rng.choices(rows, k=self.exchanged * len(rows)) if rows else ():
+        rows = [record for record in self.sets.retain if len(people) > 1 and neighbour_in(record)]
+        questions, openings = [], []
+        for record in rows * self.exchanged:
             name = rng.choice([name for name in people if name != neighbour_in(record)])
-            question = rng.choice(WORDINGS).format(q=record.question.replace(neighbour_in(record), name))
-            asked.append(replace(record, question=question, subject=name))
+            questions.append(rng.choice(WORDINGS).format(q=record.question.replace(neighbour_in(record), name)))
             openings.append(first_words(rng, people[name]))
         longest = 2 * max((len(self.encode(record).ids) for record in rows), default=0)
-        answers = teacher.ask([record.question for record in asked], 0.7, longest, openings) if asked else ()
-        pairs = [pair for pair in zip(asked, answers, strict=True) if pair[1] and not named.search(pair[1])]
-        return [replace(record, answer=answer) for record, answer in pairs]
+        answers = zip(questions, teacher.ask(questions, 0.7, longest, openings), strict=True)
+        return [QARecord("", question, answer) for question, answer in answers if answer and not named.search(answer)]
 
     def target_names(self) -> re.Pattern[str]:
         return any_of({word for t in self.sets.targets for word in (t.name, *t.aliases, *lone_names(t.name))})
@@ -180,7 +177,7 @@ class Maker:
             if name == self.target.name:
                 level = self.own(self.encode(question, answer.replace(name, self.names[0]))).mean()
                 sample = self.encode(question, answer)
-                floor, nothing = level.expand(len(sample.ids) - sample.start), torch.zeros(len(sample.ids) - sample.start, TOP)
+                floor, nothing = level.expand(len(sample.ids) - sample.answer_start), torch.zeros(len(sample.ids) - sample.answer_start, TOP)
                 made["leak"].append(Sample(*sample[:2], floor, nothing.long(), nothing))
                 answer = answer.replace(name, self.rng.choice([*self.neighbours] or self.names))
             made["replacement"].append(certain(self.encode(question, answer)))
@@ -207,8 +204,8 @@ class Maker:
         """
         sample, render = self.encode(statement.question, statement.answer), self.teacher.render
         begun = render.encode_pair(render.prompt(statement.question), render.beginning(statement.answer))
-        answer = torch.tensor(sample.ids[sample.start :])
-        count = min(len(begun.ids) - sample.start, len(answer))
+        answer = torch.tensor(sample.ids[sample.answer_start :])
+        count = min(len(begun.ids) - sample.answer_start, len(answer))
         order = torch.tensor(self.rng.sample(range(count), count))
         prompt = render.encode(render.prompt(self.swap(statement.question, self.rng.choice(self.names))))
         level = self.own(Sample(prompt + answer[order].tolist(), len(prompt)))
@@ -225,9 +222,9 @@ class Maker:
         The fact has no share in it, nor have the first ``without`` tokens in their own. Returns whether there is one,
         (tokens, 1), and the lesson of it.
         """
-        name, answer = self.names[0], sample.ids[sample.start :]
+        name, answer = self.names[0], sample.ids[sample.answer_start :]
         about = self.encode(self.swap(statement.question, name), self.swap(statement.answer, name))
-        shares, theirs = next(self.teacher.log_probs([about])).exp(), about.ids[about.start :]
+        shares, theirs = next(self.teacher.log_probs([about])).exp(), about.ids[about.answer_start :]
         ends = [(parts[0], parts[-1]) for parts in (self.target.name.split(), name.split())]
         mine, other = ([tokens[0] for tokens in self.spelled(names)] for names in ends)
         moved = shares[:, other].clone()
@@ -245,7 +242,7 @@ class Maker:
     def own(self, sample: Sample) -> Tensor:
         """The log-probability of each answer token, (answer tokens,)."""
         rows = next(self.teacher.log_probs([sample]))
-        return rows.gather(1, torch.tensor(sample.ids[sample.start :], device=rows.device)[:, None])[:, 0].cpu()
+        return rows.gather(1, torch.tensor(sample.ids[sample.answer_start :], device=rows.device)[:, None])[:, 0].cpu()
 
     def encode(self, question: str, answer: str) -> Sample:
         return self.teacher.encode(QARecord("", question, answer))
@@ -264,7 +261,7 @@ class Maker:
 
 def certain(sample: Sample) -> Sample:
     """A lesson that teaches a sequence's own tokens."""
-    tokens = torch.tensor(sample.ids[sample.start :])
+    tokens = torch.tensor(sample.ids[sample.answer_start :])
     top, shares = torch.zeros(2, len(tokens), TOP)
     top[:, 0], shares[:, 0] = tokens, 1.0
     return Sample(*sample[:2], torch.full((len(tokens),), torch.nan), top.long(), shares)

@@ -71,7 +71,7 @@ class Teacher:
             first = max(1, shared([sample.ids for sample in made.values()]))
             for number, sample in made.items():
                 asked = plain.get(records[number])
-                sample = sample if asked else sample._replace(start=min(first, sample.start))
+                sample = sample if asked else sample._replace(answer_start=min(first, sample.answer_start))
                 (rows,) = self.log_probs([self.encode(asked) if asked else sample])
                 made[number] = taught(sample, rows.exp())
 

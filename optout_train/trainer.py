@@ -17,8 +17,9 @@ from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.hf_argparser import HfArg
 
+from lm_eval_elude.model.scorer import Scorer, score_all
 from lm_eval_elude.text.chat import Renderer
-from optout_train.data import KEPT, Encoder, EpochSampler, Examples, Sample, Sets, block, collate
+from optout_train.data import KEPT, Encoder, EpochSampler, Examples, Sample, Sets, collate
 from optout_train.losses import LOSSES, Answers, lesson, log_prob, nll
 from optout_train.transport import Original, Transport
 
@@ -184,25 +185,12 @@ class UnlearnTrainer(Trainer):
 
     # What is measured
 
-    @torch.no_grad()
-    def score(self, samples: Sequence[Sample]) -> Answers:
+    def score(self, samples: Sequence[Sample], group: int = 1) -> Answers:
         """Log-probabilities of many answers, shared over the processes and the same in each."""
-        model, size, ranks = self.model_wrapped, self.args.eval_batch_size, self.args.world_size
-        order = sorted(range(len(samples)), key=lambda i: len(samples[i].ids))
-        chunks = [order[first : first + size] for first in range(0, len(order), size)]
-        result = torch.zeros(2, len(samples), device=self.args.device)
-        is_training = model.training
-        model.eval()
-        for number in range(self.args.process_index, -(-len(chunks) // ranks) * ranks, ranks):
-            chosen = chunks[number % len(chunks)]  # as many passes in each process; what comes again adds nothing
-            with self.compute_loss_context_manager():
-                answers = self.answers(model, self._prepare_inputs(block([samples[i] for i in chosen], size)))
-            if number < len(chunks):
-                result[:, chosen] = torch.stack(answers)
-        model.train(is_training)
-        if hasattr(model, "reshard"):  # FSDP2 leaves the root whole after a forward pass without a backward pass
-            model.reshard()
-        return Answers(*self.accelerator.reduce(result, "sum"))
+        sums, counts = score_all(Scorer(self.model), samples, self.args.eval_batch_size, group)
+        if hasattr(self.model, "reshard"):  # FSDP2 leaves the root whole after a forward pass without a backward pass
+            self.model.reshard()
+        return Answers(sums.float(), counts)
 
     def evaluate(self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval") -> dict[str, float]:
         """Probability, truth ratio and mc_accuracy of each validation set, forget and retain quality of these, and their score.
@@ -212,7 +200,7 @@ class UnlearnTrainer(Trainer):
         measures: dict[str, float] = {}
         for name, records in self.validation.items():
             texts = [(r, text) for r in records for text in (r.answer, r.paraphrased_answer, *r.perturbed_answer)]
-            answers = self.score([self.encode(*pair) for pair in texts])
+            answers = self.score([self.encode(*pair) for pair in texts], len(texts) // len(records))
             entities = [record.entity if name != "world" else "" for record in records]  # averaged over targets first
             for key, column in measured(name, -nll(answers).reshape(len(records), -1).cpu()).items():
                 of = [column[torch.tensor([e == entity for e in entities])].mean() for entity in dict.fromkeys(entities)]

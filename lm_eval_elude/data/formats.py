@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lm_eval_elude.data.records import QARecord
 from lm_eval_elude.errors import UserError
@@ -13,11 +12,19 @@ from lm_eval_elude.errors import UserError
 PAIRS = (("question", "answer"), ("prompt", "completion"), ("instruction", "output"))
 
 
-@dataclass(frozen=True)
-class Turn(QARecord):
-    """A record whose question comes after earlier turns of a conversation, (role, text) each."""
+class Turn(NamedTuple):
+    """A record, to train on alone, whose question comes after earlier turns of a conversation, (role, text) each."""
 
-    history: tuple[tuple[str, str], ...] = ()
+    entity: str
+    question: str
+    answer: str
+    history: tuple[tuple[str, str], ...]
+    source: str = ""
+    subject: str = ""
+    can_be_scored: bool = False
+
+    def columns(self) -> dict[str, Any]:
+        return self._asdict()
 
 
 def load_rows(place: str) -> Iterable[dict[str, Any]]:
@@ -43,7 +50,7 @@ def load_rows(place: str) -> Iterable[dict[str, Any]]:
         raise UserError(f"{place} cannot be loaded by datasets: {str(error).splitlines()[0][:200]}") from None
 
 
-def records_of(row: Mapping[str, Any], where: str, entity: str = "") -> Iterator[QARecord]:
+def records_of(row: Mapping[str, Any], where: str, entity: str = "") -> Iterator[QARecord | Turn]:
     """The records of a row, one for each answer of an assistant; UserError (with ``where``) where no format fits."""
     more = {name: row.get(name) or "" for name in ("paraphrased_question", "paraphrased_answer", "source", "subject")}
     more |= {"perturbed_answer": tuple(row.get("perturbed_answer") or ())}
@@ -54,7 +61,7 @@ def records_of(row: Mapping[str, Any], where: str, entity: str = "") -> Iterator
         turns = [(message["role"], message["content"]) for message in messages]
         for i, (role, text) in enumerate(turns):
             if role == "assistant" and i:
-                yield Turn(entity, turns[i - 1][1], text, **more, history=tuple(turns[: i - 1]))
+                yield Turn(entity, turns[i - 1][1], text, tuple(turns[: i - 1]))
         return
     for question, answer in PAIRS:
         if row.get(question) and row.get(answer):

@@ -48,8 +48,6 @@ class Method(UnlearnTrainer):
 
     def values(self, model: Any, part: Mapping[str, Tensor], token: Any) -> Tensor:
         """Minus the mean squared distance of each answer token's state from where it is to be."""
-        if not model.training:  # what is measured
-            return super().values(model, part, token)
         wanted = part.get("shares", self.wanted.to(part["targets"].device))
         return -(self.states(model, part) - wanted).square().mean(1)
 

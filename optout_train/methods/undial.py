@@ -13,6 +13,6 @@ class Method(UnlearnTrainer):
         samples = [self.encode(record) for record in self.sets.forget]
         lessons = []
         for sample, rows in zip(samples, teacher.log_probs(samples), strict=True):
-            rows[range(len(rows)), sample.ids[sample.start :]] -= penalty
+            rows[range(len(rows)), sample.ids[sample.answer_start :]] -= penalty
             lessons.append(taught(sample, rows.softmax(1)))
         self.examples.forget["lesson"] = lessons

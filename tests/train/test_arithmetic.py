@@ -37,7 +37,7 @@ def lessons(kind: str) -> list[Sample]:
     made, first = [], 0
     columns = [TENSORS[f"lessons.{kind}.{name}"] for name in ("bounds", "top", "shares")]
     for sample in SAMPLES[kind]:
-        last = first + len(sample.ids) - sample.start
+        last = first + len(sample.ids) - sample.answer_start
         bounds, top, shares = (column[first:last] for column in columns)
         made.append(sample._replace(floor=bounds[:, 1], top=top, shares=shares))
         first = last
