@@ -118,6 +118,8 @@ class Transport:
             for parameter, gradient in zip(parameters, torch.autograd.grad(value, leaves), strict=True):
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
+                if isinstance(gradient, DTensor):
+                    gradient = gradient.redistribute(placements=parameter.grad.placements)
                 parameter.grad.add_(gradient, alpha=weight)
             values.append(value.detach())
         return torch.stack([value.to(values[0].device) for value in values]).sum()
