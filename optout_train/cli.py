@@ -133,7 +133,7 @@ def run(data: Any, chosen: ModelArguments, settings: dict[str, Any], *, overwrit
 
     from lm_eval_elude.model.scorer import load_model
     from lm_eval_elude.scoring.conventions import CONVENTIONS
-    from lm_eval_elude.text.chat import Renderer, load_tokenizer
+    from lm_eval_elude.text.chat import Renderer, check_place, load_tokenizer
     from optout_train import manifest
     from optout_train.data import load_sets
     from optout_train.trainer import UnlearnConfig
@@ -154,6 +154,7 @@ def run(data: Any, chosen: ModelArguments, settings: dict[str, Any], *, overwrit
 
     refuse_unfit(chosen, args)
     sets = load_sets(data, args.weights, manifest.earlier_request(chosen.model), say)
+    check_place(model_path)
     base = Path(cached_file(model_path, "config.json", revision=chosen.revision or None)).parent
     model = load_model(model_path, chosen.revision or None, getattr(torch, chosen.dtype))
     if getattr(model.config, "quantization_config", None) and (not chosen.lora or chosen.merge or args.transport_weight):

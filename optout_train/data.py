@@ -137,13 +137,13 @@ class Sample(NamedTuple):
     """A sequence of token ids whose answer starts at ``answer_start``; a lesson also has what its answer tokens are to become.
 
     Attributes:
-        floor: (tokens,) the log-probability that each is pushed down to; NaN where it is taught.
+        bounds: (tokens, 2) the log-probabilities that each is to be between; NaN where it is taught.
         top, shares: (tokens, k) a teacher's likeliest tokens and their probabilities.
     """
 
     ids: list[int]
     answer_start: int
-    floor: Tensor | None = None
+    bounds: Tensor | None = None
     top: Tensor | None = None
     shares: Tensor | None = None
 
@@ -255,8 +255,8 @@ def block(samples: Sequence[Sample], rows: int = ROWS) -> dict[str, Any]:
     """Samples as the parts of a forward pass each, at most ``rows`` of like length, padded on the right.
 
     A part has ``input_ids`` (rows, length); where answer tokens are predicted in the flattened ids, ``positions`` (n,);
-    ``targets`` (n,), which token stands there; ``owners`` (n,), the numbers of their samples; and of lessons ``floor``
-    (n,), ``top`` and ``shares`` (n, k).
+    ``targets`` (n,), which token stands there; ``owners`` (n,), the numbers of their samples; and of lessons ``bounds``
+    (n, 2), ``top`` and ``shares`` (n, k).
     """
     order = sorted(range(len(samples)), key=lambda i: len(samples[i].ids))
     number = -(-len(order) // rows)
@@ -270,5 +270,5 @@ def part_of(samples: Sequence[Sample], numbers: Sequence[int]) -> dict[str, Tens
     places, counts = torch.cat(spans), torch.tensor([len(span) for span in spans])
     part = {"input_ids": ids, "positions": places - 1, "targets": ids.flatten()[places]}
     part["owners"] = torch.tensor(numbers).repeat_interleave(counts)
-    columns = [name for name in ("floor", "top", "shares") if getattr(samples[0], name) is not None]
+    columns = [name for name in ("bounds", "top", "shares") if getattr(samples[0], name) is not None]
     return part | {name: torch.cat([getattr(sample, name) for sample in samples]) for name in columns}

@@ -27,7 +27,7 @@ class Answers(NamedTuple):
         return Answers((self.sums.sum() / self.counts.sum()).reshape(1), self.counts.new_ones(1))
 
 
-Part = Mapping[str, Any]  # of a batch: targets and owners (n,), and of lessons top and shares (n, k) and floor (n,)
+Part = Mapping[str, Any]  # of a batch: targets and owners (n,), and of lessons top and shares (n, k) and bounds (n, 2)
 
 
 # Values of tokens: logits (n, vocabulary) of float32, the part of a batch and eta to (n,)
@@ -71,21 +71,22 @@ def margin(logits: Tensor, part: Part, eta: float) -> Tensor:
 def lesson(logits: Tensor, part: Part) -> Tensor:
     """What a token of a lesson adds to its answer's sum, at most 0.
 
-    Where ``floor`` is NaN the token is taught: sum_k t_k log p_k + t_rest log p_rest, the negated cross-entropy with a
+    Where ``bounds`` (n, 2) are NaN the token is taught: sum_k t_k log p_k + t_rest log p_rest, the negated cross-entropy with a
     teacher's probabilities ``shares`` of its likeliest tokens ``top``. Elsewhere it is pushed down: minus what log p of
-    the token is above the floor, and where there is a teacher :data:`REPLACEMENT` times the former for p without the
+    the token is above the upper or below the lower bound, and where there is a teacher :data:`REPLACEMENT` times the former for p without the
     token, rescaled to 1: the teacher says what takes its place, not how far it goes.
     """
     log_probs = logits.log_softmax(-1)
     now = log_probs.gather(1, part["targets"][:, None])[:, 0]
-    likeliest, shares, is_taught = log_probs.gather(1, part["top"]), part["shares"], part["floor"].isnan()
+    likeliest, shares, is_taught = log_probs.gather(1, part["top"]), part["shares"], part["bounds"][:, 0].isnan()
+    lower, upper = part["bounds"].nan_to_num().unbind(1)
     excluded = torch.where(is_taught, 0.0, now.exp())
     rest = (1 - excluded - likeliest.exp().sum(1)).clamp(min=1e-6).log()
     scale = (1 - excluded).clamp(min=1e-6).log()
     cross_entropy = (shares * likeliest).sum(1) + (1 - shares.sum(1)).clamp(min=0) * rest - scale
-    above = torch.where(is_taught, 0.0, relu(now - part["floor"].nan_to_num()))
+    outside = torch.where(is_taught, 0.0, relu(now - upper) + relu(lower - now))
     weight = torch.where(is_taught, 1.0, REPLACEMENT) * (shares.sum(1) > 0)
-    return weight * cross_entropy - above
+    return weight * cross_entropy - outside
 
 
 # Values of examples, (batch,)

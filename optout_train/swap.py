@@ -36,6 +36,7 @@ NAMES = 6  # invented ones about which the model is asked; the first one's distr
 REPLACEMENTS, LEAKS, ELICITED = 4, 10, 24  # of a record: kept answers about invented names and the target; asked ones
 REVERSE_EVERY = 4  # turns
 FLOOR, FACT = 0.6, 3.0  # a token's floor, of its log-probability in random order; of fact tokens, times that
+OWN = 0.6  # of that floor, for a record's own answer; without it membership inference reads an AUC of .35 for .50
 
 
 class Statement(NamedTuple):
@@ -86,7 +87,7 @@ class NameSwapTrainer(UnlearnTrainer):
             questions.append(rng.choice(WORDINGS).format(q=record.question.replace(neighbour_in(record), name)))
             openings.append(first_words(rng, people[name]))
         longest = 2 * max((len(self.encode(record).ids) for record in rows), default=0)
-        answers = zip(questions, teacher.ask(questions, 0.7, longest, openings), strict=True)
+        answers = zip(questions, teacher.ask(questions, 0.7, longest, openings) if rows else (), strict=True)
         return [QARecord("", question, answer) for question, answer in answers if answer and not named.search(answer)]
 
     def target_names(self) -> re.Pattern[str]:
@@ -177,8 +178,9 @@ class Maker:
             if name == self.target.name:
                 level = self.own(self.encode(question, answer.replace(name, self.names[0]))).mean()
                 sample = self.encode(question, answer)
-                floor, nothing = level.expand(len(sample.ids) - sample.answer_start), torch.zeros(len(sample.ids) - sample.answer_start, TOP)
-                made["leak"].append(Sample(*sample[:2], floor, nothing.long(), nothing))
+                nothing = torch.zeros(len(sample.ids) - sample.answer_start, TOP)
+                bounds = torch.tensor([[-torch.inf, level]]).expand(len(nothing), 2)
+                made["leak"].append(Sample(*sample[:2], bounds, nothing.long(), nothing))
                 answer = answer.replace(name, self.rng.choice([*self.neighbours] or self.names))
             made["replacement"].append(certain(self.encode(question, answer)))
         return made
@@ -210,11 +212,15 @@ class Maker:
         prompt = render.encode(render.prompt(self.swap(statement.question, self.rng.choice(self.names))))
         level = self.own(Sample(prompt + answer[order].tolist(), len(prompt)))
         telling = [token for tokens in self.spelled(facts(statement.record)) for token in tokens]
-        floor = torch.zeros(len(answer))
-        floor[order] = FLOOR * level * torch.where(torch.isin(answer[order], torch.tensor(telling)), FACT, 1.0)
+        level = FLOOR * level * torch.where(torch.isin(answer[order], torch.tensor(telling)), FACT, 1.0)
+        bounds = torch.tensor([[-torch.inf, 0.0]]).repeat(len(answer), 1)
+        bounds[order, 1] = level
+        if statement.answer == statement.record.answer:  # whose own loss membership inference reads: not far down
+            now = self.own(sample)[order]
+            bounds[order] = torch.stack([torch.minimum(OWN * level, now), OWN * level], 1)
         known, lesson = self.name_says(statement, sample, count)
         known[count:] = False
-        return lesson._replace(floor=floor, shares=lesson.shares * known)
+        return lesson._replace(bounds=bounds, shares=lesson.shares * known)
 
     def name_says(self, statement: Statement, sample: Sample, without: int = 0) -> tuple[Tensor, Sample]:
         """The invented name's distribution of each answer token where its text is the target's, which begin and end alike.
@@ -264,7 +270,7 @@ def certain(sample: Sample) -> Sample:
     tokens = torch.tensor(sample.ids[sample.answer_start :])
     top, shares = torch.zeros(2, len(tokens), TOP)
     top[:, 0], shares[:, 0] = tokens, 1.0
-    return Sample(*sample[:2], torch.full((len(tokens),), torch.nan), top.long(), shares)
+    return Sample(*sample[:2], torch.full((len(tokens), 2), torch.nan), top.long(), shares)
 
 
 def neighbour_in(record: QARecord) -> str:

@@ -79,8 +79,8 @@ class Teacher:
 def taught(sample: Sample, shares: Tensor) -> Sample:
     """The lesson that teaches a sequence's answer tokens these probabilities, (tokens, vocabulary)."""
     best = shares.topk(min(TOP, shares.shape[1]))  # before anything leaves the model's device
-    floor = torch.full((len(shares),), torch.nan)
-    return Sample(*sample[:2], floor, best.indices.cpu(), best.values.cpu())
+    taught = torch.full((len(shares), 2), torch.nan)
+    return Sample(*sample[:2], taught, best.indices.cpu(), best.values.cpu())
 
 
 def shared(rows: Iterable[Sequence[int]]) -> int:

@@ -39,7 +39,7 @@ def lessons(kind: str) -> list[Sample]:
     for sample in SAMPLES[kind]:
         last = first + len(sample.ids) - sample.answer_start
         bounds, top, shares = (column[first:last] for column in columns)
-        made.append(sample._replace(floor=bounds[:, 1], top=top, shares=shares))
+        made.append(sample._replace(bounds=bounds, top=top, shares=shares))
         first = last
     return made
 

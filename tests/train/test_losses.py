@@ -89,17 +89,17 @@ def test_pdu_flattens_the_logits():
 def test_a_taught_tokens_gradient_is_the_models_distribution_less_the_teachers():
     logits, teacher = (torch.randn(5, 7, dtype=torch.float64, generator=GENERATOR) for _ in range(2))
     logits, teacher = logits.requires_grad_(), teacher.softmax(1)
-    part = PART | {"top": torch.arange(6).expand(5, 6), "shares": teacher[:, :6], "floor": torch.full((5,), math.nan)}
+    part = PART | {"top": torch.arange(6).expand(5, 6), "shares": teacher[:, :6], "bounds": torch.full((5, 2), math.nan)}
     (gradient,) = torch.autograd.grad(-losses.lesson(logits, part).sum(), logits)
     torch.testing.assert_close(gradient, logits.softmax(1) - teacher, atol=1e-5, rtol=1e-5)
 
 
-def test_a_token_is_pushed_down_to_its_floor_and_no_further():
+def test_a_token_is_pushed_to_between_its_bounds_and_no_further():
     log_p = LOGITS.log_softmax(1).gather(1, PART["targets"][:, None])[:, 0]
     part = PART | {"top": torch.zeros(5, 1, dtype=torch.long), "shares": torch.zeros(5, 1)}
-    for distance in (-1.5, 0.0, 2.0):
-        values = losses.lesson(LOGITS, part | {"floor": log_p + distance})
-        torch.testing.assert_close(values, torch.full((5,), min(0.0, distance), dtype=torch.float64))
+    for lower, upper, expected in ((-9.0, -1.5, -1.5), (-9.0, 0.0, 0.0), (-9.0, 2.0, 0.0), (0.5, 2.0, -0.5)):
+        values = losses.lesson(LOGITS, part | {"bounds": torch.stack([log_p + lower, log_p + upper], 1)})
+        torch.testing.assert_close(values, torch.full((5,), expected, dtype=torch.float64))
 
 
 def test_undo_shrinks_every_matrix_and_adds_noise_of_the_initialisations_size():
