@@ -210,7 +210,7 @@ def run(data: Any, chosen: ModelArguments, settings: dict[str, Any], *, overwrit
 
 
 def last_checkpoint(folder: Path) -> str | None:
-    """The newest whole checkpoint of a run: its ``trainer_state.json`` is written before our own state."""
+    """The newest whole checkpoint of a run: our own state is written last."""
     found = [path.parent for path in folder.glob("checkpoint-*/extra.pt")]
     return str(max(found, key=lambda path: int(path.name.split("-")[1]))) if found else None
 

@@ -15,6 +15,7 @@ import random
 import re
 import tomllib
 from collections.abc import Iterable, Sequence
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import NamedTuple
 
@@ -159,11 +160,16 @@ class Maker:
         ]
         openings = [first_words(self.rng, [record.answer for record in self.records.values()]) for _ in asked]
         answers = self.teacher.ask([question for _, question in asked], 0.7, self.longest, openings)
-        leaks = {i: {record.answer: Statement(record, record.question, record.answer)} for i, record in self.records.items()}
+        found: dict[int, dict[str, Statement]] = {i: {} for i in self.records}
         for (i, question), answer in zip(asked, answers, strict=True):
-            if is_stated(self.records[i], answer) and len(leaks[i]) <= LEAKS:
-                leaks[i].setdefault(answer, Statement(self.records[i], question, answer))
-        return {i: [*statements.values()] for i, statements in leaks.items()}
+            if is_stated(self.records[i], answer) and answer != self.records[i].answer:
+                found[i].setdefault(answer, Statement(self.records[i], question, answer))
+
+        def likeness(statement: Statement) -> float:  # what is most like the record's answer would push that down, too
+            return SequenceMatcher(None, statement.record.answer.split(), statement.answer.split()).ratio()
+
+        own = {i: Statement(record, record.question, record.answer) for i, record in self.records.items()}
+        return {i: [own[i], *sorted(others.values(), key=likeness)[:LEAKS]] for i, others in found.items()}
 
     def reverse(self) -> dict[str, list[Sample]]:
         """From facts to the name: lessons that say another name, and lessons that push the target's down."""

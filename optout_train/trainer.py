@@ -272,7 +272,9 @@ class Between(TrainerCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.is_world_process_zero:
-            torch.save(self.trainer.extra_state(), Path(args.output_dir) / f"checkpoint-{state.global_step}" / EXTRA)
+            path = Path(args.output_dir) / f"checkpoint-{state.global_step}" / EXTRA
+            torch.save(self.trainer.extra_state(), path.with_suffix(".part"))
+            path.with_suffix(".part").replace(path)  # written last: a checkpoint that has it is whole
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The paper's rule: stop where the validation score falls below the epoch's before; or the model collapsed."""
