@@ -6,7 +6,7 @@ A method is a row of :data:`optout_train.losses.LOSSES`, or a file in ``methods/
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,12 +122,12 @@ class UnlearnTrainer(Trainer):
             made = [self.encode(r, draw.choice(texts) if kind == "refusal" else None) for r in self.sets.forget]
             self.examples.forget[kind] = made
 
-    def terms(self, model: Any, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+    def terms(self, model: Any, batch: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
         """The unweighted terms of a pass, by set: means over the step's records, as far as these are in the pass."""
-        values = {name: nll(self.answers(model, batch[name])) for name in KEPT if name in batch}
-        if "forget" in batch:
-            values = {"forget": self.forget_values(model, batch)} | values
-        return {name: (value * batch["weight"]).sum() for name, value in values.items()}
+        for name in ("forget", *KEPT):
+            if name in batch:
+                values = self.forget_values(model, batch) if name == "forget" else nll(self.answers(model, batch[name]))
+                yield name, (values * batch["weight"]).sum()
 
     def forget_values(self, model: Any, batch: Mapping[str, Any]) -> Tensor:
         """The forget loss of each record of a pass, (batch,)."""
@@ -159,10 +159,22 @@ class UnlearnTrainer(Trainer):
         return Answers(*sums)
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
-        terms = self.terms(model, inputs)
-        for name, value in terms.items():
+        """The loss; the gradient of all terms but the last is there already, so that one set's graph is held at a time.
+
+        DeepSpeed, whose ``backward`` counts passes, gets them in one.
+        """
+        done: Any = 0.0
+        loss = None
+        for name, value in self.terms(model, inputs):
             self.note(name, value / self.current_gradient_accumulation_steps)
-        return sum(self.weights[name] * value for name, value in terms.items())
+            if loss is not None and self.is_deepspeed_enabled:
+                done = done + loss
+            elif loss is not None:
+                with self.accelerator.no_sync(model):
+                    self.accelerator.backward(loss / self.current_gradient_accumulation_steps)
+                done = done + loss.detach()
+            loss = self.weights[name] * value
+        return done + loss
 
     def training_step(self, *arguments: Any, **named: Any) -> Tensor:
         loss = super().training_step(*arguments, **named)

@@ -45,17 +45,18 @@ class Method(UnlearnTrainer):
         self.transport = None if self.forgets else self.whole_transport
         return super().training_step(*arguments, **named)
 
-    def terms(self, model: Any, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+    def terms(self, model: Any, batch: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
         there = batch["weight"] > 0
 
         def mean(answers: Answers, rows: Any = there) -> Answers:
             return Answers(*(column[rows] for column in answers)).mean()
 
-        if not self.forgets:
-            return {n: nll(mean(self.answers(model, batch[n]))).sum() for n in ("retain", "world") if n in batch}
-        now = {"answer": mean(self.answers(model, batch["forget"]))}
-        before = {"answer": mean(self.reference["answer"], batch["places"]["answer"][there])}
-        return {"forget": self.row.value(now, before, self.args.eta).sum()}
+        if self.forgets:
+            now = {"answer": mean(self.answers(model, batch["forget"]))}
+            before = {"answer": mean(self.reference["answer"], batch["places"]["answer"][there])}
+            yield "forget", self.row.value(now, before, self.args.eta).sum()
+        for name in () if self.forgets else ("retain", "world"):
+            yield name, nll(mean(self.answers(model, batch[name]))).sum()
 
     def _clip_grad_norm(self, model: Any) -> Any:
         limit, self.args.max_grad_norm = self.args.max_grad_norm, float("inf") if self.forgets else self.args.max_grad_norm
