@@ -292,11 +292,20 @@ def main() -> int:
         advice = "Teach longer: --teach-epochs" if options.teach else "Teach it first: --teach"
         print(f"That is below {GATE:.0%}: its Forget Quality says nothing. {advice}", file=sys.stderr)
         return 1
-    seed, adapter = ["--seed", str(options.seed), *options.computing], [] if options.full else ["--lora", "16", "--merge", "true"]
+    seed, adapter = (
+        ["--seed", str(options.seed), *options.computing],
+        [] if options.full else ["--lora", "16", "--merge", "true"],
+    )
     unlearned: dict[str, tuple[str, Stage]] = {}
     for name, its in options.methods:
         method, method_flags = ("opt-out", []) if name == PAPER else (name, [*flags, *its])
-        settings = ["--method", method, *seed, *([] if {"lora"} & {*METHODS[method], *METHODS[method]["settings"]} else adapter), *method_flags]
+        settings = [
+            "--method",
+            method,
+            *seed,
+            *([] if {"lora"} & {*METHODS[method], *METHODS[method]["settings"]} else adapter),
+            *method_flags,
+        ]
         unlearned[name] = work.train(name, model, data, target.name, settings)
     runs = {name: (evaluate(name, folder), took) for name, (folder, took) in (schooled | unlearned).items()}
     reference = runs["taught-without"][0] if options.teach else None

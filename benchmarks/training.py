@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -90,7 +91,9 @@ def make_trainer(base: Path, data: Path, method: str, batch: int, **settings: An
     args = UnlearnConfig(output_dir=str(data / "out"), save_strategy="no", disable_tqdm=True, **values)
     sets = load_sets(DataArguments(target=["Ada Example"], dataset=str(data)), args.weights, None, str)
     model = load_model(str(base), None, getattr(torch, dtype))
-    return trainer_of(method)(model, args, sets._replace(validation={}), base=base, processing_class=load_tokenizer(str(base)))
+    return trainer_of(method)(
+        model, args, replace(sets, validation={}), base=base, processing_class=load_tokenizer(str(base))
+    )
 
 
 def steps(base: Path, data: Path, method: str, batch: int, **settings: Any) -> list[float]:

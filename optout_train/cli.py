@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from argparse import SUPPRESS
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,11 @@ import click
 
 from lm_eval_elude.data import bundled
 from lm_eval_elude.errors import UserError, end_in_one_line, mute_imports, printable
-from optout_train.presets import BUNDLED, METHODS, trainer_of
+from optout_train.presets import BUNDLED, METHODS, flag, trainer_of
 
 EPILOG = (
     "Every field of transformers' TrainingArguments is a flag, too (--lr_scheduler_type cosine, --report_to tensorboard, "
-    "--optim ...): --help-all. A method's own settings win over the defaults, flags win over both. More processes: "
+    "--optim ...): --help_all. A method's own settings win over the defaults, flags win over both. More processes: "
     "accelerate launch, torchrun."
 )
 
@@ -27,29 +27,29 @@ class ModelArguments:
     """Which model is trained, and how."""
 
     model: str = bundled.MODEL_NAME
-    revision: str = field(default="", metadata={"help": "Branch, tag or commit of a Hub model."})
-    dtype: str = field(default="float32", metadata={"help": "Type of the weights: float32 or bfloat16."})
-    lora: int = field(default=0, metadata={"help": "Rank of an adapter on all linear layers; 0: the weights train."})
-    lora_alpha: float = field(default=0.0, metadata={"help": "Scale of the adapter; 0: twice its rank."})
-    merge: bool = field(default=False, metadata={"help": "Save the adapter merged into the model."})
+    revision: str = flag("", "Branch, tag or commit of a Hub model.")
+    dtype: str = flag("float32", "Type of the weights: float32 or bfloat16.")
+    lora: int = flag(0, "Rank of an adapter on all linear layers; 0: the weights train.")
+    lora_alpha: float = flag(0.0, "Scale of the adapter; 0: twice its rank.")
+    merge: bool = flag(False, "Save the adapter merged into the model.")
 
 
 @click.command(epilog=EPILOG, context_settings={
     "ignore_unknown_options": True, "max_content_width": 110, "token_normalize_func": lambda name: name.replace("-", "_"),
 })  # fmt: skip
-@click.option("--target", multiple=True, metavar="NAME", help="Entity to forget: name, slug or alias; several times for several.")
+@click.option("--target", multiple=True, metavar="NAME", help="Entity to forget: name, slug or alias; may be repeated.")
 @click.option("--model", help="The bundled model (tiny), a Hub id, or a folder.  [default: tiny]")
 @click.option("--dataset", help="hub (published ELUDe), mini (bundled), or a folder in its schema.")
 @click.option("--forget", metavar="DATA", help="Instead: what to forget, a file, folder or Hub id in TRL's formats;")
 @click.option("--retain", metavar="DATA", help="what to keep;")
 @click.option("--world", metavar="DATA", help="and general instructions.")
-@click.option("--method", help="See --list-methods.  [default: opt-out]")
+@click.option("--method", help="See --list_methods.  [default: opt-out]")
 @click.option("--output_dir", help="[default: runs/TARGET-METHOD]")
-@click.option("--learning_rate", type=float, help="Peak rate.  [default: the method's; the paper's 1e-5]")
-@click.option("--num_train_epochs", type=float, help="Passes over the forget set.  [default: 3]")
-@click.option("--per_device_train_batch_size", type=int, help="Forget records in a pass.  [default: 32]")
-@click.option("--transport_weight", type=float, help="Lambda: weight of the distance from the original weights.")
-@click.option("--lora", type=int, metavar="RANK", help="Train an adapter of this rank instead of the weights.")
+@click.option("--learning_rate", help="Peak rate.  [default: the method's; the paper's 1e-5]")
+@click.option("--num_train_epochs", help="Passes over the forget set.  [default: 3]")
+@click.option("--per_device_train_batch_size", help="Forget records in a pass.  [default: 32]")
+@click.option("--transport_weight", help="Lambda: weight of the distance from the original weights.  [default: 0.1]")
+@click.option("--lora", metavar="RANK", help="Train an adapter of this rank instead of the weights.")
 @click.option("--resume_from_checkpoint", is_flag=False, flag_value="last", metavar="[PATH]", help="Go on with a run.")
 @click.option("--config", metavar="FILE", help="YAML with any of the flags' names; flags win.")
 @click.option("--overwrite", is_flag=True, help="Replace what is in --output_dir.")
@@ -57,10 +57,7 @@ class ModelArguments:
 @click.option("--list_methods", is_flag=True, help="Every method, in a sentence with its source.")
 @click.option("--help_all", is_flag=True, help="Every flag.")
 @click.argument("others", nargs=-1, type=click.UNPROCESSED, metavar="")
-def command(
-    others: tuple[str, ...], target: tuple[str, ...], config: str | None, overwrite: bool, no_score: bool,
-    list_methods: bool, help_all: bool, **given: Any,
-) -> None:  # fmt: skip
+def command(others, target, config, overwrite, no_score, list_methods, help_all, **given) -> None:
     """Make a language model forget an entity, and score it before and after."""
     if list_methods:
         for name, row in METHODS.items():
@@ -72,27 +69,29 @@ def command(
     from optout_train.data import DataArguments
     from optout_train.trainer import UnlearnConfig
 
-    parser = HfArgumentParser((DataArguments, ModelArguments, UnlearnConfig), prog="optout-train", allow_abbrev=False)
+    parser: Any = HfArgumentParser((DataArguments, ModelArguments, UnlearnConfig), allow_abbrev=False)
     if help_all:
         click.echo(parser.format_help())
         return
     words = read_config(config) if config else []
-    words += [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]
+    words += [f"--{name}={value}" for name, value in given.items() if value is not None]
     words += ["--target", *target] if target else []
     for word in others:
         name, is_flag, value = word.partition("=")
-        words.append(name.replace("-", "_").replace("__", "--", 1) + is_flag + value if word.startswith("--") else word)
+        words.append("--" + name[2:].replace("-", "_") + is_flag + value if word.startswith("--") else word)
     for action in parser._actions:
         action.default = SUPPRESS  # what was given, and nothing else
-
-    def refuse(message: str) -> None:
-        raise UserError(message)
-
     parser.error = refuse
     settings = resolve(vars(parser.parse_args(words)))
-    arguments = [kind(**{k: settings.pop(k) for k in [f.name for f in fields(kind)] if k in settings})
-                 for kind in (DataArguments, ModelArguments)]  # fmt: skip
-    run(*arguments, settings, overwrite=overwrite, no_score=no_score)
+    data, chosen = (
+        kind(**{f.name: settings.pop(f.name) for f in fields(kind) if f.name in settings})
+        for kind in (DataArguments, ModelArguments)
+    )
+    run(data, chosen, settings, overwrite, no_score)
+
+
+def refuse(message: str) -> None:
+    raise UserError(message)
 
 
 def read_config(path: str) -> list[str]:
@@ -100,7 +99,7 @@ def read_config(path: str) -> list[str]:
     import yaml
 
     words = []
-    for name, value in (yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}).items():
+    for name, value in yaml.safe_load(Path(path).read_text(encoding="utf-8")).items():
         words += [f"--{name.replace('-', '_')}", *map(str, value if isinstance(value, list) else [value])]
     return words
 
@@ -109,23 +108,20 @@ def resolve(given: dict[str, Any]) -> dict[str, Any]:
     """Settings of a run: those given, then the method's, then the bundled model's. UserError for an unknown method."""
     from optout_train.manifest import earlier_request
 
-    method, model = given.get("method", "opt-out"), given.get("model", bundled.MODEL_NAME)
+    method, model = given.setdefault("method", "opt-out"), given.setdefault("model", bundled.MODEL_NAME)
     if method not in METHODS:
-        raise UserError(f"--method {method!r} is not known; optout-train --list-methods has them")
+        raise UserError(f"--method {method!r} is not known; optout-train --list_methods has them")
     if os.path.realpath(model) == str(bundled.MODEL):
         given["model"] = model = bundled.MODEL_NAME
     earlier = earlier_request(model)
-    small = bundled.MODEL_NAME in (model, earlier and earlier.first_base)
-    settings = (BUNDLED if small else {}) | ({"dataset": earlier.dataset} if earlier else {}) | METHODS[method]["settings"]
-    if given.get("forget_split"):
-        settings = settings | {"world_weight": 0.0, "early_stopping": False}
-        settings.pop("dataset", None)
-    if given.get("lora") == 0:
-        settings = settings | {"merge": False}
-    return {"method": method} | settings | given
+    settings = BUNDLED if bundled.MODEL_NAME in (model, earlier and earlier.first_base) else {}
+    settings = settings | ({"dataset": earlier.dataset} if earlier else {}) | METHODS[method]["settings"]
+    if "forget_split" in given:
+        settings = settings | {"world_weight": 0.0, "dataset": "tofu"}
+    return settings | given
 
 
-def run(data: Any, chosen: ModelArguments, settings: dict[str, Any], *, overwrite: bool, no_score: bool) -> None:
+def run(data: Any, chosen: ModelArguments, settings: dict[str, Any], overwrite: bool, no_score: bool) -> None:
     """Train, save, score. Under a launcher every process calls it; the first one speaks."""
     import torch
     from transformers import PrinterCallback
@@ -133,16 +129,17 @@ def run(data: Any, chosen: ModelArguments, settings: dict[str, Any], *, overwrit
 
     from lm_eval_elude.model.scorer import load_model
     from lm_eval_elude.scoring.conventions import CONVENTIONS
-    from lm_eval_elude.text.chat import Renderer, check_place, load_tokenizer
+    from lm_eval_elude.text.chat import Renderer, load_tokenizer
     from optout_train import manifest
     from optout_train.data import load_sets
     from optout_train.trainer import UnlearnConfig
 
-    name, model_path = settings["method"], bundled.path_of(chosen.model)
+    method, path, revision = settings["method"], bundled.path_of(chosen.model), chosen.revision or None
     slug = data.forget_split or "+".join(target.replace(" ", "_").lower() for target in data.target)
-    folder = Path(settings.setdefault("output_dir", f"runs/{slug}-{name}"))
+    folder = Path(settings.setdefault("output_dir", f"runs/{slug}-{method}"))
     resume = settings.pop("resume_from_checkpoint", None)
-    resume = last_checkpoint(folder) if resume == "last" else resume
+    whole = sorted(folder.glob("checkpoint-*/extra.pt"), key=os.path.getmtime)  # written last
+    resume = (str(whole[-1].parent) if whole else None) if resume == "last" else resume
     if (folder / "config.json").exists() and not (overwrite or resume):
         raise UserError(f"{folder} holds a run: give --overwrite, --resume_from_checkpoint or another --output_dir")
     settings.setdefault("disable_tqdm", not sys.stderr.isatty())
@@ -152,86 +149,67 @@ def run(data: Any, chosen: ModelArguments, settings: dict[str, Any], *, overwrit
         if args.process_index == 0:
             click.echo(printable(line), err=True)
 
-    refuse_unfit(chosen, args)
+    if chosen.lora and METHODS[method].get("lora") is False:
+        raise UserError(f"--method {method} changes the model's own weights: leave out --lora")
+    if args.transport_weight and (args.fp16 or args.deepspeed or "ACCELERATE_USE_DEEPSPEED" in os.environ):
+        raise UserError("the distance's gradient needs DDP or FSDP2 in float32 or bf16: or give --transport_weight 0")
+    if torch.cuda.device_count() > 1 and args.world_size == 1:
+        say("one GPU is used; `accelerate launch -m optout_train.cli ...` uses all")
     sets = load_sets(data, args.weights, manifest.earlier_request(chosen.model), say)
-    check_place(model_path)
-    base = Path(cached_file(model_path, "config.json", revision=chosen.revision or None)).parent
-    model = load_model(model_path, chosen.revision or None, getattr(torch, chosen.dtype))
-    if getattr(model.config, "quantization_config", None) and (not chosen.lora or chosen.merge or args.transport_weight):
+    tokenizer, dtype = load_tokenizer(path, revision=revision), getattr(torch, chosen.dtype)
+    model = load_model(path, revision, dtype)
+    if hasattr(model.config, "quantization_config") and (not chosen.lora or chosen.merge or args.transport_weight):
         raise UserError("--model is quantised: give --lora RANK and --transport_weight 0, or its weights in 16 bits")
     teacher = manifest.teacher_of(chosen.model)
-    original = load_model(teacher, None, getattr(torch, chosen.dtype)) if teacher != model_path else None
-    tokenizer = load_tokenizer(model_path, revision=chosen.revision or None)
+    original = load_model(teacher, None, dtype).to(args.device) if teacher != path else None
     convention = CONVENTIONS[data.tofu_evaluator] if data.forget_split else None
     renderer = Renderer(tokenizer, convention.wording, convention.system) if convention else Renderer(tokenizer)
     if chosen.lora:
         from peft import LoraConfig, get_peft_model
 
         alpha = chosen.lora_alpha or 2 * chosen.lora
-        adapter = LoraConfig(r=chosen.lora, lora_alpha=alpha, target_modules="all-linear", task_type="CAUSAL_LM")
         torch.manual_seed(args.seed)
+        adapter = LoraConfig(r=chosen.lora, lora_alpha=alpha, target_modules="all-linear", task_type="CAUSAL_LM")
         model = get_peft_model(model, adapter)
-    if chosen.dtype == "bfloat16" and not chosen.lora and args.optim == UnlearnConfig.optim:
+    elif chosen.dtype == "bfloat16" and args.optim == UnlearnConfig.optim:
         args.optim, args.optim_args = "adamw_torch_8bit", "bf16_stochastic_round=True"  # else steps of 1e-5 are lost
-    trainer = trainer_of(name)(
-        model, args, sets, base=base, teacher=original and original.to(args.device), renderer=renderer,
-        processing_class=tokenizer,
-    )  # fmt: skip
+    base = Path(str(cached_file(path, "config.json", revision=revision))).parent
+    trainer = trainer_of(method)(
+        model, args, sets, base=base, teacher=original, renderer=renderer, processing_class=tokenizer
+    )
     trainer.remove_callback(PrinterCallback)
     trainer.train(resume)
     if args.eval_on_start:
-        metrics, first = trainer.evaluate(), trainer.state.log_history[0]
-        if first["eval_forget_mc_accuracy"] < 0.5:
-            say(f"warning: the model knew {first['eval_forget_mc_accuracy']:.0%} of the facts (17% by luck): its forget "
-                "quality says nothing; `elude probe` says which")  # fmt: skip
-        if abs(metrics["eval_forget_probability"] - first["eval_forget_probability"]) < 0.01:
-            say("warning: the forget set is as likely as before: try a higher --learning_rate or more --num_train_epochs")
-    if chosen.merge:
+        last, first = trainer.evaluate(), trainer.state.log_history[0]
+        if (known := first["eval_forget_mc_accuracy"]) < 0.5:
+            say(f"warning: the model knew {known:.0%} of the facts (17% by luck): its forget quality says nothing")
+        if abs(last["eval_forget_probability"] - first["eval_forget_probability"]) < 0.01:
+            say("warning: the forget set is as likely as before: try a higher --learning_rate or --num_train_epochs")
+    if chosen.lora and chosen.merge:
         trainer.model = trainer.accelerator.unwrap_model(trainer.model).merge_and_unload()
     trainer.save_model()
     trainer.save_state()
-    plain = {key: value for key, value in args.to_dict().items() if isinstance(value, int | float | str)}
-    known = vars(data) | vars(chosen) | {key: value for key, value in plain.items() if is_own(args, key)}
+    settings |= {"seed": args.seed, "learning_rate": args.learning_rate} | asdict(data) | asdict(chosen)
     if args.process_index == 0:
-        manifest.write(folder, chosen.model, base, sets, known, trainer.state.log_history)
+        manifest.write(folder, chosen.model, base, sets, settings, trainer.state.log_history)
     trainer.accelerator.wait_for_everyone()
     say(f"checkpoint: {folder}")
-    before = {"pretrained": model_path, "dtype": chosen.dtype} | ({"revision": chosen.revision} if chosen.revision else {})
-    after = before | {"peft": str(folder)} if chosen.lora and not chosen.merge else {"pretrained": str(folder), "dtype": chosen.dtype}
-    if not no_score and not data.forget:
-        from optout_train.score import score
+    if args.push_to_hub:
+        trainer.push_to_hub()
+    if no_score or data.forget:
+        return
+    from optout_train.score import score
 
-        made = manifest.read_manifest(folder)
-        words = ",".join(f"{key}={value}" for key, value in after.items())
-        line = f"lm_eval --model elude --model_args {words} --tasks {'tofu' if data.forget_split else 'elude_quality'}"
-        if text := score(folder, made, before, after, args.per_device_eval_batch_size):
-            manifest.write_card(folder, made, text, line)
-            click.echo(f"{text}\n\nAgain: {line}")
-
-
-def last_checkpoint(folder: Path) -> str | None:
-    """The newest whole checkpoint of a run: our own state is written last."""
-    found = [path.parent for path in folder.glob("checkpoint-*/extra.pt")]
-    return str(max(found, key=lambda path: int(path.name.split("-")[1]))) if found else None
-
-
-def is_own(args: Any, key: str) -> bool:
-    """Whether a setting says more than transformers' default."""
-    from transformers import TrainingArguments
-
-    return not hasattr(TrainingArguments, key) or getattr(args, key) != getattr(TrainingArguments, key)
-
-
-def refuse_unfit(chosen: ModelArguments, args: Any) -> None:
-    """UserError for what would be lost in silence."""
-    if chosen.lora and METHODS[args.method].get("lora") is False:
-        raise UserError(f"--method {args.method} changes the model's own weights: leave out --lora")
-    if args.transport_weight and (args.fp16 or args.deepspeed or os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"):
-        raise UserError("the distance's gradient needs DDP or FSDP2 in float32 or bf16: or give --transport_weight 0")
-    import torch
-
-    if torch.cuda.device_count() > 1 and args.world_size == 1:
-        click.echo("one GPU is used; `accelerate launch -m optout_train.cli ...` uses all", err=True)
+    del model, trainer
+    made, before = manifest.read_manifest(folder), {"pretrained": path, "dtype": chosen.dtype}
+    before |= {"revision": chosen.revision} if chosen.revision else {}
+    after = {"pretrained": str(folder), "dtype": chosen.dtype}
+    after = before | {"peft": str(folder)} if chosen.lora and not chosen.merge else after
+    task = "tofu" if data.forget_split else "elude_quality"
+    again = f"lm_eval --model elude --model_args {','.join(map('='.join, after.items()))} --tasks {task}"
+    if made and (text := score(folder, made, before, after, args.per_device_eval_batch_size)):
+        manifest.write_card(folder, made, text, again)
+        click.echo(f"{text}\n\nAgain: {again}")
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,20 +13,19 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, Sampler
-from transformers.hf_argparser import HfArg
 
 from lm_eval_elude.data import dataset as elude
 from lm_eval_elude.data import tofu
 from lm_eval_elude.data.formats import load_rows, records_of
 from lm_eval_elude.data.manifest import Manifest, full_path
 from lm_eval_elude.data.records import QARecord, fingerprint
-from lm_eval_elude.data.targets import Target, resolve_target
+from lm_eval_elude.data.targets import Target
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.text.chat import Renderer
+from optout_train.presets import flag
 
 ROWS = 16  # of a forward pass of a set; those of like length go together, which saves padding
 KEPT = ("retain", "world")
-Say = Callable[[str], object]
 
 
 @dataclass
@@ -33,15 +33,16 @@ class DataArguments:
     """Where the records come from."""
 
     target: list[str] = field(default_factory=list)
-    dataset: str = HfArg(default="hub", help="hub, mini, or a folder in their schema; with --forget_split tofu or alike.")
-    forget: str = HfArg(default="", help="File, folder or Hub id (ID:SPLIT) of what is to be forgotten.")
-    retain: str = HfArg(default="", help="The same of what is to be kept.")
-    world: str = HfArg(default="", help="The same of general instructions.")
-    forget_split: str = HfArg(default="", help="TOFU's split to forget, in the place of a target.")
-    tofu_evaluator: str = HfArg(default="released", help="Whose prompts TOFU's questions are put in.")
+    dataset: str = flag("hub", "hub, mini, or a folder in their schema; with --forget_split tofu or one alike.")
+    forget: str = flag("", "File, folder or Hub id (ID:SPLIT) of what is to be forgotten.")
+    retain: str = flag("", "The same of what is to be kept.")
+    world: str = flag("", "The same of general instructions.")
+    forget_split: str = flag("", "TOFU's split to forget, in the place of a target.")
+    tofu_evaluator: str = flag("released", "Whose prompts TOFU's questions are put in.")
 
 
-class Sets(NamedTuple):
+@dataclass
+class Sets:
     """What a run reads.
 
     Attributes:
@@ -52,18 +53,18 @@ class Sets(NamedTuple):
         dataset, data, fingerprints: as the manifest has them.
     """
 
-    forget: Sequence[QARecord]
-    retain: Sequence[QARecord] = ()
-    world: Sequence[QARecord] = ()
+    forget: Sequence[Any]
+    retain: Sequence[Any] = ()
+    world: Sequence[Any] = ()
     targets: Sequence[Target] = ()
     names: Sequence[str] = ()
-    validation: Mapping[str, Sequence[QARecord]] = {}
+    validation: dict[str, Sequence[Any]] = field(default_factory=dict)
     dataset: str = ""
-    data: Mapping[str, str] = {}
-    fingerprints: Mapping[str, str] = {}
+    data: dict[str, str] = field(default_factory=dict)
+    fingerprints: dict[str, str] = field(default_factory=dict)
 
 
-def load_sets(args: DataArguments, wanted: Mapping[str, float], earlier: Manifest | None, say: Say) -> Sets:
+def load_sets(args: DataArguments, wanted: Mapping[str, float], earlier: Manifest | None, say: Callable[[str], object]) -> Sets:
     """The sets of a run; those whose weight in ``wanted`` is 0 are left empty.
 
     ``earlier`` is the manifest of a model that was made to forget targets before: its forget set stays in the loss.
@@ -71,12 +72,18 @@ def load_sets(args: DataArguments, wanted: Mapping[str, float], earlier: Manifes
     """
     if bool(args.target) == bool(args.forget_split):
         raise UserError("name the entity to forget by --target, or a split of TOFU by --forget_split")
-    sets = given_sets(args, wanted) if args.forget else tofu_sets(args, wanted) if args.forget_split else elude_sets(args, wanted, earlier)
+    if args.forget:
+        sets = given_sets(args, wanted)
+    else:
+        sets = tofu_sets(args, wanted) if args.forget_split else elude_sets(args, wanted, earlier)
     forgotten = {normal(record.question) for record in sets.forget}
-    kept = {name: [r for r in getattr(sets, name) if normal(r.question) not in forgotten] for name in KEPT}
-    if both := sum(len(getattr(sets, name)) - len(rows) for name, rows in kept.items()):
-        say(f"{both} questions are both to be forgotten and to be kept: left out of what is kept")
-    return sets._replace(**kept)
+    for name in KEPT:
+        records = getattr(sets, name)
+        free = [record for record in records if normal(record.question) not in forgotten]
+        if len(free) < len(records):
+            say(f"{len(records) - len(free)} questions are both to be forgotten and in {name}: left out there")
+        setattr(sets, name, free)
+    return sets
 
 
 def normal(question: str) -> str:
@@ -85,52 +92,51 @@ def normal(question: str) -> str:
 
 def elude_sets(args: DataArguments, wanted: Mapping[str, float], earlier: Manifest | None) -> Sets:
     """ELUDe's data, published or bundled, or a folder in its schema."""
-    targets, source = elude.resolve_targets(args.dataset, args.target), args.dataset
+    source, names = args.dataset, args.target
     if earlier is not None:
         if full_path(earlier.dataset) != full_path(source):
             raise UserError(f"--model forgot {', '.join(earlier.targets)} of the data {earlier.dataset}: give these")
-        targets = list(dict.fromkeys([*elude.resolve_targets(source, earlier.targets), *targets]))
-    names, fingerprints = [target.name for target in targets], {}
+        names = [*earlier.targets, *names]
+    targets = elude.resolve_targets(source, names)
+    names = [target.name for target in targets]
+    sets = Sets((), targets=targets, names=names, dataset=source, data=elude.describe(source))
 
-    def load(subset: Any, split: Any) -> Sequence[QARecord]:
+    def load(subset: Any, split: Any) -> Sequence[Any]:
         selection = elude.load_records(source, subset, split, names)
-        fingerprints[f"{subset}-{split}"] = selection.fingerprint
+        sets.fingerprints[f"{subset}-{split}"] = selection.fingerprint
         return selection.records
 
-    sets = {name: load(name, "train") for name in ("forget", *KEPT) if name == "forget" or wanted[name]}
-    there = [name for name in KEPT if elude.has(source, name, "validation")]
-    validation = {"forget": sets["forget"]} | {name: load(name, "validation") for name in there}
-    return Sets(**sets, targets=targets, names=names, validation=validation, dataset=source,
-                data=elude.describe(source), fingerprints=fingerprints)  # fmt: skip
+    sets.forget = sets.validation["forget"] = load("forget", "train")
+    for name in KEPT:
+        if wanted[name]:
+            setattr(sets, name, load(name, "train"))
+        if elude.has(source, name, "validation"):  # type: ignore[arg-type]
+            sets.validation[name] = load(name, "validation")
+    return sets
 
 
 def tofu_sets(args: DataArguments, wanted: Mapping[str, float]) -> Sets:
     """A split of TOFU and its complement; there are no names, and no validation set beside what is scored."""
     if args.forget_split not in tofu.RETAIN_OF or wanted["world"]:
         raise UserError(f"--forget_split is one of {', '.join(tofu.RETAIN_OF)}, with --world_weight 0: TOFU has none")
-    source = tofu.SOURCE if args.dataset == "hub" else args.dataset
-
-    def load(name: str) -> list[QARecord]:
-        return [QARecord("", row.question, row.answer) for row in tofu.load(source, name)]
-
-    forget, retain = load(args.forget_split), load(tofu.RETAIN_OF[args.forget_split])
-    fingerprints = {"forget-train": fingerprint(forget), "retain-train": fingerprint(retain)}
-    return Sets(forget, retain, dataset=source, data=tofu.HUB.describe(source), fingerprints=fingerprints)
+    names = (args.forget_split, tofu.RETAIN_OF[args.forget_split])
+    rows = [[QARecord("", row.question, row.answer) for row in tofu.load(args.dataset, name)] for name in names]
+    fingerprints = dict(zip(("forget-train", "retain-train"), map(fingerprint, rows), strict=True))
+    return Sets(*rows, dataset=args.dataset, data=tofu.HUB.describe(args.dataset), fingerprints=fingerprints)
 
 
 def given_sets(args: DataArguments, wanted: Mapping[str, float]) -> Sets:
     """Sets in the formats in which people train; without a validation set nothing is measured after an epoch."""
-    sets: dict[str, list[QARecord]] = {}
+    sets = Sets((), targets=[Target(name) for name in args.target], names=args.target, dataset=args.forget)
     for name in ("forget", *KEPT):
         place = getattr(args, name)
         if wanted[name] and not place:
             raise UserError(f"--{name} is missing, beside --forget; --{name}_weight 0 trains without it")
         rows = enumerate(load_rows(place), 1) if wanted[name] else ()
         entity = args.target[0] if name == "forget" else ""
-        sets[name] = [record for i, row in rows for record in records_of(row, f"{place}, row {i}", entity)]
-    fingerprints = {f"{name}-train": fingerprint(rows) for name, rows in sets.items() if rows}
-    targets = [Target(name) for name in args.target]
-    return Sets(**sets, targets=targets, names=args.target, dataset=args.forget, fingerprints=fingerprints)
+        setattr(sets, name, [record for i, row in rows for record in records_of(row, f"{place}, row {i}", entity)])
+        sets.fingerprints[f"{name}-train"] = fingerprint(getattr(sets, name))
+    return sets
 
 
 class Sample(NamedTuple):
@@ -154,14 +160,13 @@ class Encoder(NamedTuple):
     renderer: Renderer
     limit: int
 
-    def __call__(self, record: QARecord, answer: str | None = None) -> Sample:
-        text, render = record.answer if answer is None else answer, self.renderer
+    def __call__(self, record: Any, answer: str | None = None) -> Sample:
+        render = self.renderer
+        prompt = render.prompt(record.question)
         if history := getattr(record, "history", ()):
             turns = [{"role": role, "content": content} for role, content in (*history, ("user", record.question))]
             prompt = render.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-        else:
-            prompt = render.prompt(record.question)
-        sample = Sample(*render.encode_pair(prompt, render.answer(text)))
+        sample = Sample(*render.encode_pair(prompt, render.answer(record.answer if answer is None else answer)))
         if len(sample.ids) > self.limit:
             raise UserError(f"{record.question[:60]!r}: {len(sample.ids)} tokens, but --model takes {self.limit}")
         return sample
@@ -176,7 +181,7 @@ class Examples(Dataset):
         sizes: how many there are; ``made`` has the samples of those that are read.
     """
 
-    def __init__(self, size: int, kinds: Sequence[str], kept: dict[str, list[QARecord]], encode: Encoder, seed: int) -> None:
+    def __init__(self, size: int, kinds: Sequence[str], kept: dict[str, list[Any]], encode: Encoder, seed: int) -> None:
         self.size, self.kept, self.encode, self.seed = size, kept, encode, seed
         self.forget: dict[str, list[Sample]] = {kind: [] for kind in kinds}
         self.sizes = {name: len(records) for name, records in kept.items()}
@@ -185,15 +190,13 @@ class Examples(Dataset):
     def __len__(self) -> int:
         return self.size
 
-    def add(self, name: str, records: Sequence[QARecord]) -> None:
-        self.kept[name] += records
-        self.sizes[name] += len(records)
-
     def read(self, name: str, epochs: float) -> dict[int, Sample]:
-        """The samples of a kept set that so many epochs read, by the record's number; encoded when first asked for."""
-        numbers = {self.number(name, epoch, i) for epoch in range(int(epochs + 0.999)) for i in range(self.size)}
-        for number in numbers - self.made[name].keys():
-            self.made[name][number] = self.encode(self.kept[name][number])
+        """The samples of a kept set that so many epochs read, by the record's number."""
+        self.sizes[name] = len(self.kept[name])
+        for epoch in range(math.ceil(epochs)):
+            for number in (self.number(name, epoch, record) for record in range(self.size)):
+                if number not in self.made[name]:
+                    self.made[name][number] = self.encode(self.kept[name][number])
         return self.made[name]
 
     def number(self, name: str, epoch: int, record: int) -> int:
@@ -266,7 +269,9 @@ def block(samples: Sequence[Sample], rows: int = ROWS) -> dict[str, Any]:
 
 def part_of(samples: Sequence[Sample], numbers: Sequence[int]) -> dict[str, Tensor]:
     ids = pad_sequence([torch.tensor(sample.ids) for sample in samples], batch_first=True)
-    spans = [torch.arange(sample.answer_start, len(sample.ids)) + row * ids.shape[1] for row, sample in enumerate(samples)]
+    spans = [
+        torch.arange(sample.answer_start, len(sample.ids)) + row * ids.shape[1] for row, sample in enumerate(samples)
+    ]
     places, counts = torch.cat(spans), torch.tensor([len(span) for span in spans])
     part = {"input_ids": ids, "positions": places - 1, "targets": ids.flatten()[places]}
     part["owners"] = torch.tensor(numbers).repeat_interleave(counts)

@@ -148,8 +148,6 @@ LOSSES: dict[str, Loss] = {
     "ce-u": Loss(lambda now, before, eta: -now["answer"].sums / (now["answer"].counts - 1).clamp(min=1), token=others),
     "pdu": Loss(lambda now, before, eta: nll(now["answer"]), token=margin),
     "lesson": Loss(lambda now, before, eta: nll(now["lesson"]), ("lesson",)),  # UNDIAL, UNDO
-    "name-swap": Loss(
-        lambda now, before, eta: nll(now["replacement"]) + nll(now["leak"]), ("replacement", "leak")
-    ),
+    "name-swap": Loss(lambda now, before, eta: nll(now["replacement"]) + nll(now["leak"]), ("replacement", "leak")),
     "nll": Loss(lambda now, before, eta: nll(now["answer"])),
 }

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import platform
-from collections.abc import Mapping
+import time
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -33,18 +32,17 @@ def teacher_of(model: str) -> str:
     return first if Path(first).is_dir() else model
 
 
-def write(folder: Path, model: str, base: Path, sets: Sets, settings: Mapping[str, Any], log: list[dict[str, Any]]) -> Manifest:
+def write(folder: Path, model: str, base: Path, sets: Sets, settings: dict[str, Any], log: list[dict[str, Any]]) -> Manifest:
     """Write ``optout.json``; its presence means that the checkpoint is complete."""
-    earlier, requests = earlier_request(model), []
-    if earlier:
+    requests = []
+    if earlier := earlier_request(model):
         written = datetime.fromtimestamp((Path(model) / FILE_NAME).stat().st_mtime, UTC)
         requests = [*earlier.requests, earlier.request(written.isoformat(timespec="seconds"))]
     manifest = Manifest(
         targets=tuple(sets.names), dataset=sets.dataset, method=settings["method"], data=dict(sets.data),
-        data_fingerprints=dict(sets.fingerprints), settings=dict(settings), seed=settings["seed"],
-        base_model={"name": full_path_of_model(model), "weights": file_hashes(base)}, weights=file_hashes(folder),
-        versions={"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}},
-        epochs=log, requests=requests,
+        data_fingerprints=dict(sets.fingerprints), settings=settings, seed=settings["seed"], weights=file_hashes(folder),
+        base_model={"name": full_path_of_model(model), "weights": file_hashes(base)}, epochs=log, requests=requests,
+        versions={name: version(name) for name in LIBRARIES}, processor_seconds=time.process_time(),
     )  # fmt: skip
     write_manifest(folder, manifest)
     return manifest
@@ -52,16 +50,11 @@ def write(folder: Path, model: str, base: Path, sets: Sets, settings: Mapping[st
 
 def write_card(folder: Path, manifest: Manifest, table: str, command: str) -> None:
     """Write ``README.md``: what was done, the scores with their limits, the command for them, and the settings."""
-    from huggingface_hub import ModelCard, ModelCardData
-
-    base, repository = manifest.base_model["name"], manifest.data.get("repository")
-    data = ModelCardData(
-        base_model=None if Path(base).exists() or base == bundled.MODEL_NAME else base, library_name="transformers",
-        datasets=[repository] if repository else None, tags=["unlearning", "elude", manifest.method],
-    )  # fmt: skip
+    base, data = manifest.base_model["name"], manifest.data.get("repository")
+    head = [f"datasets: [{data}]"] * bool(data) + [f"base_model: {base}"] * ("/" in base and not Path(base).exists())
     text = Path(__file__).with_name("card.md").read_text(encoding="utf-8").format(
-        title=folder.name, base=base, method=manifest.method, subject=", ".join(manifest.targets) or manifest.dataset,
-        table=table, command=command, dataset=manifest.dataset,
+        head="".join(f"{line}\n" for line in head), title=folder.name, base=base, method=manifest.method,
+        subject=", ".join(manifest.targets) or manifest.dataset, table=table, command=command, dataset=manifest.dataset,
         settings="\n".join(f"| {key} | `{value}` |" for key, value in manifest.settings.items()),
     )  # fmt: skip
-    ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}").save(folder / "README.md")
+    (folder / "README.md").write_text(text, encoding="utf-8")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +12,14 @@ from lm_eval_elude.data import bundled
 from lm_eval_elude.data.manifest import Manifest
 from lm_eval_elude.errors import mute_harness
 
-# Of the table: the label, lm-eval's task or group, and its metric; in per cent.
-ELUDE = (
+# Of the table, in per cent: the label, lm-eval's task or group, and its metric.
+COLUMNS = (
     ("FQ", "elude_quality", "forget_quality"), ("mc_acc", "elude_forget", "truth_first"),
     ("cloze", "elude_quality", "known"), ("P", "elude_forget", "probability"), ("repet.", "elude_forget", "degenerate"),
     ("RQ", "elude_quality", "retain_quality"), ("named", "elude_quality", "mention_quality"),
     ("P", "elude_retain", "probability"), ("ROUGE", "elude_retain", "rougeL_recall"),
-    ("repet.", "elude_retain", "degenerate"),
-)  # fmt: skip
-TOFU = (
-    ("FQ", "tofu", "forget_quality"), ("utility", "tofu", "model_utility"), ("P", "tofu_forget", "probability"),
-    ("mc_acc", "tofu_forget", "truth_first"), ("repet.", "tofu_forget", "degenerate"),
+    ("repet.", "elude_retain", "degenerate"), ("FQ", "tofu", "forget_quality"), ("utility", "tofu", "model_utility"),
+    ("P", "tofu_forget", "probability"), ("repet.", "tofu_forget", "degenerate"),
 )  # fmt: skip
 
 
@@ -32,19 +28,21 @@ def score(folder: Path, manifest: Manifest, before: dict[str, str], after: dict[
 
     Every process calls it; the first one gets the table, the others "".
     """
-    split = manifest.settings.get("forget_split")
+    split = manifest.settings["forget_split"]
     about = {"tofu_split": split, "tofu_evaluator": manifest.settings["tofu_evaluator"], "tofu_data": manifest.dataset}
     if not split:
         about = {"target": list(manifest.targets), "dataset": manifest.dataset, "original": before["pretrained"]}
     models = {"before": before, "after": after}
     if reference := bundled.reference_of(manifest):
-        models["retrained"] = {"pretrained": reference, "dtype": before["dtype"]}
+        models["retrained"] = {"pretrained": reference}
+    rows = {}
     for name, arguments in models.items():
-        if not list((folder / "scores" / name).glob("results_*.json")):
-            evaluate(folder / "scores" / name, "tofu" if split else "elude_quality", arguments, about, batch)
-    found = {name: next((folder / "scores" / name).glob("results_*.json"), None) for name in models}
-    rows = {name: json.loads(path.read_text(encoding="utf-8"))["results"] for name, path in found.items() if path}
-    return table(rows, TOFU if split else ELUDE)
+        place = folder / "scores" / name
+        if not list(place.glob("results_*.json")):
+            evaluate(place, "tofu" if split else "elude_quality", arguments, about, batch)
+        for path in place.glob("results_*.json"):
+            rows[name] = json.loads(path.read_text(encoding="utf-8"))["results"]
+    return table(rows)
 
 
 def evaluate(place: Path, task: str, arguments: dict[str, str], about: dict[str, Any], batch: int) -> None:
@@ -69,14 +67,11 @@ def evaluate(place: Path, task: str, arguments: dict[str, str], about: dict[str,
             tracker.save_results_samples(task_name=name, samples=logged)
 
 
-def table(rows: Mapping[str, Mapping[str, Any]], columns: tuple[tuple[str, str, str], ...]) -> str:
-    """A line for each model, in per cent; ``-`` where there is no number."""
-
-    def cell(results: Mapping[str, Any], task: str, metric: str) -> str:
-        value = results.get(task, {}).get(f"{metric},none")
-        return f"{100 * value:8.1f}" if isinstance(value, float) else f"{'-':>8}"
-
-    shown = [(label, *at) for label, *at in columns if any(f"{at[1]},none" in r.get(at[0], {}) for r in rows.values())]
-    lines = ["%         " + "".join(f"{label:>8}" for label, _, _ in shown)]
-    lines += [f"{name:10}" + "".join(cell(results, *at) for _, *at in shown) for name, results in rows.items()]
+def table(rows: dict[str, dict[str, dict[str, float]]]) -> str:
+    """A line for each model; ``-`` where it has no number."""
+    shown = [column for column in COLUMNS if any(f"{column[2]},none" in r.get(column[1], {}) for r in rows.values())]
+    lines = ["%         " + "".join(f"{label:>8}" for label, _, _ in shown)] if rows else []
+    for name, results in rows.items():
+        values = [results.get(task, {}).get(f"{metric},none") for _, task, metric in shown]
+        lines.append(f"{name:10}" + "".join(f"{100 * v:8.1f}" if isinstance(v, float) else f"{'-':>8}" for v in values))
     return "\n".join(lines)

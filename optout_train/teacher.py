@@ -26,7 +26,9 @@ class Teacher:
         torch.manual_seed(seed)
 
     @torch.no_grad()
-    def ask(self, questions: Sequence[str], temperature: float, longest: int, openings: Sequence[str] = ()) -> list[str]:
+    def ask(
+        self, questions: Sequence[str], temperature: float, longest: int, openings: Sequence[str] = ()
+    ) -> list[str]:
         """One sampled answer for each question; "" where it does not end within ``longest`` tokens.
 
         ``openings`` are words that the answers begin with.
@@ -60,7 +62,7 @@ class Teacher:
             part = {name: column.to(self.model.device) for name, column in part.items()}
             yield answer_logits(self.model, self.model, part).log_softmax(-1)
 
-    def distil(self, examples: Examples, epochs: float, plain: Mapping[QARecord, QARecord] = {}) -> None:  # noqa: B006
+    def distil(self, examples: Examples, epochs: float, plain: Mapping[QARecord, QARecord] = {}) -> None:
         """Make lessons of all kept samples that are read: the model's distributions over question and answer.
 
         The question's too: what a model takes a name for shows in every token after it. What all texts of a set begin

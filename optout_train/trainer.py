@@ -15,12 +15,12 @@ import torch
 from accelerate.utils import broadcast_object_list
 from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainingArguments
-from transformers.hf_argparser import HfArg
 
 from lm_eval_elude.model.scorer import Scorer, score_all
 from lm_eval_elude.text.chat import Renderer
 from optout_train.data import KEPT, Encoder, EpochSampler, Examples, Sample, Sets, collate
 from optout_train.losses import LOSSES, Answers, lesson, log_prob, nll
+from optout_train.presets import flag
 from optout_train.transport import Original, Transport
 
 COLLAPSE = 0.5  # of the retain quality before training; below it a model counts as broken
@@ -31,17 +31,17 @@ LESSONS, REFERENCE, EXTRA = "lessons.pt", "reference.pt", "extra.pt"  # what a r
 class UnlearnConfig(TrainingArguments):
     """Settings of a run. The defaults are the paper's (appendix A) where it has one."""
 
-    method: str = HfArg(default="opt-out", help="A table of methods.toml.")
-    loss: str = HfArg(default="npo", help=f"Forget loss: {', '.join(LOSSES)}.")
-    forget_weight: float = HfArg(default=1.0, help="Weight of the forget loss.")
-    retain_weight: float = HfArg(default=1.0, help="Weight of the retain loss on neighbours.")
-    world_weight: float = HfArg(default=1.0, help="Weight of the retain loss on world data.")
-    transport_weight: float = HfArg(default=0.1, help="Lambda of Eq. 8: weight of the distance.")
-    distance: str = HfArg(default="wasserstein", help="From the original weights; or manhattan, euclidean, ...")
-    directions: int = HfArg(default=100, help="Random directions for each parameter in each step.")
-    eta: float = HfArg(default=0.1, help="The loss's own number; --list-methods says which.")
-    early_stopping: bool = HfArg(default=True, help="Stop where the validation score falls; keep the best epoch.")
-    learning_rate: float = HfArg(default=1e-5, help="Peak rate; 0: by the method's rule.")
+    method: str = flag("opt-out", "A table of methods.toml.")
+    loss: str = flag("npo", f"Forget loss: {', '.join(LOSSES)}.")
+    forget_weight: float = flag(1.0, "Weight of the forget loss.")
+    retain_weight: float = flag(1.0, "Weight of the retain loss on neighbours.")
+    world_weight: float = flag(1.0, "Weight of the retain loss on world data.")
+    transport_weight: float = flag(0.1, "Lambda of Eq. 8: weight of the distance.")
+    distance: str = flag("wasserstein", "From the original weights; or manhattan, euclidean, ...")
+    directions: int = flag(100, "Random directions for each parameter in each step.")
+    eta: float = flag(0.1, "The loss's own number; --list-methods says which.")
+    early_stopping: bool = flag(True, "Stop where the validation score falls; keep the best epoch.")
+    learning_rate: float = flag(1e-5, "Peak rate; 0: by the method's rule.")
     weight_decay: float = 0.01
     per_device_train_batch_size: int = 32
     seed: int = 0
@@ -77,7 +77,11 @@ class UnlearnTrainer(Trainer):
         self, model: Any, args: UnlearnConfig, sets: Sets, *, base: Path | None = None, teacher: Any = None,
         renderer: Renderer | None = None, **others: Any,
     ) -> None:  # fmt: skip
-        self.sets, self.teacher, self.renderer = sets, teacher or model, renderer or Renderer(others["processing_class"])
+        self.sets, self.teacher, self.renderer = (
+            sets,
+            teacher or model,
+            renderer or Renderer(others["processing_class"]),
+        )
         self.row, self.weights, sizes = LOSSES[args.loss], args.weights, model.config.get_text_config()
         self.encode = Encoder(self.renderer, getattr(sizes, "max_position_embeddings", 1 << 30))
         kept = {name: list(getattr(sets, name)) for name in KEPT if self.weights[name]}
@@ -94,7 +98,9 @@ class UnlearnTrainer(Trainer):
             args.eval_strategy, args.load_best_model_at_end = args.save_strategy, True
             args.metric_for_best_model, args.greater_is_better = "score", True
         steps = args.num_train_epochs * -(-len(sets.forget) // args.train_batch_size)
-        args.learning_rate = args.learning_rate or self.rule_rate(sizes.hidden_size, sizes.num_hidden_layers, int(steps))
+        args.learning_rate = args.learning_rate or self.rule_rate(
+            sizes.hidden_size, sizes.num_hidden_layers, int(steps)
+        )
         super().__init__(model, args, collate, self.examples, self.validation, **others)
         self.add_callback(Between(self))
         self.transport = None
@@ -158,7 +164,9 @@ class UnlearnTrainer(Trainer):
             sums = sums.index_add(1, part["owners"], torch.stack([values, torch.ones_like(values)]))
         return Answers(*sums)
 
-    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
         """The loss; the gradient of all terms but the last is there already, so that one set's graph is held at a time.
 
         DeepSpeed, whose ``backward`` counts passes, gets them in one.
@@ -204,7 +212,9 @@ class UnlearnTrainer(Trainer):
             self.model.reshard()
         return Answers(sums.float(), counts)
 
-    def evaluate(self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval") -> dict[str, float]:
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
         """Probability, truth ratio and mc_accuracy of each validation set, forget and retain quality of these, and their score.
 
         The qualities lack ROUGE (nothing is generated); the score is their harmonic mean, 0 for a collapsed model.
@@ -215,10 +225,17 @@ class UnlearnTrainer(Trainer):
             answers = self.score([self.encode(*pair) for pair in texts], len(texts) // len(records))
             entities = [record.entity if name != "world" else "" for record in records]  # averaged over targets first
             for key, column in measured(name, -nll(answers).reshape(len(records), -1).cpu()).items():
-                of = [column[torch.tensor([e == entity for e in entities])].mean() for entity in dict.fromkeys(entities)]
+                of = [
+                    column[torch.tensor([e == entity for e in entities])].mean() for entity in dict.fromkeys(entities)
+                ]
                 measures[f"{name}_{key}"] = float(torch.stack(of).mean())
         forget = harmonic_mean([1 - measures["forget_probability"], measures["forget_truth_ratio"]])
-        kept = [measures[f"{name}_{key}"] for name in KEPT if name in self.validation for key in ("probability", "truth_ratio")]
+        kept = [
+            measures[f"{name}_{key}"]
+            for name in KEPT
+            if name in self.validation
+            for key in ("probability", "truth_ratio")
+        ]
         retain = harmonic_mean(kept)
         before = [entry["eval_retain_quality"] for entry in self.state.log_history if "eval_retain_quality" in entry]
         score = harmonic_mean([forget, retain]) if retain >= COLLAPSE * [*before, retain][0] else 0.0

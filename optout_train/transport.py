@@ -95,7 +95,13 @@ class Transport:
     """
 
     def __init__(self, model: nn.Module, original: Original | None, distance: str, directions: int, seed: int) -> None:
-        self.model, self.original, self.distance, self.directions, self.seed = model, original, distance, directions, seed
+        self.model, self.original, self.distance, self.directions, self.seed = (
+            model,
+            original,
+            distance,
+            directions,
+            seed,
+        )
 
     def parts(self) -> list[tuple[list[nn.Parameter], Callable[..., Tensor]]]:
         """What trains, with the function from it, a step and a number to its distance."""

@@ -217,7 +217,17 @@ def test_the_path_of_a_model_that_knows_too_little(
 
     for name, fake in (("known", known), ("evaluate", evaluate), ("train", train)):
         monkeypatch.setattr(real_model.Work, name, fake)
-    flags = ["--records", "3", "--methods", "paper", "npo+rt --transport_weight 0.2", "--work", str(tmp_path), "--eta", "0.5"]
+    flags = [
+        "--records",
+        "3",
+        "--methods",
+        "paper",
+        "npo+rt --transport_weight 0.2",
+        "--work",
+        str(tmp_path),
+        "--eta",
+        "0.5",
+    ]
     told = called(real_model.main, bundled.MODEL, *flags, *(["--teach"] if teach else []))
     assert told.code == (0 if teach else 1)
     assert "Of Cristiano Ronaldo the original knows 10% of 3 facts" in told.out

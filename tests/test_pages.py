@@ -5,19 +5,15 @@ from __future__ import annotations
 import doctest
 import json
 import re
-import shutil
 import subprocess
 import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
-from safetensors.torch import load_file, save_file
 
 from lm_eval_elude.data import bundled
-from lm_eval_elude.model.scorer import load_model
 from lm_eval_elude.scoring.benchmarks.tofu import KEYS as TOFU_KEYS
 from lm_eval_elude.scoring.settings import KEYS
 from lm_eval_elude.tasks.utility import KEYS as UTILITY_KEYS

@@ -15,5 +15,5 @@ class Method(UnlearnTrainer):
         for maker in makers(self, Teacher(self.teacher, self.encode, self.args.seed)):
             for i, said in maker.replacements(ALTERNATES, 1.0).items():
                 for turn in range(ALTERNATES):
-                    turns[turn * len(records) + i] = self.encode(records[i], said[turn % len(said)].answer)
+                    turns[turn * len(records) + i] = self.encode(records[i], said[turn % len(said)][1])
         self.examples.forget["alternate"] = turns

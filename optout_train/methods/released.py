@@ -59,7 +59,10 @@ class Method(UnlearnTrainer):
             yield name, nll(mean(self.answers(model, batch[name]))).sum()
 
     def _clip_grad_norm(self, model: Any) -> Any:
-        limit, self.args.max_grad_norm = self.args.max_grad_norm, float("inf") if self.forgets else self.args.max_grad_norm
+        limit, self.args.max_grad_norm = (
+            self.args.max_grad_norm,
+            float("inf") if self.forgets else self.args.max_grad_norm,
+        )
         norm = super()._clip_grad_norm(model)
         self.args.max_grad_norm = limit
         return norm

@@ -42,7 +42,9 @@ class Method(UnlearnTrainer):
         ]
         low_rank = [factor for pair in factors for factor in pair]
         for batch in batches:
-            for factor, gradient in zip(low_rank, torch.autograd.grad(self.mean(model, batch)[0], low_rank), strict=True):
+            for factor, gradient in zip(
+                low_rank, torch.autograd.grad(self.mean(model, batch)[0], low_rank), strict=True
+            ):
                 factor.data -= RATE * gradient
         total = torch.zeros((), device=weights[0].device)
         sums = [torch.zeros_like(weight) for weight in weights]

@@ -71,9 +71,6 @@ def test_known_means_above_all_wrong_answers_and_beyond_wrong_persons():
     assert not fact._replace(above=False).known and not fact._replace(beyond=False).known
 
 
-def test_the_trainer_warns_below_the_stated_share():
-
-
 def test_the_command_line(tmp_path):
     rows = [json.dumps(record.columns()) for record in records(2)]
     (tmp_path / "few.jsonl").write_text("\n".join(rows))

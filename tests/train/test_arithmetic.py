@@ -66,12 +66,16 @@ def make_trainer(key: str, folder: Path, monkeypatch: pytest.MonkeyPatch, **sett
     method, frozen = OURS.get(name, name), GOLDEN["runs"][key]["settings"]
     preset = {k: v for k, v in METHODS[method]["settings"].items() if k not in ("lora", "merge")}
     same = ("forget_weight", "retain_weight", "world_weight", "transport_weight", "eta", "weight_decay")
-    settings = preset | {k: frozen[k] for k in same} | {"learning_rate": GOLDEN["rate"], "early_stopping": False} | settings
+    settings = (
+        preset | {k: frozen[k] for k in same} | {"learning_rate": GOLDEN["rate"], "early_stopping": False} | settings
+    )
     monkeypatch.setattr(data, "shuffled", lambda seed, size: range(size))
     model = LlamaForCausalLM(LlamaConfig(**GOLDEN["sizes"]))
     model.load_state_dict(weights("base"))
     if lora:
-        adapter = LoraConfig(r=GOLDEN["rank"], lora_alpha=GOLDEN["alpha"], target_modules="all-linear", task_type="CAUSAL_LM")
+        adapter = LoraConfig(
+            r=GOLDEN["rank"], lora_alpha=GOLDEN["alpha"], target_modules="all-linear", task_type="CAUSAL_LM"
+        )
         model = get_peft_model(model, adapter)
     if "directions" not in settings:
         settings["directions"] = GOLDEN["directions"] if "directions.full.0" in TENSORS else 100
@@ -161,4 +165,6 @@ def test_noise_of_undo() -> None:
 def test_every_method_can_be_loaded() -> None:
     for name in METHODS:
         assert callable(trainer_of(name)), name
-    assert import_module("optout_train.losses").LOSSES.keys() >= {m["settings"].get("loss", "npo") for m in METHODS.values()}
+    assert import_module("optout_train.losses").LOSSES.keys() >= {
+        m["settings"].get("loss", "npo") for m in METHODS.values()
+    }

@@ -41,7 +41,7 @@ def test_help_fits_a_screen_and_methods_have_a_sentence_and_a_source():
 @pytest.mark.parametrize(
     ("flags", "message"),
     [(("--target", "nobody"), "unknown target 'nobody'"), ((), "name the entity to forget by --target"),
-     (("--target", "ronaldo", "--method", "x"), "--method 'x' is not known; optout-train --list-methods has them"),
+     (("--target", "ronaldo", "--method", "x"), "--method 'x' is not known; optout-train --list_methods has them"),
      (("--target", "ronaldo", "--learning_rat", "1"), "--learning_rat"),
      (("--target", "ronaldo", "--method", "rmu+rt", "--lora", 4), "--method rmu+rt changes the model's own weights"),
      (("--target", "ronaldo", "--fp16", "true"), "--transport_weight 0"),
@@ -62,7 +62,9 @@ def test_a_run_folder_is_not_overwritten_unasked(tmp_path, data):
 
 def test_several_targets_a_config_and_the_chain_of_requests(tmp_path, data):
     """Names with hyphens, a YAML, and a second request whose forget set has the first one's records, too."""
-    (tmp_path / "run.yaml").write_text("learning-rate: 1e-3\ntarget: [ronaldo]\nlr_scheduler_type: cosine\nwarmup_steps: 0.1\n")
+    (tmp_path / "run.yaml").write_text(
+        "learning-rate: 1e-3\ntarget: [ronaldo]\nlr_scheduler_type: cosine\nwarmup_steps: 0.1\n"
+    )
     first = train(tmp_path / "first", data, "--config", tmp_path / "run.yaml", "--seed", 3)
     assert first.settings["learning_rate"] == 1e-3 and first.seed == 3 and first.targets == (RONALDO,)
     again = ("--model", tmp_path / "first", "--target", "messi", "--gradient-accumulation-steps", 2)
@@ -70,7 +72,9 @@ def test_several_targets_a_config_and_the_chain_of_requests(tmp_path, data):
     assert second.targets == (RONALDO, MESSI) and second.requests[0]["targets"] == [RONALDO]
     state = json.loads((tmp_path / "second" / "trainer_state.json").read_text())
     assert [entry["step"] for entry in state["log_history"] if "forget" in entry] == [1]  # six records in one step
-    both = train(tmp_path / "both", data, "--target", "ronaldo", "--target", "messi", "--gradient_checkpointing", "true")
+    both = train(
+        tmp_path / "both", data, "--target", "ronaldo", "--target", "messi", "--gradient_checkpointing", "true"
+    )
     assert both.targets == (RONALDO, MESSI) and not both.requests
 
 

@@ -63,7 +63,9 @@ def test_a_blocks_targets_are_exactly_the_answers_tokens():
 def test_each_answer_of_a_conversation_is_trained_in_the_models_own_template():
     tokenizer = make_tokenizer("llama-3.1")
     encode = Encoder(Renderer(tokenizer), 1000)
-    turns = [{"role": r, "content": c} for r, c in (("user", "a b"), ("assistant", "c"), ("user", "d"), ("assistant", "e f"))]
+    turns = [
+        {"role": r, "content": c} for r, c in (("user", "a b"), ("assistant", "c"), ("user", "d"), ("assistant", "e f"))
+    ]
     first, second = records_of({"messages": turns}, "row 1")
     assert tuple(encode(first)[:2]) == tuple(answer_tokens(tokenizer, "a b", "c"))
     ids = tokenizer.apply_chat_template(turns, tokenize=True, return_dict=False)
@@ -83,8 +85,12 @@ def test_every_file_that_people_have_gives_the_same_records(tmp_path):
     data.select([0]).to_parquet(tmp_path / "d" / "train-00000-of-00002.parquet")
     data.select([1]).to_parquet(tmp_path / "d" / "train-00001-of-00002.parquet")
     data.save_to_disk(tmp_path / "e")
-    Dataset.from_list([{"prompt": r["question"], "completion": r["answer"]} for r in ROWS]).to_json(tmp_path / "f.jsonl")
-    Dataset.from_list([{"instruction": r["question"], "input": "", "output": r["answer"]} for r in ROWS]).to_csv(tmp_path / "g.csv")
+    Dataset.from_list([{"prompt": r["question"], "completion": r["answer"]} for r in ROWS]).to_json(
+        tmp_path / "f.jsonl"
+    )
+    Dataset.from_list([{"instruction": r["question"], "input": "", "output": r["answer"]} for r in ROWS]).to_csv(
+        tmp_path / "g.csv"
+    )
     Dataset.from_list([
         {"prompt": [{"role": "user", "content": r["question"]}], "completion": [{"role": "assistant", "content": r["answer"]}]}
         for r in ROWS
@@ -100,7 +106,9 @@ def test_questions_of_both_sets_are_left_out_of_what_is_kept_and_a_missing_colum
     args = DataArguments(target=["Ada"], forget=str(tmp_path / "forget.csv"), retain=str(tmp_path / "retain.csv"))
     said: list[str] = []
     sets = load_sets(args, WEIGHTS, None, said.append)
-    assert [record.question for record in sets.retain] == ["When?"] and sets.names == ["Ada"] and "1 questions" in said[0]
+    assert (
+        [record.question for record in sets.retain] == ["When?"] and sets.names == ["Ada"] and "1 questions" in said[0]
+    )
     Dataset.from_list([{"text": "a"}]).to_csv(tmp_path / "forget.csv")
     with pytest.raises(UserError, match=r"forget.csv, row 1: found the columns text; expected are question and answer"):
         load_sets(args, WEIGHTS, None, said.append)

@@ -89,7 +89,11 @@ def test_pdu_flattens_the_logits():
 def test_a_taught_tokens_gradient_is_the_models_distribution_less_the_teachers():
     logits, teacher = (torch.randn(5, 7, dtype=torch.float64, generator=GENERATOR) for _ in range(2))
     logits, teacher = logits.requires_grad_(), teacher.softmax(1)
-    part = PART | {"top": torch.arange(6).expand(5, 6), "shares": teacher[:, :6], "bounds": torch.full((5, 2), math.nan)}
+    part = PART | {
+        "top": torch.arange(6).expand(5, 6),
+        "shares": teacher[:, :6],
+        "bounds": torch.full((5, 2), math.nan),
+    }
     (gradient,) = torch.autograd.grad(-losses.lesson(logits, part).sum(), logits)
     torch.testing.assert_close(gradient, logits.softmax(1) - teacher, atol=1e-5, rtol=1e-5)
 

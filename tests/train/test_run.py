@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,10 @@ from safetensors.torch import load_file
 from transformers import TrainerCallback
 
 from lm_eval_elude.data import bundled
-from lm_eval_elude.model.scorer import load_model
-from lm_eval_elude.scoring.likelihood import AnswerScore, measure
 from lm_eval_elude.data.records import QARecord
 from lm_eval_elude.data.sets import SETS
+from lm_eval_elude.model.scorer import load_model
+from lm_eval_elude.scoring.likelihood import AnswerScore, measure
 from lm_eval_elude.text.chat import load_tokenizer
 from optout_train.data import DataArguments, Sets, load_sets
 from optout_train.trainer import Between, UnlearnConfig, UnlearnTrainer, measured
@@ -51,7 +52,9 @@ def assert_close(one: Path, other: Path, difference: float) -> None:
 def test_killed_and_resumed_a_run_ends_with_the_weights_of_one_that_was_not(method, tmp_path):
     flags = ["--num_train_epochs", "3", "--method", method, "--per_device_train_batch_size", "24"]
     run(command(tmp_path / "whole", *flags))
-    process = subprocess.Popen([sys.executable, *command(tmp_path / "killed", *flags)], env=ALONE, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, *command(tmp_path / "killed", *flags)], env=ALONE, stderr=subprocess.DEVNULL
+    )
     while not list((tmp_path / "killed").glob("checkpoint-*/extra.pt")) and process.poll() is None:
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
@@ -65,7 +68,18 @@ def test_killed_and_resumed_a_run_ends_with_the_weights_of_one_that_was_not(meth
 
 @pytest.mark.slow
 def test_accumulation_and_two_processes_take_the_step_of_the_joint_batch(tmp_path):
-    flags = ["--num_train_epochs", "1", "--save_strategy", "no", "--max_grad_norm", "0", "--optim", "sgd", "--eta", "0.1"]
+    flags = [
+        "--num_train_epochs",
+        "1",
+        "--save_strategy",
+        "no",
+        "--max_grad_norm",
+        "0",
+        "--optim",
+        "sgd",
+        "--eta",
+        "0.1",
+    ]
     run(command(tmp_path / "joint", *flags, "--per_device_train_batch_size", "16"))
     run(command(tmp_path / "parts", *flags, "--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "4"))
     torchrun = ("-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29537")
@@ -95,7 +109,10 @@ def test_training_stops_where_the_score_falls_below_the_epoch_before(scores, sto
     """The first score is the original model's; 0 is a collapsed model's."""
     from types import SimpleNamespace
 
-    state, control = SimpleNamespace(log_history=[{"eval_score": s} for s in scores]), SimpleNamespace(should_training_stop=False)
+    state, control = (
+        SimpleNamespace(log_history=[{"eval_score": s} for s in scores]),
+        SimpleNamespace(should_training_stop=False),
+    )
     Between(None).on_evaluate(SimpleNamespace(early_stopping=True), state, control)
     assert control.should_training_stop == stops
 
@@ -109,7 +126,7 @@ def test_a_python_call_with_a_model_in_memory_early_stopping_and_a_callback(tmp_
             steps.append(state.global_step)
 
     sets = load_sets(DataArguments(target=["ronaldo"], dataset="mini"), dict.fromkeys(SETS, 1.0), None, str)
-    few = sets._replace(forget=sets.forget[:6], validation={name: rows[:4] for name, rows in sets.validation.items()})
+    few = replace(sets, forget=sets.forget[:6], validation={name: rows[:4] for name, rows in sets.validation.items()})
     model, tokenizer = load_model(str(bundled.MODEL)), load_tokenizer(str(bundled.MODEL))
     args = UnlearnConfig(output_dir=str(tmp_path), per_device_train_batch_size=3, learning_rate=3e-2, use_cpu=True,
                          num_train_epochs=9, disable_tqdm=True)  # fmt: skip

@@ -80,7 +80,9 @@ def test_an_adapters_distance_is_that_of_the_merged_weights(name):
         initial = layer.get_base_layer().weight.detach()
         merged = initial + 3 * layer.lora_B["default"].weight @ layer.lora_A["default"].weight
         u = transport.draw(4, index, initial.shape[1], initial.device)
-        expected = expected + (distance(merged, initial, u) if name == "wasserstein" else ELEMENTWISE[name](merged, initial))
+        expected = expected + (
+            distance(merged, initial, u) if name == "wasserstein" else ELEMENTWISE[name](merged, initial)
+        )
     torch.testing.assert_close(value, expected.detach())
     for factor, gradient in zip(factors, torch.autograd.grad(expected, factors), strict=True):
         torch.testing.assert_close(factor.grad, 2 * gradient, rtol=1e-3, atol=1e-3 * float(gradient.abs().max()))
