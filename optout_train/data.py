@@ -64,7 +64,9 @@ class Sets:
     fingerprints: dict[str, str] = field(default_factory=dict)
 
 
-def load_sets(args: DataArguments, wanted: Mapping[str, float], earlier: Manifest | None, say: Callable[[str], object]) -> Sets:
+def load_sets(
+    args: DataArguments, wanted: Mapping[str, float], earlier: Manifest | None, say: Callable[[str], object]
+) -> Sets:
     """The sets of a run; those whose weight in ``wanted`` is 0 are left empty.
 
     ``earlier`` is the manifest of a model that was made to forget targets before: its forget set stays in the loss.

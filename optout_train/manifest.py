@@ -32,7 +32,9 @@ def teacher_of(model: str) -> str:
     return first if Path(first).is_dir() else model
 
 
-def write(folder: Path, model: str, base: Path, sets: Sets, settings: dict[str, Any], log: list[dict[str, Any]]) -> Manifest:
+def write(
+    folder: Path, model: str, base: Path, sets: Sets, settings: dict[str, Any], log: list[dict[str, Any]]
+) -> Manifest:
     """Write ``optout.json``; its presence means that the checkpoint is complete."""
     requests = []
     if earlier := earlier_request(model):

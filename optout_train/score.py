@@ -51,13 +51,13 @@ def evaluate(place: Path, task: str, arguments: dict[str, str], about: dict[str,
     from lm_eval.loggers import EvaluationTracker
     from lm_eval.tasks import TaskManager
 
-    from lm_eval_elude.model import limits
+    from lm_eval_elude.model.backend import default_device
 
     logging.getLogger("lm_eval.evaluator_utils").setLevel(logging.ERROR)  # a group of rising and falling metrics
     tasks = TaskManager(include_path=task_folder(), include_defaults=False, metadata=arguments | about)
     with mute_harness(lm_eval.evaluator):
         results = lm_eval.simple_evaluate(
-            model="elude", model_args=arguments, tasks=[task], batch_size=batch, device=limits.device(),
+            model="elude", model_args=arguments, tasks=[task], batch_size=batch, device=default_device(),
             task_manager=tasks, log_samples=True,
         )  # fmt: skip
     if results:  # the first process has them

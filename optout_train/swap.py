@@ -156,7 +156,9 @@ class Maker:
         asked = [(self.target.name, self.answers)] * self.size + [*self.neighbours.items()] * 2
         questions = [self.name_question(*pair) for pair in asked]
         made: dict[str, list[Sample]] = {"replacement": [], "leak": []}
-        for (name, _), question, answer in zip(asked, questions, self.teacher.ask(questions, 1.0, self.longest), strict=True):
+        for (name, _), question, answer in zip(
+            asked, questions, self.teacher.ask(questions, 1.0, self.longest), strict=True
+        ):
             if name not in answer:
                 continue
             if name == self.target.name:
