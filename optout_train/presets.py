@@ -14,7 +14,9 @@ VARIANTS = {"": (0.0, 0.0), "+rt": (1.0, 1.0), "+neighbours": (1.0, 0.0), "+worl
 METHODS: dict[str, dict[str, Any]] = {}
 for _name, _row in ROWS.items():
     for _suffix, (_retain, _world) in VARIANTS.items() if "suffixes" in _row else [("", (1.0, 1.0))]:
-        _kept = {"retain_weight": _retain, "world_weight": _world} | ({"transport_weight": 0.0} if "suffixes" in _row else {})
+        _kept = {"retain_weight": _retain, "world_weight": _world} | (
+            {"transport_weight": 0.0} if "suffixes" in _row else {}
+        )
         METHODS[_name + _suffix] = _row | {"settings": _kept | _row.get("settings", {})}
 # What differs from the paper's settings for the bundled model, which is 3,000 times smaller. At the paper's eta NPO
 # saturates there before the paraphrases are forgotten; eta was lowered until they were, looking at the forget set.
