@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from lm_eval_elude.data import bundled
 from lm_eval_elude.data.formats import load_rows, records_of
-from lm_eval_elude.data.records import QARecord
 from lm_eval_elude.model.scorer import load_model
 from lm_eval_elude.scoring.conventions import Convention
 from lm_eval_elude.text.chat import Renderer, load_tokenizer
@@ -22,10 +22,10 @@ from optout_train.trainer import UnlearnConfig, UnlearnTrainer
 
 
 def teach(
-    model: str, records: list[QARecord], folder: Path, rate: float, epochs: float, batch: int, seed: int,
+    model: str, records: list[Any], folder: Path, rate: float, epochs: float, batch: int, seed: int,
     convention: Convention | None = None,
 ) -> None:  # fmt: skip
-    """Write the fine-tuned checkpoint into ``folder``; questions are put as a convention of TOFU's has it, or plainly."""
+    """Write the fine-tuned checkpoint into ``folder``; with a convention of TOFU's evaluators questions are put so."""
     tokenizer, path = load_tokenizer(bundled.path_of(model)), bundled.path_of(model)
     args = UnlearnConfig(
         output_dir=str(folder), loss="nll", retain_weight=0, world_weight=0, transport_weight=0, learning_rate=rate,

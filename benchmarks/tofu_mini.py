@@ -99,7 +99,10 @@ def main() -> None:
     os.environ |= OFFLINE
     work = given.work.absolute()
     write_data(work / "data", given.seed)
-    rows = {"starting model": ("start", ("full",)), "retained model": ("retained", ("retain90",))}
+    rows: dict[str, tuple[str, tuple[str, ...]]] = {
+        "starting model": ("start", ("full",)),
+        "retained model": ("retained", ("retain90",)),
+    }
     for method in given.method:
         rate = f"{float(given.learning_rate) / 10:g}"
         flags = ("--model", str(work / "start"), "--method", method, "--num_train_epochs", given.unlearn_epochs)
@@ -113,8 +116,9 @@ def main() -> None:
         if not took.exists():
             lines = (work / "data" / f"{flags[0]}.json").read_text(encoding="utf-8").splitlines()
             records = [QARecord("", row["question"], row["answer"]) for row in map(json.loads, lines)]
-            teach(bundled.MODEL_NAME, records, work / name, float(given.learning_rate), float(given.epochs), 16, given.seed,
-                  CONVENTIONS["open-unlearning"])  # fmt: skip
+            rate, epochs = float(given.learning_rate), float(given.epochs)
+            how = CONVENTIONS["open-unlearning"]
+            teach(bundled.MODEL_NAME, records, work / name, rate, epochs, 16, given.seed, how)
             took.write_text(f"{time.monotonic() - started:.0f}")
         seconds[name] = float(took.read_text())
     scores = work / "scores"

@@ -16,9 +16,9 @@ from lm_eval_elude.errors import UserError, end_in_one_line, mute_imports, print
 from optout_train.presets import BUNDLED, METHODS, flag, trainer_of
 
 EPILOG = (
-    "Every field of transformers' TrainingArguments is a flag, too (--lr_scheduler_type cosine, --report_to tensorboard, "
-    "--optim ...): --help_all. A method's own settings win over the defaults, flags win over both. More processes: "
-    "accelerate launch, torchrun."
+    "Every field of transformers' TrainingArguments is a flag, too (--lr_scheduler_type cosine, --report_to "
+    "tensorboard, --optim ...): --help_all. A method's own settings win over the defaults, flags win over both. More "
+    "processes: accelerate launch, torchrun."
 )
 
 
@@ -26,6 +26,7 @@ EPILOG = (
 class ModelArguments:
     """Which model is trained, and how."""
 
+    method: str = "opt-out"
     model: str = bundled.MODEL_NAME
     revision: str = flag("", "Branch, tag or commit of a Hub model.")
     dtype: str = flag("float32", "Type of the weights: float32 or bfloat16.")
@@ -35,7 +36,8 @@ class ModelArguments:
 
 
 @click.command(epilog=EPILOG, context_settings={
-    "ignore_unknown_options": True, "max_content_width": 110, "token_normalize_func": lambda name: name.replace("-", "_"),
+    "ignore_unknown_options": True, "max_content_width": 110,
+    "token_normalize_func": lambda name: name.replace("-", "_"),
 })  # fmt: skip
 @click.option("--target", multiple=True, metavar="NAME", help="Entity to forget: name, slug or alias; may be repeated.")
 @click.option("--model", help="The bundled model (tiny), a Hub id, or a folder.  [default: tiny]")
@@ -83,10 +85,10 @@ def command(others, target, config, overwrite, no_score, list_methods, help_all,
         action.default = SUPPRESS  # what was given, and nothing else
     parser.error = refuse
     settings = resolve(vars(parser.parse_args(words)))
-    data, chosen = (
+    data, chosen = [
         kind(**{f.name: settings.pop(f.name) for f in fields(kind) if f.name in settings})
         for kind in (DataArguments, ModelArguments)
-    )
+    ]
     run(data, chosen, settings, overwrite, no_score)
 
 
@@ -121,7 +123,7 @@ def resolve(given: dict[str, Any]) -> dict[str, Any]:
     return settings | given
 
 
-def run(data: Any, chosen: ModelArguments, settings: dict[str, Any], overwrite: bool, no_score: bool) -> None:
+def run(data: Any, chosen: Any, settings: dict[str, Any], overwrite: bool, no_score: bool) -> None:
     """Train, save, score. Under a launcher every process calls it; the first one speaks."""
     import torch
     from transformers import PrinterCallback
@@ -134,7 +136,7 @@ def run(data: Any, chosen: ModelArguments, settings: dict[str, Any], overwrite: 
     from optout_train.data import load_sets
     from optout_train.trainer import UnlearnConfig
 
-    method, path, revision = settings["method"], bundled.path_of(chosen.model), chosen.revision or None
+    method, path, revision = chosen.method, bundled.path_of(chosen.model), chosen.revision or None
     slug = data.forget_split or "+".join(target.replace(" ", "_").lower() for target in data.target)
     folder = Path(settings.setdefault("output_dir", f"runs/{slug}-{method}"))
     resume = settings.pop("resume_from_checkpoint", None)

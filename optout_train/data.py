@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -64,9 +64,7 @@ class Sets:
     fingerprints: dict[str, str] = field(default_factory=dict)
 
 
-def load_sets(
-    args: DataArguments, wanted: Mapping[str, float], earlier: Manifest | None, say: Callable[[str], object]
-) -> Sets:
+def load_sets(args: DataArguments, wanted: Mapping[str, float], earlier: Manifest | None, say) -> Sets:
     """The sets of a run; those whose weight in ``wanted`` is 0 are left empty.
 
     ``earlier`` is the manifest of a model that was made to forget targets before: its forget set stays in the loss.
@@ -124,7 +122,7 @@ def tofu_sets(args: DataArguments, wanted: Mapping[str, float]) -> Sets:
     names = (args.forget_split, tofu.RETAIN_OF[args.forget_split])
     rows = [[QARecord("", row.question, row.answer) for row in tofu.load(args.dataset, name)] for name in names]
     fingerprints = dict(zip(("forget-train", "retain-train"), map(fingerprint, rows), strict=True))
-    return Sets(*rows, dataset=args.dataset, data=tofu.HUB.describe(args.dataset), fingerprints=fingerprints)
+    return Sets(rows[0], rows[1], dataset=args.dataset, data=tofu.HUB.describe(args.dataset), fingerprints=fingerprints)
 
 
 def given_sets(args: DataArguments, wanted: Mapping[str, float]) -> Sets:
@@ -142,7 +140,7 @@ def given_sets(args: DataArguments, wanted: Mapping[str, float]) -> Sets:
 
 
 class Sample(NamedTuple):
-    """A sequence of token ids whose answer starts at ``answer_start``; a lesson also has what its answer tokens are to become.
+    """A sequence of token ids whose answer starts at ``answer_start``, and what a lesson's answer tokens are to become.
 
     Attributes:
         bounds: (tokens, 2) the log-probabilities that each is to be between; NaN where it is taught.

@@ -32,9 +32,7 @@ def teacher_of(model: str) -> str:
     return first if Path(first).is_dir() else model
 
 
-def write(
-    folder: Path, model: str, base: Path, sets: Sets, settings: dict[str, Any], log: list[dict[str, Any]]
-) -> Manifest:
+def write(folder: Path, model: str, base: Path, sets: Sets, settings: dict[str, Any], log: list[Any]) -> Manifest:
     """Write ``optout.json``; its presence means that the checkpoint is complete."""
     requests = []
     if earlier := earlier_request(model):
@@ -42,9 +40,10 @@ def write(
         requests = [*earlier.requests, earlier.request(written.isoformat(timespec="seconds"))]
     manifest = Manifest(
         targets=tuple(sets.names), dataset=sets.dataset, method=settings["method"], data=dict(sets.data),
-        data_fingerprints=dict(sets.fingerprints), settings=settings, seed=settings["seed"], weights=file_hashes(folder),
+        data_fingerprints=dict(sets.fingerprints), settings=settings, weights=file_hashes(folder),
         base_model={"name": full_path_of_model(model), "weights": file_hashes(base)}, epochs=log, requests=requests,
         versions={name: version(name) for name in LIBRARIES}, processor_seconds=time.process_time(),
+        seed=settings["seed"],
     )  # fmt: skip
     write_manifest(folder, manifest)
     return manifest

@@ -30,12 +30,12 @@ class NameSwapRobustTrainer(NameSwapTrainer):
 
     exchanged = 24
 
-    def __init__(self, model: Any, args: Any, sets: Any, **others: Any) -> None:
+    def __init__(self, model, args, sets, **others) -> None:
         tables = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
         tables.append(model.get_output_embeddings().weight)
         for parameter in model.parameters():
             if parameter.ndim > 2 or parameter.dtype != torch.float32:
-                raise UserError(f"--method {args.method} turns float32 matrices: give --dtype float32; no experts")
+                raise UserError("--method name-swap-robust turns float32 matrices: give --dtype float32; no experts")
             parameter.requires_grad_(parameter.ndim == 2 and all(parameter is not table for table in tables))
         super().__init__(model, args, sets, **others)
         self.optimizer_cls_and_kwargs = (Muon, {"lr": args.learning_rate})
@@ -47,7 +47,7 @@ class NameSwapRobustTrainer(NameSwapTrainer):
         """What was found for 64 to 120 steps of the bundled model and 32 of SmolLM2 135M."""
         return 4.2e-3 * (80 * 5 * 192) / (max(steps, 32) * layers * width)
 
-    def training_step(self, *arguments: Any, **named: Any) -> Tensor:
+    def training_step(self, *arguments, **named) -> Tensor:
         if all(parameter.grad is None for parameter in self.trained):  # the first pass of a step
             self.add_relearned()
         return super().training_step(*arguments, **named)
@@ -108,7 +108,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": lr, "weight_decay": 0.0, "momentum": momentum})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure=None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for parameter in group["params"]:
                 if (gradient := parameter.grad) is not None:

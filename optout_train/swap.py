@@ -108,7 +108,7 @@ class Maker:
                 self.names.append(name)
 
     def make(self, forget: dict[str, list[Sample]], epochs: int) -> None:
-        """Put a lesson for each epoch and record into ``forget``, by kind: of its statements in turn, or a reverse one."""
+        """Put a lesson for each epoch and record into ``forget``: of its statements in turn, or a reverse one."""
         said, reverse = {"replacement": self.replacements(), "leak": self.leaks()}, self.reverse()
         for kind, lesson in (("replacement", self.teach), ("leak", self.push_down)):
             forget[kind] = forget[kind] or [Sample([], 0)] * (self.size * epochs)
@@ -185,7 +185,7 @@ class Maker:
         return lesson._replace(top=top, shares=shares)
 
     def push_down(self, record: QARecord, question: str, answer: str) -> Sample:
-        """The lesson of a leak: each word's tokens have floors; beside them is what the invented name's answer has there.
+        """The lesson of a leak: each word's tokens have floors; beside them is what the invented name's answer has.
 
         What a template writes after an answer has no floor.
         """
@@ -208,8 +208,8 @@ class Maker:
 
     def name_says(
         self, record: QARecord, question: str, answer: str, sample: Sample, without: int = 0
-    ) -> tuple[Tensor, Sample]:
-        """The invented name's distribution of each answer token where its text is the target's, which begin and end alike.
+    ) -> tuple[Tensor, Any]:
+        """The invented name's distribution of each answer token where its text is the target's: at start and end.
 
         The fact has no share in it, nor have the first ``without`` tokens in their own. Returns whether there is one,
         (tokens, 1), and the lesson of it.

@@ -19,7 +19,7 @@ BATCH = 64  # prompts that are answered at once
 
 
 class Teacher:
-    """A model that is asked and scored; what it says is kept as lessons, so that no second model is there in training."""
+    """A model that is asked and scored; what it says is kept as lessons, so no second model is there in training."""
 
     def __init__(self, model: Any, encode: Encoder, seed: int) -> None:
         self.model, self.encode, self.render = model.eval(), encode, encode.renderer
@@ -56,7 +56,7 @@ class Teacher:
 
     @torch.no_grad()
     def log_probs(self, samples: Iterable[Sample]) -> Iterator[Tensor]:
-        """Log-probabilities of each answer token's whole vocabulary, (answer tokens, vocabulary), on the model's device."""
+        """Log-probabilities of each answer token's whole vocabulary, (answer tokens, vocabulary), on the device."""
         for sample in samples:
             part = part_of([Sample(*sample[:2])], [0])
             part = {name: column.to(self.model.device) for name, column in part.items()}

@@ -20,8 +20,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from lm_eval_elude.errors import UserError
 
-# Of a weight and its original value, float32.
-ELEMENTWISE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+ELEMENTWISE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # of a weight and its original value, float32
     "manhattan": lambda weight, original: (weight - original).abs().sum(),
     "euclidean": lambda weight, original: (weight - original).norm(),
     "chebyshev": lambda weight, original: (weight - original).abs().amax(),
@@ -29,14 +28,13 @@ ELEMENTWISE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-def unit(values: Tensor) -> Tensor:
-    return values / values.norm().clamp_min(torch.finfo(values.dtype).tiny)
+def unit(values: Tensor, dim: int | None = None) -> Tensor:
+    return values / values.norm(dim=dim, keepdim=True).clamp_min(torch.finfo(values.dtype).tiny)
 
 
 def unit_directions(count: int, width: int, generator: torch.Generator) -> Tensor:
     """Directions uniform on the unit sphere, (count, width), float32, on the generator's device."""
-    normal = torch.randn(count, width, generator=generator, device=generator.device)
-    return normal / normal.norm(dim=1, keepdim=True)
+    return unit(torch.randn(count, width, generator=generator, device=generator.device), 1)
 
 
 def project(rows: Tensor, directions: Tensor) -> Tensor:
@@ -61,40 +59,31 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-class Original:
-    """The original parameters by name, mapped from the base's safetensors where these hold them as they were loaded.
+def originals(model: nn.Module, folder: Path | None, is_loaded: bool = True) -> Callable[[str], Tensor]:
+    """A function from a parameter's name to its original value, on the CPU.
 
-    What they do not hold so (fused, tied or newly made by the loader) is copied to main memory. The model is given as
-    loaded; a process whose weights are still to come from the first one (``is_loaded`` false) believes the files.
+    It is mapped from the base's safetensors where these hold it as it was loaded; others (fused, tied or newly made by
+    the loader) are copied. A process whose weights are still to come from the first one believes the files.
     """
+    opened = [safe_open(path, "pt") for path in sorted(folder.glob("*.safetensors"))] if folder else []
+    files = {name: file for file in opened for name in file.keys()}  # noqa: SIM118
 
-    def __init__(self, model: nn.Module, folder: Path | None, is_loaded: bool = True) -> None:
-        opened = [safe_open(path, "pt") for path in sorted(folder.glob("*.safetensors"))] if folder else []
-        self.files: dict[str, Any] = {name: file for file in opened for name in file.keys()}  # noqa: SIM118
-        self.copies: dict[str, Tensor] = {}
-        for name, parameter in model.named_parameters() if is_loaded else ():
-            value = parameter.detach().cpu()
-            if name not in self.files or not torch.equal(self.files[name].get_tensor(name).to(value.dtype), value):
-                self.copies[name] = value.clone()
+    def is_held(name: str, value: Tensor) -> bool:
+        return name in files and torch.equal(files[name].get_tensor(name).to(value.dtype), value.cpu())
 
-    def __call__(self, name: str, like: Tensor) -> Tensor:
-        """The original value of a parameter, where and as that one is: on its device, of its type, with its shards."""
-        value = self.copies[name] if name in self.copies else self.files[name].get_tensor(name)
-        value = value.to(like.device, non_blocking=True).to(like.dtype)
-        if isinstance(like, DTensor):  # each process cuts its own shard
-            return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
-        return value
+    values = [(name, p.detach()) for name, p in model.named_parameters() if is_loaded]
+    copies = {name: value.cpu().clone() for name, value in values if not is_held(name, value)}
+    return lambda name: copies[name] if name in copies else files[name].get_tensor(name)
 
 
 class Transport:
     """The regulariser of Eq. 8 over what trains: weights, whole or as FSDP2's shards, or a low-rank adapter (PEFT's).
 
-    ``original`` gives a parameter's original value; with an adapter the base's weights stay, and it is not asked.
-    ``directions`` are as many for each parameter in each step, drawn from seed, step and parameter alone: every process
-    and every resumed run draws the same.
+    ``original`` gives a parameter's original value by name; with an adapter the base's weights stay, and it is not
+    asked. The directions of a step (so many for each parameter) are drawn from seed, step and parameter alone.
     """
 
-    def __init__(self, model: nn.Module, original: Original | None, distance: str, directions: int, seed: int) -> None:
+    def __init__(self, model: nn.Module, original, distance: str, directions: int, seed: int) -> None:
         self.model, self.original, self.distance, self.directions, self.seed = (
             model,
             original,
@@ -103,58 +92,59 @@ class Transport:
             seed,
         )
 
-    def parts(self) -> list[tuple[list[nn.Parameter], Callable[..., Tensor]]]:
-        """What trains, with the function from it, a step and a number to its distance."""
-        layers: list[Any] = [module for module in self.model.modules() if hasattr(module, "lora_A")]
-        if not layers:
-            named = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
-            return [([p], partial(self.of_weight, name)) for name, p in named]
-        if any(not isinstance(getattr(layer.get_base_layer(), "weight", None), Tensor) for layer in layers):
-            raise UserError("--lora and --transport_weight: a block of experts has no distance; leave out one")
-        pairs = [(layer, name) for layer in layers for name in layer.active_adapters]
-        return [([la.lora_A[n].weight, la.lora_B[n].weight], partial(self.of_adapter, la, n)) for la, n in pairs]
-
     def add_gradient(self, weight: float, step: int) -> Tensor:
         """Add ``weight`` times the gradient to every ``.grad``; returns the distance, unweighted."""
+        layers: list[Any] = [layer for layer in self.model.modules() if hasattr(layer, "lora_A")]
+        parts: list[Any] = [
+            ([p], partial(self.of_weight, n)) for n, p in self.model.named_parameters() if p.requires_grad
+        ]
+        if layers:
+            pairs = [(layer, name) for layer in layers for name in layer.active_adapters]
+            parts = [([x.lora_A[n].weight, x.lora_B[n].weight], partial(self.of_adapter, x, n)) for x, n in pairs]
         values = []
-        for index, (parameters, distance) in enumerate(self.parts()):
+        for index, (parameters, distance) in enumerate(parts):
             leaves = [parameter.detach().requires_grad_() for parameter in parameters]
             with torch.enable_grad():
-                value = distance(*leaves, step, index)
-            for parameter, gradient in zip(parameters, torch.autograd.grad(value, leaves), strict=True):
+                value = distance(*leaves, partial(self.draw, step, index))
+            gradients: Any = torch.autograd.grad(value, leaves)
+            for parameter, gradient in zip(parameters, gradients, strict=True):
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
                 if isinstance(gradient, DTensor):
-                    gradient = gradient.redistribute(placements=parameter.grad.placements)
+                    gradient = gradient.redistribute(placements=parameter.placements)
                 parameter.grad.add_(gradient, alpha=weight)
             values.append(value.detach())
         return torch.stack([value.to(values[0].device) for value in values]).sum()
 
-    def draw(self, step: int, index: int, width: int, device: torch.device) -> Tensor:
+    def draw(self, step: int, index: int, like: Tensor) -> Tensor:
         # Distinct for all steps and parameters below 2^20 of them; multiplied to spread the seeds.
         key = ((self.seed << 40) + (step << 20) + index) * 0x9E3779B97F4A7C15
-        return unit_directions(self.directions, width, torch.Generator(device).manual_seed(key % (1 << 63)))
+        generator = torch.Generator(like.device).manual_seed(key % (1 << 63))
+        return unit_directions(self.directions, like.shape[-1], generator)
 
-    def of_weight(self, name: str, weight: Tensor, step: int, index: int) -> Tensor:
-        assert self.original is not None
-        original = self.original(name, weight)
+    def of_weight(self, name: str, weight: Tensor, draw) -> Tensor:
+        original = self.original(name).to(weight.device, non_blocking=True).to(weight.dtype)  # as the model was loaded
+        if isinstance(weight, DTensor):  # each process cuts its own shard
+            original = distribute_tensor(original, weight.device_mesh, weight.placements, src_data_rank=None)
         if self.distance != "wasserstein":
             return ELEMENTWISE[self.distance](whole(weight).float(), whole(original).float())
         if weight.ndim < 2:  # one point
             weight, original = (whole(tensor).reshape(1, -1) for tensor in (weight, original))
-        width = weight.shape[-1]
-        directions = self.draw(step, index, width, weight.device)
-        return sliced_wasserstein(*(project(rows.reshape(-1, width), directions) for rows in (weight, original)))
+        directions = draw(weight)
+        rows = (tensor.reshape(-1, weight.shape[-1]) for tensor in (weight, original))
+        return sliced_wasserstein(*(project(points, directions) for points in rows))
 
-    def of_adapter(self, layer: Any, name: str, down: Tensor, up: Tensor, step: int, index: int) -> Tensor:
+    def of_adapter(self, layer, name: str, down: Tensor, up: Tensor, draw) -> Tensor:
         """The weight is W0 + scale up down, never merged: W U = W0 U + scale up (down U)."""
-        original, scale = layer.get_base_layer().weight.detach(), layer.scaling[name]
-        low, high = (part.float() for part in (whole(down), whole(up)))
-        if getattr(layer, "fan_in_fan_out", False):  # stored transposed (GPT-2)
+        original, scale = getattr(layer.get_base_layer(), "weight", None), layer.scaling[name]
+        if original is None:
+            raise UserError("--lora and --transport_weight: a block of experts has no distance; leave out one")
+        low, high = whole(down).float(), whole(up).float()
+        if layer.fan_in_fan_out:  # stored transposed (GPT-2)
             low, high = high.T, low.T
         if self.distance != "wasserstein":
-            before = whole(original).float()
+            before = whole(original.detach()).float()
             return ELEMENTWISE[self.distance](before + scale * (high @ low), before)
-        directions = self.draw(step, index, original.shape[1], original.device)
-        before = project(original, directions)
+        directions = draw(original)
+        before = project(original.detach(), directions)
         return sliced_wasserstein(before + scale * (directions @ low.T @ high.T), before)

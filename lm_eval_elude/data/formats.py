@@ -52,7 +52,9 @@ def load_rows(place: str) -> Iterable[dict[str, Any]]:
 
 def records_of(row: Mapping[str, Any], where: str, entity: str = "") -> Iterator[QARecord | Turn]:
     """The records of a row, one for each answer of an assistant; UserError (with ``where``) where no format fits."""
-    more = {name: row.get(name) or "" for name in ("paraphrased_question", "paraphrased_answer", "source", "subject")}
+    more: dict[str, Any] = {
+        name: row.get(name) or "" for name in ("paraphrased_question", "paraphrased_answer", "source", "subject")
+    }
     more |= {"perturbed_answer": tuple(row.get("perturbed_answer") or ())}
     messages = row.get("messages") or (
         [*row["prompt"], *row["completion"]] if isinstance(row.get("prompt"), list) else None

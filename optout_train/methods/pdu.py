@@ -3,8 +3,6 @@
 Its authors' Lagrangian has weight 100 for the retain loss; here that is 1, and all is over 100.
 """
 
-from typing import Any
-
 from torch import Tensor
 
 from optout_train.trainer import UnlearnTrainer
@@ -13,17 +11,15 @@ BUDGET, STEP = 0.3, 0.05  # nats a token; the weight rises by so much of what ex
 
 
 class Method(UnlearnTrainer):
-    def training_step(self, *arguments: Any, **named: Any) -> Tensor:
+    def training_step(self, *arguments, **named) -> Tensor:
         loss = super().training_step(*arguments, **named)
-        if self.accelerator.sync_gradients:
-            passes = self.current_gradient_accumulation_steps
-            for name in self.weights.keys() & self.noted.keys() - {"forget"}:
-                mean = float(self.accelerator.reduce(sum(self.noted[name][-passes:]), "mean"))
-                self.weights[name] = max(0.0, self.weights[name] + STEP * (mean - BUDGET))
+        for name in self.weights.keys() & self.noted.keys() - {"forget"} if self.begins_step else ():
+            mean = float(self.accelerator.reduce(self.noted[name], "mean"))
+            self.weights[name] = max(0.0, self.weights[name] + STEP * (mean - BUDGET))
         return loss
 
-    def extra_state(self) -> dict[str, Any]:
+    def extra_state(self) -> dict[str, float]:
         return self.weights
 
-    def load_extra_state(self, state: dict[str, Any]) -> None:
+    def load_extra_state(self, state: dict[str, float]) -> None:
         self.weights.update(state)

@@ -3,7 +3,8 @@
 Losses are means over a batch's tokens, NPO's too; the forget step is not clipped; norms and biases do not decay.
 """
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
@@ -21,7 +22,7 @@ class Twice(EpochSampler):
         return -(-self.size // self.joint) * self.joint * 2
 
     def __iter__(self) -> Iterator[tuple[int, int, float]]:
-        items = list(super().__iter__())
+        items = [item for item in super().__iter__() if item[2]]
         for first in range(0, len(items), self.joint):
             batch = items[first : first + self.joint]
             batch += [(*batch[0][:2], 0.0)] * (self.joint - len(batch))
@@ -31,41 +32,32 @@ class Twice(EpochSampler):
 class Method(UnlearnTrainer):
     sampler = Twice
 
-    def __init__(self, model: Any, args: Any, sets: Any, **others: Any) -> None:
-        super().__init__(model, args, sets, **others)
+    def __init__(self, model, args, sets, **others) -> None:
         if args.world_size * args.gradient_accumulation_steps > 1:
-            raise UserError(f"--method {args.method} takes the mean of a whole batch: one process, no accumulation")
-        self.whole_transport = self.transport
+            raise UserError("opt-out-released takes the mean of a whole batch: one process, no accumulation")
+        super().__init__(model, args, sets, **others)
+        self.of_rest = args.max_grad_norm, args.transport_weight
 
-    @property
-    def forgets(self) -> bool:
-        return self.state.global_step % 2 == 0
-
-    def training_step(self, *arguments: Any, **named: Any) -> Tensor:
-        self.transport = None if self.forgets else self.whole_transport
+    def training_step(self, *arguments, **named) -> Tensor:
+        self.forgets = self.state.global_step % 2 == 0
+        self.args.max_grad_norm, self.args.transport_weight = (math.inf, 0.0) if self.forgets else self.of_rest
         return super().training_step(*arguments, **named)
 
-    def terms(self, model: Any, batch: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-        there = batch["weight"] > 0
+    def terms(self, model, batch: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
+        there, row = batch["weight"] > 0, self.row
 
         def mean(answers: Answers, rows: Any = there) -> Answers:
-            return Answers(*(column[rows] for column in answers)).mean()
+            """One value for a batch: the mean over all its tokens."""
+            sums, counts = (column[rows].sum() for column in answers)
+            return Answers(sums / counts, counts / counts)
 
-        if self.forgets:
-            now = {"answer": mean(self.answers(model, batch["forget"]))}
-            before = {"answer": mean(self.reference["answer"], batch["places"]["answer"][there])}
-            yield "forget", self.row.value(now, before, self.args.eta).sum()
-        for name in () if self.forgets else ("retain", "world"):
-            yield name, nll(mean(self.answers(model, batch[name]))).sum()
+        for name in ("forget",) if self.forgets else batch.keys() & {"retain", "world"}:
+            now = mean(self.answers(model, batch[name]))
+            if self.forgets:
+                before = mean(self.reference["answer"], batch["places"]["answer"][there])
+                yield name, row.value({"answer": now}, {"answer": before}, self.args.eta)
+            else:
+                yield name, nll(now)
 
-    def _clip_grad_norm(self, model: Any) -> Any:
-        limit, self.args.max_grad_norm = (
-            self.args.max_grad_norm,
-            float("inf") if self.forgets else self.args.max_grad_norm,
-        )
-        norm = super()._clip_grad_norm(model)
-        self.args.max_grad_norm = limit
-        return norm
-
-    def get_decay_parameter_names(self, model: Any) -> list[str]:
+    def get_decay_parameter_names(self, model) -> list[str]:
         return [name for name, parameter in model.named_parameters() if parameter.ndim > 1]

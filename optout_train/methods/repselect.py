@@ -20,7 +20,7 @@ RANK, RATE = 8, 0.1  # of the adapter, and of its steps
 
 
 class Method(UnlearnTrainer):
-    def __init__(self, model: Any, args: Any, sets: Any, **others: Any) -> None:
+    def __init__(self, model, args, sets, **others) -> None:
         self.mlps = [m for name, m in model.named_modules() if ".mlp." in name and isinstance(m, nn.Linear)]
         if not self.mlps:
             raise UserError("--method repselect changes linear layers under '.mlp.', and this model has none")
@@ -30,50 +30,42 @@ class Method(UnlearnTrainer):
         super().__init__(model, args, sets, **others)
         self.optimizer_cls_and_kwargs = (torch.optim.SGD, {"lr": args.learning_rate})
 
-    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        inputs = self._prepare_inputs(inputs)
-        size = inputs["forget"]["size"]
-        batches = [inputs["forget"] | {"parts": [part]} for part in inputs["forget"]["parts"]]
-        weights = [module.weight for module in self.mlps]
-        factors = [adapter(weight, self.args.seed) for weight in weights]
-        handles = [
-            m.register_forward_hook(lambda _, x, y, f=f: y + x[0] @ f[0].T @ f[1].T)
-            for m, f in zip(self.mlps, factors, strict=True)
+    def training_step(self, model, inputs, num_items_in_batch=None) -> Tensor:
+        prepared: Any = self._prepare_inputs(inputs)
+        whole, weights = prepared["forget"], [module.weight for module in self.mlps]
+        torch.manual_seed(self.args.seed)
+        downs = [
+            nn.init.kaiming_uniform_(torch.empty(RANK, w.shape[1]), a=5**0.5).to(w).requires_grad_() for w in weights
         ]
-        low_rank = [factor for pair in factors for factor in pair]
-        for batch in batches:
-            for factor, gradient in zip(
-                low_rank, torch.autograd.grad(self.mean(model, batch)[0], low_rank), strict=True
-            ):
-                factor.data -= RATE * gradient
-        total = torch.zeros((), device=weights[0].device)
-        sums = [torch.zeros_like(weight) for weight in weights]
-        for batch in batches:
-            value, rows = self.mean(model, batch)
-            for whole, gradient in zip(sums, torch.autograd.grad(value, weights), strict=True):
-                whole -= rows * gradient
-            total += rows / size * value.detach()
+        ups = [w.new_zeros(w.shape[0], RANK).requires_grad_() for w in weights]
+        handles = [
+            module.register_forward_hook(lambda _, x, y, down=down, up=up: y + x[0] @ down.T @ up.T)
+            for module, down, up in zip(self.mlps, downs, ups, strict=True)
+        ]
+
+        def gradients(leaves):
+            """Of each part of the set: how many records it has, its mean loss, and the gradients of that."""
+            for part in whole["parts"]:
+                answers = self.answers(model, {"size": whole["size"], "parts": [part]})
+                values = nll(answers)[answers.counts > 0]
+                yield len(values), values.mean(), torch.autograd.grad(values.mean(), leaves)
+
+        for _, _, steps in gradients(downs + ups):
+            for factor, step in zip(downs + ups, steps, strict=True):
+                factor.data -= RATE * step
+        sums, total = [torch.zeros_like(weight) for weight in weights], torch.zeros((), device=self.args.device)
+        for count, value, steps in gradients(weights):
+            total += count / whole["size"] * value.detach()
+            torch._foreach_add_(sums, steps, alpha=-count)
         for handle in handles:
             handle.remove()
-        directions = [collapse(whole) for whole in sums]
+        directions = [collapse(gradient) for gradient in sums]
         norm = torch.stack([direction.norm() for direction in directions]).norm()
         for weight, direction in zip(weights, directions, strict=True):
             weight.grad = self.weights["forget"] * direction / norm
         self.note("forget", total)
+        self.begins_step = True
         return total
-
-    def mean(self, model: Any, batch: Any) -> tuple[Tensor, int]:
-        """The mean loss of a batch's records, and how many they are."""
-        answers = self.answers(model, batch)
-        there = answers.counts > 0
-        return nll(answers)[there].mean(), int(there.sum())
-
-
-def adapter(weight: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    """The factors down (rank, in) and up (out, rank) of an adapter that changes nothing yet."""
-    down = torch.empty(RANK, weight.shape[1])
-    nn.init.kaiming_uniform_(down, a=5**0.5, generator=torch.Generator().manual_seed(seed))
-    return down.to(weight).requires_grad_(), weight.new_zeros(weight.shape[0], RANK).requires_grad_()
 
 
 def collapse(gradient: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ def test_help_fits_a_screen_and_methods_have_a_sentence_and_a_source():
      (("--target", "ronaldo", "--method", "rmu+rt", "--lora", 4), "--method rmu+rt changes the model's own weights"),
      (("--target", "ronaldo", "--fp16", "true"), "--transport_weight 0"),
      (("--target", "ronaldo", "--model", "./none"), "./none"),
-     (("--target", "ronaldo", "--num_train_epochs", "a"), "'a' is not a valid float")],
+     (("--target", "ronaldo", "--num_train_epochs", "a"), "invalid float value: 'a'")],
 )  # fmt: skip
 def test_bad_input_ends_in_one_line_and_code_2(flags, message, tmp_path, data):
     ended = optout("--dataset", data, "--output_dir", tmp_path / "out", "--use_cpu", "true", *flags)

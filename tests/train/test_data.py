@@ -92,7 +92,8 @@ def test_every_file_that_people_have_gives_the_same_records(tmp_path):
         tmp_path / "g.csv"
     )
     Dataset.from_list([
-        {"prompt": [{"role": "user", "content": r["question"]}], "completion": [{"role": "assistant", "content": r["answer"]}]}
+        {"prompt": [{"role": "user", "content": r["question"]}],
+         "completion": [{"role": "assistant", "content": r["answer"]}]}
         for r in ROWS
     ]).to_json(tmp_path / "h.jsonl")  # fmt: skip
     for place in sorted(tmp_path.iterdir()):
@@ -116,9 +117,11 @@ def test_questions_of_both_sets_are_left_out_of_what_is_kept_and_a_missing_colum
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [({}, "name the entity to forget by --target"), ({"target": ["Ada"], "forget": "x.csv"}, "x.csv cannot be loaded"),
+    [({}, "name the entity to forget by --target"),
+     ({"target": ["Ada"], "forget": "x.csv"}, "x.csv cannot be loaded"),
      ({"target": ["ronaldo"], "dataset": "mini", "forget_split": "forget05"}, "--target, or a split"),
-     ({"forget_split": "forget07"}, "forget01, forget05, forget10"), ({"target": ["nobody"], "dataset": "mini"}, "unknown target")],
+     ({"forget_split": "forget07"}, "forget01, forget05, forget10"),
+     ({"target": ["nobody"], "dataset": "mini"}, "unknown target")],
 )  # fmt: skip
 def test_bad_input_is_one_line(given, message):
     with pytest.raises(UserError, match=message):

@@ -13,7 +13,7 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import save_file
 from torch import nn
 
-from optout_train.transport import ELEMENTWISE, Original, Transport, project, sliced_wasserstein, unit_directions
+from optout_train.transport import ELEMENTWISE, Transport, originals, project, sliced_wasserstein, unit_directions
 from tests.support import make_model, make_tokenizer
 
 
@@ -79,7 +79,7 @@ def test_an_adapters_distance_is_that_of_the_merged_weights(name):
     for index, layer in enumerate(layers):
         initial = layer.get_base_layer().weight.detach()
         merged = initial + 3 * layer.lora_B["default"].weight @ layer.lora_A["default"].weight
-        u = transport.draw(4, index, initial.shape[1], initial.device)
+        u = transport.draw(4, index, initial)
         expected = expected + (
             distance(merged, initial, u) if name == "wasserstein" else ELEMENTWISE[name](merged, initial)
         )
@@ -93,11 +93,14 @@ def test_original_weights_are_views_of_the_files_that_hold_them_and_copies_of_ot
     tensors = {name: value.clone() for name, value in model.state_dict().items()}
     tensors["1.weight"] += 1  # the loader made something else of it
     save_file(tensors, tmp_path / "model.safetensors")
-    original = Original(model, tmp_path)
-    assert original.copies.keys() == {"1.weight"} and Original(model, None).copies.keys() == tensors.keys()
-    before = model[1].weight.detach().clone()
-    nn.init.zeros_(model[1].weight)
-    assert torch.equal(original("1.weight", model[1].weight), before)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    for original in (originals(model, tmp_path), originals(model, None)):
+        for name, value in model.state_dict().items():
+            value.zero_()
+            assert torch.equal(original(name), before[name])
+        model.load_state_dict(before)
+    unloaded = originals(model, tmp_path, is_loaded=False)  # believes the files
+    assert torch.equal(unloaded("1.weight"), tensors["1.weight"])
 
 
 SHARDS = """
@@ -105,12 +108,12 @@ import sys, torch, torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from optout_train.transport import Original, Transport
+from optout_train.transport import Transport, originals
 
 def made():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 7), nn.Linear(7, 1))
-    original = Original(model, None)
+    original = originals(model, None)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.3 * torch.randn_like(parameter)
