@@ -15,9 +15,9 @@ from transformers import GenerationConfig
 from lm_eval_elude.board import keeper
 from lm_eval_elude.board import rescore as board
 from lm_eval_elude.board import submission as packed
+from lm_eval_elude.board.rescore import other_decoding
 from lm_eval_elude.board.verify import verify
 from lm_eval_elude.errors import UserError
-from lm_eval_elude.board.rescore import other_decoding
 from lm_eval_elude.model.backend import EludeLM
 from lm_eval_elude.model.scorer import load_model
 from lm_eval_elude.scoring.benchmark import as_row
