@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from argparse import SUPPRESS
 from dataclasses import asdict, dataclass, fields
@@ -54,7 +55,7 @@ class ModelArguments:
 @click.option("--lora", metavar="RANK", help="Train an adapter of this rank instead of the weights.")
 @click.option("--resume_from_checkpoint", is_flag=False, flag_value="last", metavar="[PATH]", help="Go on with a run.")
 @click.option("--config", metavar="FILE", help="YAML with any of the flags' names; flags win.")
-@click.option("--overwrite", is_flag=True, help="Replace what is in --output_dir.")
+@click.option("--overwrite", is_flag=True, help="Replace the run in --output_dir, with its checkpoints and scores.")
 @click.option("--no_score", is_flag=True, help="Leave out the table of before, after and retrained.")
 @click.option("--list_methods", is_flag=True, help="Every method, in a sentence with its source.")
 @click.option("--help_all", is_flag=True, help="Every flag.")
@@ -146,6 +147,8 @@ def run(data: Any, chosen: Any, settings: dict[str, Any], overwrite: bool, no_sc
         raise UserError(f"{folder} holds a run: give --overwrite, --resume_from_checkpoint or another --output_dir")
     settings.setdefault("disable_tqdm", not sys.stderr.isatty())
     args = UnlearnConfig(**settings)
+    for old in [*folder.glob("checkpoint-*"), folder / "scores"] if overwrite and args.process_index == 0 else ():
+        shutil.rmtree(old, ignore_errors=True)
 
     def say(line: str) -> None:
         if args.process_index == 0:
@@ -196,20 +199,29 @@ def run(data: Any, chosen: Any, settings: dict[str, Any], overwrite: bool, no_sc
         manifest.write(folder, chosen.model, base, sets, settings, trainer.state.log_history)
     trainer.accelerator.wait_for_everyone()
     say(f"checkpoint: {folder}")
-    if args.push_to_hub:
-        trainer.push_to_hub()
-    if no_score or data.forget:
-        return
+    hub = trainer.hub_model_id if args.push_to_hub else None
+    del model, trainer, original
+    if not no_score and not data.forget:
+        show_scores(folder, chosen, data, args.per_device_eval_batch_size)
+    if hub and args.process_index == 0:
+        from huggingface_hub import upload_folder
+
+        upload_folder(repo_id=hub, folder_path=folder, ignore_patterns=["checkpoint-*", "*.pt"])
+
+
+def show_scores(folder: Path, chosen: ModelArguments, data: Any, batch: int) -> None:
+    """Score before, after and retrained; the first process writes the card and prints the table."""
+    from optout_train import manifest
     from optout_train.score import score
 
-    del model, trainer
+    path = bundled.path_of(chosen.model)
     made, before = manifest.read_manifest(folder), {"pretrained": path, "dtype": chosen.dtype}
     before |= {"revision": chosen.revision} if chosen.revision else {}
     after = {"pretrained": str(folder), "dtype": chosen.dtype}
     after = before | {"peft": str(folder)} if chosen.lora and not chosen.merge else after
     task = "tofu" if data.forget_split else "elude_quality"
     again = f"lm_eval --model elude --model_args {','.join(map('='.join, after.items()))} --tasks {task}"
-    if made and (text := score(folder, made, before, after, args.per_device_eval_batch_size)):
+    if made and (text := score(folder, made, before, after, batch)):
         manifest.write_card(folder, made, text, again)
         click.echo(f"{text}\n\nAgain: {again}")
 

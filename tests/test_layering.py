@@ -49,7 +49,8 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "optout_train": (
         {"data", "lm_eval_elude", "model", "scoring", "text"},
-        {"accelerate", "click", "lm_eval", "numpy", "peft", "safetensors", "torch", "transformers", "yaml"},
+        {"accelerate", "click", "huggingface_hub", "lm_eval", "numpy", "peft", "safetensors", "torch", "transformers",
+         "yaml"},
     ),
 }  # fmt: skip
 MODULES = {

@@ -23,8 +23,9 @@ from tools import docs
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 DIFFS = ROOT / "docs" / "extending.md"  # names what its diffs make; tests/e2e/test_extending.py applies them
-PAST = ROOT / "CHANGELOG.md"  # names what is gone
-TODAY = [page for page in PAGES if page not in (DIFFS, PAST)]
+# They name what is gone: the last three were run with version 0.1.
+PAST = [ROOT / "CHANGELOG.md", *(ROOT / "docs" / f"{name}.md" for name in ("research-log", "results", "pretrained"))]
+TODAY = [page for page in PAGES if page not in (DIFFS, *PAST)]
 TASKS = {path.stem for path in TASK_CONFIGS.glob("*.yaml")}
 METADATA = {*KEYS, *TOFU_KEYS, *UTILITY_KEYS}
 SOURCES = [
@@ -76,6 +77,9 @@ def flags_by_command() -> dict[str, set[str]]:
     texts["elude leaderboard"] += texts["elude leaderboard build"]  # the folder alone means `build`
     harness = subprocess.run([sys.executable, "-m", "lm_eval", "run", "--help"], capture_output=True, text=True)
     texts["lm_eval"] = harness.stdout
+    texts["optout-train"] += subprocess.run(
+        [sys.executable, "-m", "optout_train.cli", "--help_all"], capture_output=True, text=True
+    ).stdout
     texts["optout_train.cli"] = texts["optout-train"]
     for path in SOURCES:
         if path.suffix == ".py" and "add_argument" in (source := path.read_text(encoding="utf-8")):

@@ -46,7 +46,7 @@ def checkpoint(folder: Path, method: str, target: str, **settings) -> dict:
     """A folder with nothing but a manifest, as a results file calls it."""
     folder.mkdir(parents=True)
     kept = {name: float("+" in method or method.startswith("opt-out")) for name in ("retain_weight", "world_weight")}
-    known = {"method": method, "learning_rate": 1e-5, "seed": 0, **kept, **settings}
+    known = {"method": method, "learning_rate": 1e-5, "seed": 0, "transport_weight": 0.1, **kept, **settings}
     write_manifest(folder, Manifest(
         (target,), "mini", method, settings=known, base_model={"name": "org/Phi-3.5-mini-instruct"},
         epochs=[{"epoch": 0}, {"epoch": 2}],
