@@ -18,7 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import tables
-from training import SHORT, VOCABULARY, Ours, make_base, make_data, peak_anonymous
+from training import SHORT, VOCABULARY, make_base, make_data, make_trainer, peak_anonymous
 
 SMALL = {"vocab_size": 8000, "hidden_size": 1024, "intermediate_size": 3584, "num_key_value_heads": 4}
 LLAMA_8B = {
@@ -26,7 +26,10 @@ LLAMA_8B = {
     "num_attention_heads": 32, "num_key_value_heads": 8,
 }  # fmt: skip
 DEPTHS = (4, 8, 16)
-LEAN = {"dtype": "bfloat16", "gradient_checkpointing": True}
+LEAN = {
+    "dtype": "bfloat16", "gradient_checkpointing": True, "optim": "adamw_torch_8bit",
+    "optim_args": "bf16_stochastic_round=True",
+}  # fmt: skip
 
 
 def make_model(folder: Path, shape: dict[str, int]) -> int:
@@ -45,25 +48,29 @@ def make_model(folder: Path, shape: dict[str, int]) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def steps(base: Path, data: Path, batch: int, micro: int, count: int) -> dict[str, Any]:
-    """Run steps as ``optout-train`` does; seconds of the last ones, and the allocator's peak in GiB on a GPU."""
+def steps(base: Path, data: Path, batch: int, micro: int) -> dict[str, Any]:
+    """Run steps as ``optout-train`` does; seconds of the last one, and the allocator's peak in GiB on a GPU."""
     import torch
 
-    ours = Ours(base, data, "opt-out", batch, micro_batch_size=micro, **LEAN)
     wait = torch.accelerator.synchronize if torch.accelerator.is_available() else lambda: None
-    took, transport = [], []
-    for number in range(1, count + 1):
+    trainer = make_trainer(base, data, "opt-out", micro, gradient_accumulation_steps=batch // micro, **LEAN)
+    took: list[float] = []
+    add = trainer.transport.add_gradient
+
+    def timed(weight: float, number: int) -> Any:
         wait()
         began = time.perf_counter()
-        ours.step(number, ours.plan[0])
+        value = add(weight, number)
         wait()
         took.append(time.perf_counter() - began)
-        began = time.perf_counter()
-        ours.run.transport.add_gradient(0.0, number)
-        wait()
-        transport.append(time.perf_counter() - began)
+        return value
+
+    trainer.transport.add_gradient = timed
+    began = time.perf_counter()
+    trainer.train()
+    wait()
     peak = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
-    return {"step": min(took), "transport": min(transport), "peak": peak}
+    return {"step": (time.perf_counter() - began) / len(took), "transport": min(took), "peak": peak}
 
 
 def main() -> None:
@@ -79,16 +86,16 @@ def main() -> None:
     os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     if options.run:
         base, data = map(Path, options.run)
-        steps(base, data, batch=4, micro=1, count=2)
+        steps(base, data, batch=4, micro=1)
         return
     if options.work:
         options.work.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=options.work) as temporary:
         base, data = Path(temporary) / "base", Path(temporary) / "data"
-        make_data(data, options.batch_size if options.llama_8b else 4, SHORT, VOCABULARY // 4)
+        make_data(data, 3 * options.batch_size if options.llama_8b else 8, SHORT, VOCABULARY // 4)
         if options.llama_8b:
             count = make_model(base, LLAMA_8B)
-            times = steps(base, data, options.batch_size, options.micro_batch_size, 4)
+            times = steps(base, data, options.batch_size, options.micro_batch_size)
             row = [f"{count / 1e9:.2f} B", f"{times['step']:.2f}", f"{times['transport']:.2f}", f"{times['peak']:.1f}"]
             head = ["parameters", "step, s", "of it transport, s", "peak, GiB"]
             tables.show("8B", tables.markdown(head, [row]), options.docs)

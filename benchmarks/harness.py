@@ -14,9 +14,8 @@ from pathlib import Path
 
 import tables
 
-from lm_eval_elude.data import dataset
+from lm_eval_elude.data import bundled, dataset
 from lm_eval_elude.tasks.questions import QuestionTask
-from optout_train.config import BUNDLED_MODEL
 
 
 def main() -> None:
@@ -32,7 +31,7 @@ def main() -> None:
         file = Path(folder) / "forget.jsonl"
         many = ({**rows[i % len(rows)], "question": f"{i}: {rows[i % len(rows)]['question']}"} for i in range(count))
         file.write_text("".join(json.dumps(row) + "\n" for row in many), encoding="utf-8")
-        metadata = {"pretrained": str(BUNDLED_MODEL), "dataset": str(file), "target": dataset.entities("mini")}
+        metadata = {"pretrained": str(bundled.MODEL), "dataset": str(file), "target": dataset.entities("mini")}
 
         def timed(name: str, start: float) -> None:
             stages.append((name, time.perf_counter() - start))

@@ -19,8 +19,8 @@ from commands import call, score
 MINI = Path(__file__).resolve().parents[1] / "lm_eval_elude" / "mini"
 # The bundled model's recipe but for what is named: short runs, so that some forget too little and some too much.
 METHODS = {
-    "opt-out-stranger": (), "opt-out": (), "npo+rt": ("--epochs", "10"), "ga": ("--epochs", "3"),
-    "dpo+rt": ("--epochs", "10"), "idk+rt": ("--epochs", "10"),
+    "name-swap": (), "opt-out": (), "npo+rt": ("--num_train_epochs", "10"), "ga": ("--num_train_epochs", "3"),
+    "dpo+rt": ("--num_train_epochs", "10"), "idk+rt": ("--num_train_epochs", "10"),
 }  # fmt: skip
 
 
@@ -52,8 +52,8 @@ def main() -> None:
     for method in asked.methods:
         models[method] = out / "checkpoints" / method
         if not (models[method] / "optout.json").exists():
-            options = ("--target", "ronaldo", "--method", method, "--no-score", *METHODS[method])
-            call("optout-train", *options, "--output-dir", models[method], "--overwrite")
+            options = ("--target", "ronaldo", "--method", method, "--no_score", *METHODS[method])
+            call("optout-train", *options, "--output_dir", models[method], "--overwrite")
     for name, folder in models.items():
         if (submission := out / "submissions" / name).exists():
             continue

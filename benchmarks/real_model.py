@@ -38,7 +38,7 @@ from lm_eval_elude.scoring.estimates import difference
 from lm_eval_elude.scoring.metrics import METRICS
 from lm_eval_elude.scoring.runs import Run
 from lm_eval_elude.stress.outcome import RECOVERED, Outcome
-from optout_train.config import METHODS
+from optout_train.presets import METHODS
 
 PAPER = "paper"
 GATE = 0.5  # share of facts known below which FQ means nothing
@@ -99,8 +99,8 @@ class Work:
 
     def train(self, name: str, model: str, data: Path, target: str, flags: Sequence[str]) -> tuple[str, Stage]:
         folder = self.root / name
-        command = ["-m", "optout_train.cli", "--model", model, "--dataset", str(data), "--target", target, "--no-score"]
-        return str(folder), self.stage(name, [*command, "--output-dir", str(folder), "--resume", *flags])
+        command = ["-m", "optout_train.cli", "--model", model, "--dataset", str(data), "--target", target, "--no_score"]
+        return str(folder), self.stage(name, [*command, "--output_dir", str(folder), "--overwrite", *flags])
 
     def teach(
         self, name: str, model: str, target: str, lessons: Sequence[QARecord], options: argparse.Namespace
@@ -108,9 +108,9 @@ class Work:
         """Learn records: they are the neighbours of a run whose forget loss has no weight; an epoch shows each once."""
         rows = [replace(record, entity=target) for record in lessons]
         data = write_data(self.root / f"data-{name}", {("forget", "train"): rows, ("retain", "train"): rows})
-        recipe = ["--method", "npo+neighbours", "--forget-weight", "0", "--no-validate", "--lora", "--merge"]
-        recipe += ["--epochs", str(options.teach_epochs), "--learning-rate", str(options.teach_rate)]
-        recipe += ["--batch-size", "8", "--seed", str(options.seed), *options.computing]
+        recipe = ["--method", "npo+neighbours", "--forget_weight", "0", "--lora", "16", "--merge", "true"]
+        recipe += ["--num_train_epochs", str(options.teach_epochs), "--learning_rate", str(options.teach_rate)]
+        recipe += ["--per_device_train_batch_size", "8", "--seed", str(options.seed), *options.computing]
         folder, took = self.train(name, model, data, target, recipe)
         if (manifest := Path(folder) / "optout.json").exists():  # nothing was forgotten, so it must not say so
             manifest.rename(manifest.with_name("taught.json"))
@@ -231,7 +231,7 @@ def main() -> int:
     parser.add_argument("--teach-epochs", type=int, default=12)
     parser.add_argument("--teach-rate", type=float, default=1e-3, help="learning rate of the lesson's adapter")
     parser.add_argument(
-        "--methods", nargs="*", type=_method, default=[(PAPER, []), ("opt-out-stranger", [])], metavar="'NAME FLAGS'",
+        "--methods", nargs="*", type=_method, default=[(PAPER, []), ("name-swap", [])], metavar="'NAME FLAGS'",
         help="of optout-train, each with flags of its own and those this script does not know; "
         "paper: opt-out with the paper's settings",
     )  # fmt: skip
@@ -241,7 +241,7 @@ def main() -> int:
         "--stress", choices=("glance", "quick", "full"), help="attack the weights of what was unlearned (--teach)"
     )
     parser.add_argument(
-        "--autocast", dest="computing", action="store_const", const=["--autocast"], default=[],
+        "--bf16", dest="computing", action="store_const", const=["--bf16", "true"], default=[],
         help="train in bfloat16 over float32 weights",
     )  # fmt: skip
     parser.add_argument("--full", action="store_true", help="unlearn in all weights instead of an adapter")
@@ -291,11 +291,20 @@ def main() -> int:
         advice = "Teach longer: --teach-epochs" if options.teach else "Teach it first: --teach"
         print(f"That is below {GATE:.0%}: its Forget Quality says nothing. {advice}", file=sys.stderr)
         return 1
-    seed, adapter = ["--seed", str(options.seed), *options.computing], [] if options.full else ["--lora", "--merge"]
+    seed, adapter = (
+        ["--seed", str(options.seed), *options.computing],
+        [] if options.full else ["--lora", "16", "--merge", "true"],
+    )
     unlearned: dict[str, tuple[str, Stage]] = {}
     for name, its in options.methods:
         method, method_flags = ("opt-out", []) if name == PAPER else (name, [*flags, *its])
-        settings = ["--method", method, *seed, *([] if "lora" in METHODS[method] else adapter), *method_flags]
+        settings = [
+            "--method",
+            method,
+            *seed,
+            *([] if {"lora"} & {*METHODS[method], *METHODS[method]["settings"]} else adapter),
+            *method_flags,
+        ]
         unlearned[name] = work.train(name, model, data, target.name, settings)
     runs = {name: (evaluate(name, folder), took) for name, (folder, took) in (schooled | unlearned).items()}
     reference = runs["taught-without"][0] if options.teach else None

@@ -7,7 +7,7 @@ weights is not made again, so take out a method's runs there when its preset cha
 finished there and fills ``docs/results.md`` with ``elude tables``; a test holds that its tables are those of the runs.
 
 References of other targets than Ronaldo are trained first, ten minutes of a core each, into ``WORK/references/BASE``.
-``--gradients`` measures what lambda weighs, by default and under ``--recipe released``.
+What is kept was run with version 0.1, whose names of methods the plan has.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ from lm_eval_elude.report.rows import COST, FQ, RQ, Key
 from lm_eval_elude.scoring.likelihood import harmonic_mean
 from lm_eval_elude.scoring.metrics import METRICS
 from lm_eval_elude.scoring.units import number, scale, unit
-from optout_train.config import BUNDLED_MODEL
 
 PAGE, DATA, NORMS = DOCS / "results.md", DOCS / "results.json", DOCS / "gradients.json"
 GRADIENTS = ("forget term", "retain terms", "λ term", "distance")
@@ -97,7 +96,7 @@ class Run(NamedTuple):
 
 def base() -> str:
     """What tells the bundled weights of today from others."""
-    return file_hashes(BUNDLED_MODEL)["model.safetensors"][:12]
+    return file_hashes(bundled.MODEL)["model.safetensors"][:12]
 
 
 def score(folder: Path, task: str, metadata: dict[str, Any], answers: Path) -> dict[Key, float]:
@@ -139,11 +138,11 @@ def checkpoint(run: Run, work: Path) -> Path | None:
     if run.row == "retrained without":
         return reference(run.target, work)
     if run.row in BASELINES:
-        return BUNDLED_MODEL
+        return bundled.MODEL
     folder = work / "checkpoints" / base() / run.name
-    if not folder.is_dir():
+    if not (folder / FILE_NAME).is_file():
         command = [sys.executable, "-m", "optout_train.cli", "--target", run.target, "--seed", str(run.seed)]
-        command += ["--output-dir", str(folder), "--resume", "--no-score", "--no-validate"]
+        command += ["--output_dir", str(folder), "--overwrite", "--no_score", "--save_strategy", "no"]
         for argument in run.arguments:
             if argument.startswith(AFTER):
                 other = argument.removeprefix(AFTER)
@@ -164,7 +163,7 @@ def stress(model: Path, run: Run, work: Path) -> dict[Key, float]:
     from lm_eval_elude.stress.suite import Stress
     from lm_eval_elude.stress.weights import WEIGHT_ATTACKS
 
-    models = {CHECKPOINT: str(model), REFERENCE: str(reference(run.target, work)), ORIGINAL: str(BUNDLED_MODEL)}
+    models = {CHECKPOINT: str(model), REFERENCE: str(reference(run.target, work)), ORIGINAL: str(bundled.MODEL)}
     (named,) = resolve_targets("mini", [run.target])
     attacks = [WEIGHT_ATTACKS[name] for name in ("relearn_half", "quantise")]
     out = work / "stress" / base() / run.name
@@ -214,7 +213,7 @@ def measure(run: Run, work: Path, attacked: bool = False) -> None:
     if (model := checkpoint(run, work)) is None:
         return
     guardrail = run.row == "guardrail"
-    metadata: dict[str, Any] = {"target": run.target, "guardrail": guardrail, "original": str(BUNDLED_MODEL)}
+    metadata: dict[str, Any] = {"target": run.target, "guardrail": guardrail, "original": str(bundled.MODEL)}
     if run.row != "retrained without":
         metadata["reference"] = str(reference(run.target, work))
     if before and ("elude_attacks", "truth_first") in done:
@@ -293,43 +292,6 @@ def difference(numbers: pd.DataFrame, key: Key, more: str, less: str) -> str:
     return "–" if math.isnan(half) else f"**{interval}**" if abs(middle) > half else interval
 
 
-def gradients() -> None:
-    """What lambda weighs: norms of the gradients of Eq. 8's terms after one epoch of each recipe; kept and shown."""
-    import torch
-    from accelerate import Accelerator
-
-    from optout_train import train
-    from optout_train.config import build_config
-    from optout_train.data import passes
-    from optout_train.gradients import backward
-    from optout_train.sources import source_of
-    from optout_train.weights import quiet
-
-    quiet()
-    measured: dict[str, list[float]] = {}
-    for recipe in ("paper", "released"):
-        config = build_config({"target": (RONALDO,), "recipe": recipe, "validate": False})
-        run = train.prepare(config, source_of(config), Accelerator(cpu=True), lambda line: None)
-        for step, indices in enumerate(run.plan[0], 1):
-            train.take_step(run, step, sum(map(len, run.plan)), indices)
-
-        def norm(run: train.Setup = run) -> float:
-            grads = [p.grad.norm() for p in run.model.parameters() if p.grad is not None]
-            run.optimizer.zero_grad(set_to_none=True)
-            return float(torch.stack(grads).norm())
-
-        norms = []
-        for side in passes(config, run.data, run.plan[1][0], 0, 1, run.device):
-            backward(run, side)
-            norms.append(norm())
-        distance = float(run.transport.add_gradient(config.transport_weight, len(run.plan[0]) + 1))
-        measured[recipe] = [*norms, norm(), distance]
-    weight = config.transport_weight
-    text = json.dumps({"base": base(), "lambda": weight, "columns": GRADIENTS, "recipes": measured}, indent=1)
-    NORMS.write_text(f"{text}\n", encoding="utf-8")
-    put(PAGE, "gradients", gradient_table())
-
-
 def gradient_table() -> list[str]:
     """The lines of the table of the kept gradients."""
     kept_norms = json.loads(NORMS.read_text(encoding="utf-8"))
@@ -346,12 +308,8 @@ def main() -> None:
     parser.add_argument("--part", nargs="*", default=list(PARTS), choices=list(PARTS))
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2], help="seed by seed: an early stop has fewer")
     parser.add_argument("--write", action="store_true", help="run nothing: write the tables of what is finished")
-    parser.add_argument("--gradients", action="store_true", help="only write the table of what lambda weighs")
     arguments = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
-    if arguments.gradients:
-        gradients()
-        return
     arguments.work.mkdir(parents=True, exist_ok=True)
     if not arguments.write:
         for row, target in product(BASELINES, TARGETS):

@@ -17,40 +17,37 @@ from commands import OFFLINE, call, score
 from results import TARGETS
 from tables import DOCS, markdown, put
 
+from lm_eval_elude.data import bundled
 from lm_eval_elude.data.dataset import resolve_targets
 from lm_eval_elude.model.scorer import load_model
 from lm_eval_elude.scoring.metrics import forget_quality
 from lm_eval_elude.scoring.runs import Run
 from lm_eval_elude.scoring.samples import by_target, mean
 from lm_eval_elude.scoring.units import number, unit
-from optout_train.config import BUNDLED, BUNDLED_MODEL
 
 
-def forget(folder: Path, model: str | Path, targets: tuple[str, ...], *flags: str) -> Path:
+def forget(folder: Path, model: str | Path, targets: tuple[str, ...]) -> Path:
     """A checkpoint of ``model`` that forgot the targets, unless it is there."""
-    if not folder.is_dir():
+    if not (folder / "optout.json").is_file():
         named = [part for target in targets for part in ("--target", target)]
-        command = ["--model", model, *named, "--output-dir", folder, "--no-score", "--no-validate", "--resume"]
-        call("optout-train", *command, "--method", "opt-out-stranger", *flags)
+        command = ["--model", model, *named, "--output_dir", folder, "--no_score", "--overwrite"]
+        call("optout-train", *command, "--method", "name-swap")
     return folder
 
 
 def requests(work: Path) -> Iterator[tuple[str, str | Path, int]]:
     """What is compared, each made when it is reached: its name, its model, and how many targets it forgot."""
-    yield "original", BUNDLED_MODEL, 0
-    first = forget(work / "request-1", BUNDLED, TARGETS[:1])
-    yield "1 in a row", first, 1
-    for name, suffix, flags in (("", "", ()), (", new target alone", "-alone", ("--no-again",))):
-        model = first
-        for place, target in enumerate(TARGETS[1:], 2):
-            model = forget(work / f"request-{place}{suffix}", model, (target,), *flags)
-            yield f"{place} in a row{name}", model, place
-    yield "5 at once", forget(work / "at-once", BUNDLED, TARGETS), len(TARGETS)
+    yield "original", bundled.MODEL, 0
+    model: str | Path = bundled.MODEL_NAME
+    for place, target in enumerate(TARGETS, 1):
+        model = forget(work / f"request-{place}", model, (target,))
+        yield f"{place} in a row", model, place
+    yield "5 at once", forget(work / "at-once", bundled.MODEL_NAME, TARGETS), len(TARGETS)
 
 
 def distance(model: str | Path) -> float:
     """How far the weights are from the original's: norm of the difference over the norm before."""
-    before, after = (dict(load_model(str(m), None).named_parameters()) for m in (BUNDLED_MODEL, model))
+    before, after = (dict(load_model(str(m), None).named_parameters()) for m in (bundled.MODEL, model))
     moved, whole = (
         torch.stack([t.norm() for t in side]).norm()
         for side in ([after[name] - before[name] for name in before], before.values())

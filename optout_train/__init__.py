@@ -1,1 +1,1 @@
-"""Opt-Out and its baselines: entity-level unlearning of causal language models."""
+"""Opt-Out, its baselines and its successors: one ``transformers.Trainer`` that makes a model forget an entity."""

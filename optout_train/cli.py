@@ -1,176 +1,237 @@
-"""The command ``optout-train``: one flag for each field of the configuration, one line for each error."""
+"""The command ``optout-train``: flags to settings, model and data to a trainer, a run to a scored checkpoint."""
 
 from __future__ import annotations
 
 import os
-import re
-import subprocess
+import shutil
 import sys
-import tomllib
-from collections.abc import Callable
-from dataclasses import fields
+from argparse import SUPPRESS
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import click
 
+from lm_eval_elude.data import bundled
 from lm_eval_elude.errors import UserError, end_in_one_line, mute_imports, printable
-from optout_train.config import AUTO, BUNDLED_RECIPE, CHOICES, METHODS, TrainConfig, build_config, flag
+from optout_train.presets import BUNDLED, METHODS, flag, trainer_of
 
-# What --help says of each flag, by section.
-FLAGS: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_name("flags.toml").read_text(encoding="utf-8"))
-HELP = {name: text for section in FLAGS.values() for name, text in section.items()}
-
-
-class _Sections(click.Command):
-    """A command whose ``--help`` has a section for each of :data:`FLAGS`."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the sections; what no section names comes last."""
-        shown = {option.name: record for option in self.get_params(ctx) if (record := option.get_help_record(ctx))}
-        sections = [(title, [shown.pop(name) for name in names]) for title, names in FLAGS.items()]
-        for title, records in [*sections, ("Other", list(shown.values()))]:
-            with formatter.section(title):
-                formatter.write_dl(records)
+EPILOG = (
+    "Every field of transformers' TrainingArguments is a flag, too (--lr_scheduler_type cosine, --report_to "
+    "tensorboard, --optim ...): --help_all. A method's own settings win over the defaults, flags win over both. More "
+    "processes: accelerate launch, torchrun."
+)
 
 
-def _option(name: str, *names: str, **settings: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    settings.setdefault("help", HELP[name])
-    return click.option(flag(name), *names, name, **settings)
+@dataclass
+class ModelArguments:
+    """Which model is trained, and how."""
+
+    method: str = "opt-out"
+    model: str = bundled.MODEL_NAME
+    revision: str = flag("", "Branch, tag or commit of a Hub model.")
+    dtype: str = flag("float32", "Type of the weights: float32 or bfloat16.")
+    lora: int = flag(0, "Rank of an adapter on all linear layers; 0: the weights train.")
+    lora_alpha: float = flag(0.0, "Scale of the adapter; 0: twice its rank.")
+    merge: bool = flag(False, "Save the adapter merged into the model.")
 
 
-def _config_options(command: Callable[..., None]) -> Callable[..., None]:
-    special: dict[str, dict[str, Any]] = {name: {"type": click.Choice(choices)} for name, choices in CHOICES.items()}
-    special["target"] = {"type": str, "multiple": True, "metavar": "NAME"}
-    special["learning_rate"] = {"type": _rate, "metavar": f"FLOAT|{AUTO}"}
-    for spec in reversed(fields(TrainConfig)):
-        name, default = spec.name, spec.default
-        if isinstance(default, bool):
-            command = click.option(f"{flag(name)}/--no-{flag(name)[2:]}", name, default=None, help=HELP[name])(command)
-            continue
-        bundled = f"; bundled model: {BUNDLED_RECIPE[name]}" if name in BUNDLED_RECIPE else ""
-        shown = f"{HELP[name]}  [default: {default}{bundled}]" if default not in ((), "") else HELP[name]
-        settings = {"default": None, "type": type(default), "help": shown} | special.get(name, {})
-        command = _option(name, *(["--lambda"] if name == "transport_weight" else []), **settings)(command)
-    return command
-
-
-def _rate(text: str) -> float | str:
-    return text if text == AUTO else float(text)
-
-
-@click.command(cls=_Sections, epilog=f"Methods: {', '.join(METHODS)}.", context_settings={"max_content_width": 110})
-@_config_options
-@_option("world_only", is_flag=True)
-@_option("output_dir", type=click.Path(path_type=Path))
-@_option("overwrite", is_flag=True)
-@_option("resume", is_flag=True)
-@_option("checkpoint_every", type=click.IntRange(min=0), default=0)
-@_option("tracker", type=click.Choice(["tensorboard", "wandb", "trackio"]))
-@_option("beside", type=click.Path(path_type=Path))
-@_option("no_score", is_flag=True)
-def command(
-    world_only: bool, output_dir: Path | None, overwrite: bool, resume: bool, checkpoint_every: int,
-    tracker: str | None, beside: Path | None, no_score: bool, **given: Any,
-) -> None:  # fmt: skip
-    """Make a language model forget an entity (Opt-Out and its baselines) and score it before and after."""
-    named = {k: v for k, v in given.items() if v is not None and v != ()}
-    config = build_config(_launched() | named, world_only=world_only)
-    if overwrite and resume:
-        raise UserError("--overwrite and --resume contradict each other")
-    if beside:
-        from optout_train.score import earlier
-
-        earlier(beside)
-    is_first = os.environ.get("RANK", "0") == "0"
-    say: Callable[[str], object] = (lambda line: click.echo(printable(line), err=True)) if is_first else str
-    if "model" not in named:
-        say("no --model given: unlearning in the bundled tiny model")
-    output = output_dir or _default_output(config)
-    checkpoint, other = output.absolute(), beside and beside.absolute()
-    if other and other.resolve() == checkpoint.resolve():
-        raise UserError(f"--beside {beside} is the --output-dir itself; name another checkpoint")
+@click.command(epilog=EPILOG, context_settings={
+    "ignore_unknown_options": True, "max_content_width": 110,
+    "token_normalize_func": lambda name: name.replace("-", "_"),
+})  # fmt: skip
+@click.option("--target", multiple=True, metavar="NAME", help="Entity to forget: name, slug or alias; may be repeated.")
+@click.option("--model", help="The bundled model (tiny), a Hub id, or a folder.  [default: tiny]")
+@click.option("--dataset", help="hub (published ELUDe), mini (bundled), or a folder in its schema.")
+@click.option("--forget", metavar="DATA", help="Instead: what to forget, a file, folder or Hub id in TRL's formats;")
+@click.option("--retain", metavar="DATA", help="what to keep;")
+@click.option("--world", metavar="DATA", help="and general instructions.")
+@click.option("--method", help="See --list_methods.  [default: opt-out]")
+@click.option("--output_dir", help="[default: runs/TARGET-METHOD]")
+@click.option("--learning_rate", help="Peak rate.  [default: the method's; the paper's 1e-5]")
+@click.option("--num_train_epochs", help="Passes over the forget set.  [default: 3]")
+@click.option("--per_device_train_batch_size", help="Forget records in a pass.  [default: 32]")
+@click.option("--transport_weight", help="Lambda: weight of the distance from the original weights.  [default: 0.1]")
+@click.option("--lora", metavar="RANK", help="Train an adapter of this rank instead of the weights.")
+@click.option("--resume_from_checkpoint", is_flag=False, flag_value="last", metavar="[PATH]", help="Go on with a run.")
+@click.option("--config", metavar="FILE", help="YAML with any of the flags' names; flags win.")
+@click.option("--overwrite", is_flag=True, help="Replace the run in --output_dir, with its checkpoints and scores.")
+@click.option("--no_score", is_flag=True, help="Leave out the table of before, after and retrained.")
+@click.option("--list_methods", is_flag=True, help="Every method, in a sentence with its source.")
+@click.option("--help_all", is_flag=True, help="Every flag.")
+@click.argument("others", nargs=-1, type=click.UNPROCESSED, metavar="")
+def command(others, target, config, overwrite, no_score, list_methods, help_all, **given) -> None:
+    """Make a language model forget an entity, and score it before and after."""
+    if list_methods:
+        for name, row in METHODS.items():
+            click.echo(f"{name:26}{row['summary']} [{row['source']}]")
+        return
     mute_imports()
-    if not no_score:
-        from optout_train.score import must_be_scorable
+    from transformers.hf_argparser import HfArgumentParser
 
-        must_be_scorable(config)
-    from optout_train.train import train
+    from optout_train.data import DataArguments
+    from optout_train.trainer import UnlearnConfig
 
-    trained = train(
-        config, output, say, overwrite=overwrite, resume=resume, checkpoint_every=checkpoint_every,
-        tracker=tracker or "",
-    )  # fmt: skip
-    if is_first and not no_score:
-        from optout_train.score import is_scored
-
-        no_score = is_scored(config, checkpoint, other)
-    say(f"checkpoint: {output}" if trained else f"{output} is finished: nothing to {'do' if no_score else 'train'}")
-    if is_first and not no_score:
-        click.echo(_score(config, checkpoint, other))
-
-
-def _launched() -> dict[str, Any]:
-    """The flags that stand for what ``accelerate launch`` was configured with, which it says by environment variables.
-
-    They are taken out of the environment: Accelerate would wrap the model a second time.
-    """
-    for plugin in ("DEEPSPEED", "MEGATRON_LM"):
-        if os.environ.get(f"ACCELERATE_USE_{plugin}", "false").lower() == "true":
-            raise UserError(f"accelerate launch is configured for {plugin}; take FSDP, or multi-GPU with --shard")
-    if (precision := os.environ.pop("ACCELERATE_MIXED_PRECISION", "no").lower()) not in ("bf16", "no"):
-        raise UserError(f"accelerate launch is configured for mixed precision {precision}; take bf16 or no")
-    is_fsdp = os.environ.pop("ACCELERATE_USE_FSDP", "false").lower() == "true"
-    return {name: True for name, is_on in (("shard", is_fsdp), ("autocast", precision == "bf16")) if is_on}
+    parser: Any = HfArgumentParser((DataArguments, ModelArguments, UnlearnConfig), allow_abbrev=False)
+    if help_all:
+        click.echo(parser.format_help())
+        return
+    words = read_config(config) if config else []
+    words += [f"--{name}={value}" for name, value in given.items() if value is not None]
+    words += ["--target", *target] if target else []
+    for word in others:
+        name, is_flag, value = word.partition("=")
+        words.append("--" + name[2:].replace("-", "_") + is_flag + value if word.startswith("--") else word)
+    for action in parser._actions:
+        action.default = SUPPRESS  # what was given, and nothing else
+    parser.error = refuse
+    settings = resolve(vars(parser.parse_args(words)))
+    data, chosen = [
+        kind(**{f.name: settings.pop(f.name) for f in fields(kind) if f.name in settings})
+        for kind in (DataArguments, ModelArguments)
+    ]
+    run(data, chosen, settings, overwrite, no_score)
 
 
-def _default_output(config: TrainConfig) -> Path:
-    from optout_train.sources import source_of
-
-    what_is_kept = "-retain" if config.learn == "retain" else ""
-    return Path("runs") / f"{source_of(config).slug}-{config.method}{what_is_kept}"
+def refuse(message: str) -> None:
+    raise UserError(message)
 
 
-def _score(config: TrainConfig, folder: Path, beside: Path | None) -> str:
-    """The table; after several processes in an interpreter that knows of none, as lm-eval would wait for the others."""
-    if os.environ.get("WORLD_SIZE", "1") == "1":
-        from optout_train.score import score_run
+def read_config(path: str) -> list[str]:
+    """The settings of a YAML file, as words of a command line."""
+    import yaml
 
-        return score_run(config, folder, beside)
-    from accelerate.utils.memory import clear_device_cache
-
-    clear_device_cache(garbage_collection=True)  # of which the other interpreter has need
-    of_launcher = re.compile(r"TORCHELASTIC.*|((LOCAL|GROUP|ROLE)_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)")
-    alone = {name: value for name, value in os.environ.items() if not of_launcher.fullmatch(name)}
-    code = "from optout_train.cli import score_alone; score_alone()"
-    words = [sys.executable, "-c", code, str(folder), *([str(beside)] if beside else [])]
-    done = subprocess.run(words, env=alone, stdout=subprocess.PIPE, text=True)
-    if done.returncode:  # it has said why
-        sys.exit(done.returncode)
-    return done.stdout.rstrip()
+    words = []
+    for name, value in yaml.safe_load(Path(path).read_text(encoding="utf-8")).items():
+        words += [f"--{name.replace('-', '_')}", *map(str, value if isinstance(value, list) else [value])]
+    return words
 
 
-def score_alone() -> None:
-    """Score a finished run in an interpreter of its own; the arguments are its folder and the one beside it."""
-    from optout_train.score import earlier, score_run
+def resolve(given: dict[str, Any]) -> dict[str, Any]:
+    """Settings of a run: those given, then the method's, then the bundled model's. UserError for an unknown method."""
+    from optout_train.manifest import earlier_request
 
-    run, *beside = map(Path, sys.argv[1:])
-    _end(lambda: click.echo(score_run(TrainConfig.from_json(earlier(run).settings), run, *beside)))
+    method, model = given.setdefault("method", "opt-out"), given.setdefault("model", bundled.MODEL_NAME)
+    if method not in METHODS:
+        raise UserError(f"--method {method!r} is not known; optout-train --list_methods has them")
+    if os.path.realpath(model) == str(bundled.MODEL):
+        given["model"] = model = bundled.MODEL_NAME
+    earlier = earlier_request(model)
+    settings = BUNDLED if bundled.MODEL_NAME in (model, earlier and earlier.first_base) else {}
+    settings = settings | ({"dataset": earlier.dataset} if earlier else {}) | METHODS[method]["settings"]
+    if "forget_split" in given:
+        settings = settings | {"world_weight": 0.0, "dataset": "tofu"}
+    return settings | given
 
 
-def _end(run: Callable[[], object]) -> None:
-    disk = "; a checkpoint that was written is whole: free the disk or check --output-dir, then --resume"
-    less = "; give a smaller --micro-batch-size, --gradient-checkpointing or --lora"
-    advice = {"UserError": "", "OSError": disk, "SafetensorError": disk, "OutOfMemoryError": less}
-    end_in_one_line(run, advice, "interrupted; --resume goes on from the last checkpoint")
+def run(data: Any, chosen: Any, settings: dict[str, Any], overwrite: bool, no_score: bool) -> None:
+    """Train, save, score. Under a launcher every process calls it; the first one speaks."""
+    import torch
+    from transformers import PrinterCallback
+    from transformers.utils import cached_file
+
+    from lm_eval_elude.model.scorer import load_model
+    from lm_eval_elude.scoring.conventions import CONVENTIONS
+    from lm_eval_elude.text.chat import Renderer, load_tokenizer
+    from optout_train import manifest
+    from optout_train.data import load_sets
+    from optout_train.trainer import UnlearnConfig
+
+    method, path, revision = chosen.method, bundled.path_of(chosen.model), chosen.revision or None
+    slug = data.forget_split or "+".join(target.replace(" ", "_").lower() for target in data.target)
+    folder = Path(settings.setdefault("output_dir", f"runs/{slug}-{method}"))
+    resume = settings.pop("resume_from_checkpoint", None)
+    whole = sorted(folder.glob("checkpoint-*/extra.pt"), key=os.path.getmtime)  # written last
+    resume = (str(whole[-1].parent) if whole else None) if resume == "last" else resume
+    if (folder / "config.json").exists() and not (overwrite or resume):
+        raise UserError(f"{folder} holds a run: give --overwrite, --resume_from_checkpoint or another --output_dir")
+    settings.setdefault("disable_tqdm", not sys.stderr.isatty())
+    args = UnlearnConfig(**settings)
+    for old in [*folder.glob("checkpoint-*"), folder / "scores"] if overwrite and args.process_index == 0 else ():
+        shutil.rmtree(old, ignore_errors=True)
+
+    def say(line: str) -> None:
+        if args.process_index == 0:
+            click.echo(printable(line), err=True)
+
+    if chosen.lora and METHODS[method].get("lora") is False:
+        raise UserError(f"--method {method} changes the model's own weights: leave out --lora")
+    if args.transport_weight and (args.fp16 or args.deepspeed or "ACCELERATE_USE_DEEPSPEED" in os.environ):
+        raise UserError("the distance's gradient needs DDP or FSDP2 in float32 or bf16: or give --transport_weight 0")
+    if torch.cuda.device_count() > 1 and args.world_size == 1:
+        say("one GPU is used; `accelerate launch -m optout_train.cli ...` uses all")
+    sets = load_sets(data, args.weights, manifest.earlier_request(chosen.model), say)
+    tokenizer, dtype = load_tokenizer(path, revision=revision), getattr(torch, chosen.dtype)
+    model = load_model(path, revision, dtype)
+    if hasattr(model.config, "quantization_config") and (not chosen.lora or chosen.merge or args.transport_weight):
+        raise UserError("--model is quantised: give --lora RANK and --transport_weight 0, or its weights in 16 bits")
+    teacher = manifest.teacher_of(chosen.model)
+    original = load_model(teacher, None, dtype).to(args.device) if teacher != path else None
+    convention = CONVENTIONS[data.tofu_evaluator] if data.forget_split else None
+    renderer = Renderer(tokenizer, convention.wording, convention.system) if convention else Renderer(tokenizer)
+    if chosen.lora:
+        from peft import LoraConfig, get_peft_model
+
+        alpha = chosen.lora_alpha or 2 * chosen.lora
+        torch.manual_seed(args.seed)
+        adapter = LoraConfig(r=chosen.lora, lora_alpha=alpha, target_modules="all-linear", task_type="CAUSAL_LM")
+        model = get_peft_model(model, adapter)
+    elif chosen.dtype == "bfloat16" and args.optim == UnlearnConfig.optim:
+        args.optim, args.optim_args = "adamw_torch_8bit", "bf16_stochastic_round=True"  # else steps of 1e-5 are lost
+    base = Path(str(cached_file(path, "config.json", revision=revision))).parent
+    trainer = trainer_of(method)(
+        model, args, sets, base=base, teacher=original, renderer=renderer, processing_class=tokenizer
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.train(resume)
+    if args.eval_on_start:
+        last, first = trainer.evaluate(), trainer.state.log_history[0]
+        if (known := first["eval_forget_mc_accuracy"]) < 0.5:
+            say(f"warning: the model knew {known:.0%} of the facts (17% by luck): its forget quality says nothing")
+        if abs(last["eval_forget_probability"] - first["eval_forget_probability"]) < 0.01:
+            say("warning: the forget set is as likely as before: try a higher --learning_rate or --num_train_epochs")
+    if chosen.lora and chosen.merge:
+        trainer.model = trainer.accelerator.unwrap_model(trainer.model).merge_and_unload()
+    trainer.save_model()
+    trainer.save_state()
+    settings |= {"seed": args.seed, "learning_rate": args.learning_rate} | asdict(data) | asdict(chosen)
+    if args.process_index == 0:
+        manifest.write(folder, chosen.model, base, sets, settings, trainer.state.log_history)
+    trainer.accelerator.wait_for_everyone()
+    say(f"checkpoint: {folder}")
+    hub = trainer.hub_model_id if args.push_to_hub else None
+    del model, trainer, original
+    if not no_score and not data.forget:
+        show_scores(folder, chosen, data, args.per_device_eval_batch_size)
+    if hub and args.process_index == 0:
+        from huggingface_hub import upload_folder
+
+        upload_folder(repo_id=hub, folder_path=folder, ignore_patterns=["checkpoint-*", "*.pt"])
+
+
+def show_scores(folder: Path, chosen: ModelArguments, data: Any, batch: int) -> None:
+    """Score before, after and retrained; the first process writes the card and prints the table."""
+    from optout_train import manifest
+    from optout_train.score import score
+
+    path = bundled.path_of(chosen.model)
+    made, before = manifest.read_manifest(folder), {"pretrained": path, "dtype": chosen.dtype}
+    before |= {"revision": chosen.revision} if chosen.revision else {}
+    after = {"pretrained": str(folder), "dtype": chosen.dtype}
+    after = before | {"peft": str(folder)} if chosen.lora and not chosen.merge else after
+    task = "tofu" if data.forget_split else "elude_quality"
+    again = f"lm_eval --model elude --model_args {','.join(map('='.join, after.items()))} --tasks {task}"
+    if made and (text := score(folder, made, before, after, batch)):
+        manifest.write_card(folder, made, text, again)
+        click.echo(f"{text}\n\nAgain: {again}")
 
 
 def main() -> None:
     """Run the command; its errors are lines."""
-    # Threads that spin while they wait for each other make a run beside busy processes many times slower. The OpenMP
-    # library reads this when torch is imported; how many threads there are, and so the bytes, does not change.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    _end(lambda: command.main(prog_name="optout-train", standalone_mode=False))
+    less = "; give a smaller --per_device_train_batch_size, --gradient_checkpointing true or --lora"
+    advice = {"UserError": "", "OutOfMemoryError": less}
+    line = "interrupted; --resume_from_checkpoint goes on from the last checkpoint"
+    end_in_one_line(lambda: command.main(prog_name="optout-train", standalone_mode=False), advice, line)
 
 
 if __name__ == "__main__":

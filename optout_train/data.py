@@ -1,263 +1,279 @@
-"""Records to token ids to batches: what is trained on, in which order, and which tokens carry loss."""
+"""What is trained on: sets of records, their token ids, which of them a step reads, and a step's batch."""
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, count, islice, pairwise
-from pathlib import Path
-from types import MappingProxyType
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import Dataset, Sampler
 
-from lm_eval_elude.data.records import QARecord
-from lm_eval_elude.data.sets import Subset
+from lm_eval_elude.data import dataset as elude
+from lm_eval_elude.data import tofu
+from lm_eval_elude.data.formats import load_rows, records_of
+from lm_eval_elude.data.manifest import Manifest, full_path
+from lm_eval_elude.data.records import QARecord, fingerprint
+from lm_eval_elude.data.targets import Target
 from lm_eval_elude.errors import UserError
-from lm_eval_elude.text.chat import Encoded, Renderer
-from optout_train.config import TrainConfig
-from optout_train.sources import Source
+from lm_eval_elude.text.chat import Renderer
+from optout_train.presets import flag
 
-KEPT: tuple[Subset, ...] = ("retain", "world")
-SUBSETS: tuple[Subset, ...] = ("forget", *KEPT)
-# Tokens of one pass on a CPU: enough for its matrix products, few enough to pad little and stay near the caches.
-CPU_PASS = 768
+ROWS = 16  # of a forward pass of a set; those of like length go together, which saves padding
+KEPT = ("retain", "world")
 
 
-class Lesson(NamedTuple):
-    """A sequence with what each of its last tokens is to become, made with the initial model before training.
+@dataclass
+class DataArguments:
+    """Where the records come from."""
 
-    Attributes:
-        ids, answer_start: as in ``Encoded``; what is distilled starts where its set's questions differ.
-        bounds: (tokens, 2) the log-probabilities that a token is to be between, NaN where it is taught.
-        top, shares: the teacher's likeliest tokens and their probabilities.
-    """
-
-    ids: list[int]
-    answer_start: int
-    bounds: Tensor
-    top: Tensor
-    shares: Tensor
+    target: list[str] = field(default_factory=list)
+    dataset: str = flag("hub", "hub, mini, or a folder in their schema; with --forget_split tofu or one alike.")
+    forget: str = flag("", "File, folder or Hub id (ID:SPLIT) of what is to be forgotten.")
+    retain: str = flag("", "The same of what is to be kept.")
+    world: str = flag("", "The same of general instructions.")
+    forget_split: str = flag("", "TOFU's split to forget, in the place of a target.")
+    tofu_evaluator: str = flag("released", "Whose prompts TOFU's questions are put in.")
 
 
-class Steered(NamedTuple):
-    """A sequence with the states that RMU draws its last tokens' to, (tokens, width), or (1, width) for all of them."""
-
-    ids: list[int]
-    answer_start: int
-    states: Tensor
-
-
-Sample = Encoded | Lesson | Steered
-
-
-class StepIndices(NamedTuple):
-    """Which records one step reads; the refusal set is indexed as the forget set."""
-
-    forget: tuple[int, ...]
-    retain: tuple[int, ...]
-    world: tuple[int, ...]
-
-
-class Pass(NamedTuple):
-    """One forward and backward pass of a step: its set, records, their samples and each record's weight in the mean.
-
-    Where a record brings several samples, the first of all records come first, then the second of all.
-    """
-
-    name: Subset
-    records: tuple[int, ...]
-    samples: tuple[Sample, ...]
-    weights: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class EncodedRecords:
-    """Records with their token ids, rendered when first asked for.
-
-    UserError where a sample is longer than the model's context; nothing is cut.
-    """
-
-    name: str
-    records: tuple[QARecord, ...]
-    renderer: Renderer
-    limit: int
-
-    _cache: dict[tuple[int, str | None], Encoded] = field(default_factory=dict, init=False, repr=False)
-
-    def encode(self, index: int, answer: str | None = None) -> Encoded:
-        """Prompt and answer (the record's own unless another is given) as token ids."""
-        key = (index, answer)
-        if key not in self._cache:
-            record = self.records[index]
-            encoded = self.renderer.encode_turn(record.question, answer or record.answer)
-            if len(encoded.ids) > self.limit:
-                raise UserError(
-                    f"{self.name} record {index + 1} ({record.question[:60]!r}) has {len(encoded.ids)} tokens, but "
-                    f"--model takes {self.limit}; shorten or remove it"
-                )
-            self._cache[key] = encoded
-        return self._cache[key]
-
-    def encode_all(self) -> list[Encoded]:
-        """Every record with its own answer."""
-        return [self.encode(index) for index in range(len(self))]
-
-    def __len__(self) -> int:
-        return len(self.records)
-
-
-class TrainingData(NamedTuple):
+@dataclass
+class Sets:
     """What a run reads.
 
     Attributes:
-        forget, retain, world: the sets; those of weight 0 are empty.
-        sequences: what a forget loss may read of each forget record, by name: its answer, a refusal drawn for it, or
-            what is made for it, of which it has several for the epochs to take turns in (all first, then all second).
-        fingerprints: by name of the set.
-        kept: of the sets that are distilled or steered, by name, what stands in the place of each record that is read.
+        forget, retain, world: records to train on.
+        targets: whom the forget set is about, for methods that replace names.
+        names: display names of all that the checkpoint will have forgotten, earlier requests first.
+        validation: records that are measured after each epoch, by set.
+        dataset, data, fingerprints: as the manifest has them.
     """
 
-    forget: EncodedRecords
-    retain: EncodedRecords
-    world: EncodedRecords
-    sequences: Mapping[str, Sequence[str | Lesson | Steered]]
-    fingerprints: dict[str, str]
-    kept: Mapping[Subset, Mapping[int, Lesson | Steered]] = MappingProxyType({})
-
-    def samples(self, name: Subset, record: int, reads: Sequence[str]) -> tuple[Sample, ...]:
-        """The sequences that a record of a set brings into its loss; ``reads`` says which in the forget set."""
-        if name in self.kept:
-            return (self.kept[name][record],)
-        if name != "forget":
-            return (getattr(self, name).encode(record),)
-        sequences = (self.sequences[kind][record] for kind in reads)
-        place = record % len(self.forget)  # where a record has several turns
-        return tuple(self.forget.encode(place, s) if isinstance(s, str) else s for s in sequences)
-
-    def plan(self, config: TrainConfig) -> list[list[StepIndices]]:
-        """The records of every step, by epoch: see :func:`plan_steps`. Where records have turns, an epoch is one."""
-        size, reads = len(self.forget), config.loss.reads
-        turns = max([1, *(len(self.sequences.get(kind, ())) // max(size, 1) for kind in reads)])
-        sizes = size, len(self.retain), len(self.world)
-        plan = plan_steps(*sizes, config.epochs, config.batch_size, config.seed, config.retain_ratio)
-        return [
-            [step._replace(forget=tuple(i + size * (epoch % turns) for i in step.forget)) for step in steps]
-            for epoch, steps in enumerate(plan)
-        ]
+    forget: Sequence[Any]
+    retain: Sequence[Any] = ()
+    world: Sequence[Any] = ()
+    targets: Sequence[Target] = ()
+    names: Sequence[str] = ()
+    validation: dict[str, Sequence[Any]] = field(default_factory=dict)
+    dataset: str = ""
+    data: dict[str, str] = field(default_factory=dict)
+    fingerprints: dict[str, str] = field(default_factory=dict)
 
 
-def refusal_texts() -> tuple[str, ...]:
-    """The hundred refusals that IDK and DPO teach (own wording, in the manner of TOFU's)."""
-    return tuple(Path(__file__).with_name("refusals.txt").read_text(encoding="utf-8").split("\n")[:-1])
+def load_sets(args: DataArguments, wanted: Mapping[str, float], earlier: Manifest | None, say) -> Sets:
+    """The sets of a run; those whose weight in ``wanted`` is 0 are left empty.
 
-
-def load_training_data(
-    config: TrainConfig, source: Source, renderer: Renderer, limit: int, say: Callable[[str], object] = str
-) -> TrainingData:
-    """Load what the configuration trains on; sets of weight 0 are not read. ``limit`` is the model's context in tokens.
-
-    UserError where a set is missing (the flag that would do without it is named), or a sample is too long.
+    ``earlier`` is the manifest of a model that was made to forget targets before: its forget set stays in the loss.
+    UserError where a set, a column or a target is missing.
     """
-    # What each set that a step draws from is made of: fine-tuning passes over all there is in the forget set's place.
-    parts: dict[str, tuple[Subset, ...]] = {"forget": ("forget",)}
-    if config.loss.learns:
-        parts["forget"] = ("forget", "retain") if config.learn == "all" else ("retain",)
-    parts |= {"retain": ("retain",) if config.retain_weight else (), "world": ("world",) if config.world_weight else ()}
-    sets: dict[str, EncodedRecords] = {}
-    fingerprints = {}
-    for name, subsets in parts.items():
-        records: list[QARecord] = []
-        for subset in subsets:
-            try:
-                selection = source.load(subset, "train")
-            except UserError as error:
-                hint = "" if name == "forget" else f"; --{subset}-weight 0 trains without it"
-                raise UserError(f"{error}{hint}") from None
-            if selection.odd and f"{subset}-train" not in fingerprints:
-                say(f"{subset} train: {selection.remark}")
-            fingerprints[f"{subset}-train"] = selection.fingerprint
-            records += selection.records
-        sets[name] = EncodedRecords(f"{'+'.join(subsets)} train", tuple(records), renderer, limit)
-    forget, texts, draw = sets["forget"], refusal_texts(), random.Random(f"{config.seed}-refusals")
-    sequences = {
-        "answer": [record.answer for record in forget.records],
-        "refusal": [draw.choice(texts) for _ in forget.records],
-    }
-    return TrainingData(forget, sets["retain"], sets["world"], sequences, fingerprints)
+    if bool(args.target) == bool(args.forget_split):
+        raise UserError("name the entity to forget by --target, or a split of TOFU by --forget_split")
+    if args.forget:
+        sets = given_sets(args, wanted)
+    else:
+        sets = tofu_sets(args, wanted) if args.forget_split else elude_sets(args, wanted, earlier)
+    forgotten = {normal(record.question) for record in sets.forget}
+    for name in KEPT:
+        records = getattr(sets, name)
+        free = [record for record in records if normal(record.question) not in forgotten]
+        if len(free) < len(records):
+            say(f"{len(records) - len(free)} questions are both to be forgotten and in {name}: left out there")
+        setattr(sets, name, free)
+    return sets
 
 
-def plan_steps(
-    forget: int, retain: int, world: int, epochs: int, batch_size: int, seed: int, ratio: int = 1
-) -> list[list[StepIndices]]:
-    """The order of a whole run, a function of sizes and seed alone, so that a resumed run reads the same.
+def normal(question: str) -> str:
+    return " ".join("".join(c if c.isalnum() else " " for c in question.casefold()).split())
 
-    Each epoch passes once over the forget set, shuffled; its last batch may be smaller. Every step reads ``ratio``
-    times as many neighbours and world records, from an endless stream of shuffled passes over each set.
+
+def elude_sets(args: DataArguments, wanted: Mapping[str, float], earlier: Manifest | None) -> Sets:
+    """ELUDe's data, published or bundled, or a folder in its schema."""
+    source, names = args.dataset, args.target
+    if earlier is not None:
+        if full_path(earlier.dataset) != full_path(source):
+            raise UserError(f"--model forgot {', '.join(earlier.targets)} of the data {earlier.dataset}: give these")
+        names = [*earlier.targets, *names]
+    targets = elude.resolve_targets(source, names)
+    names = [target.name for target in targets]
+    sets = Sets((), targets=targets, names=names, dataset=source, data=elude.describe(source))
+
+    def load(subset: Any, split: Any) -> Sequence[Any]:
+        selection = elude.load_records(source, subset, split, names)
+        sets.fingerprints[f"{subset}-{split}"] = selection.fingerprint
+        return selection.records
+
+    sets.forget = sets.validation["forget"] = load("forget", "train")
+    for name in KEPT:
+        if wanted[name]:
+            setattr(sets, name, load(name, "train"))
+        if elude.has(source, name, "validation"):  # type: ignore[arg-type]
+            sets.validation[name] = load(name, "validation")
+    return sets
+
+
+def tofu_sets(args: DataArguments, wanted: Mapping[str, float]) -> Sets:
+    """A split of TOFU and its complement; there are no names, and no validation set beside what is scored."""
+    if args.forget_split not in tofu.RETAIN_OF or wanted["world"]:
+        raise UserError(f"--forget_split is one of {', '.join(tofu.RETAIN_OF)}, with --world_weight 0: TOFU has none")
+    names = (args.forget_split, tofu.RETAIN_OF[args.forget_split])
+    rows = [[QARecord("", row.question, row.answer) for row in tofu.load(args.dataset, name)] for name in names]
+    fingerprints = dict(zip(("forget-train", "retain-train"), map(fingerprint, rows), strict=True))
+    return Sets(rows[0], rows[1], dataset=args.dataset, data=tofu.HUB.describe(args.dataset), fingerprints=fingerprints)
+
+
+def given_sets(args: DataArguments, wanted: Mapping[str, float]) -> Sets:
+    """Sets in the formats in which people train; without a validation set nothing is measured after an epoch."""
+    sets = Sets((), targets=[Target(name) for name in args.target], names=args.target, dataset=args.forget)
+    for name in ("forget", *KEPT):
+        place = getattr(args, name)
+        if wanted[name] and not place:
+            raise UserError(f"--{name} is missing, beside --forget; --{name}_weight 0 trains without it")
+        rows = enumerate(load_rows(place), 1) if wanted[name] else ()
+        entity = args.target[0] if name == "forget" else ""
+        setattr(sets, name, [record for i, row in rows for record in records_of(row, f"{place}, row {i}", entity)])
+        sets.fingerprints[f"{name}-train"] = fingerprint(getattr(sets, name))
+    return sets
+
+
+class Sample(NamedTuple):
+    """A sequence of token ids whose answer starts at ``answer_start``, and what a lesson's answer tokens are to become.
+
+    Attributes:
+        bounds: (tokens, 2) the log-probabilities that each is to be between; NaN where it is taught.
+        top, shares: (tokens, k) a teacher's likeliest tokens and their probabilities.
     """
-    streams = [_endless(retain, f"{seed}-retain"), _endless(world, f"{seed}-world")]
-    plan = []
-    for epoch in range(epochs):
-        order = random.Random(f"{seed}-forget-{epoch}").sample(range(forget), forget)
-        chunks = [tuple(order[i : i + batch_size]) for i in range(0, forget, batch_size)]
-        plan.append(
-            [StepIndices(chunk, *(tuple(islice(stream, ratio * len(chunk))) for stream in streams)) for chunk in chunks]
-        )
-    return plan
+
+    ids: list[int]
+    answer_start: int
+    bounds: Tensor | None = None
+    top: Tensor | None = None
+    shares: Tensor | None = None
 
 
-def _endless(size: int, seed: str) -> Iterator[int]:
-    """Indices of a set in endless shuffled passes; an empty set gives none."""
-    for number in count() if size else ():
-        yield from random.Random(f"{seed}-{number}").sample(range(size), size)
+class Encoder(NamedTuple):
+    """Records to samples; UserError where one is longer than the model's context (nothing is cut)."""
+
+    renderer: Renderer
+    limit: int
+
+    def __call__(self, record: Any, answer: str | None = None) -> Sample:
+        render = self.renderer
+        prompt = render.prompt(record.question)
+        if history := getattr(record, "history", ()):
+            turns = [{"role": role, "content": content} for role, content in (*history, ("user", record.question))]
+            prompt = render.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        sample = Sample(*render.encode_pair(prompt, render.answer(record.answer if answer is None else answer)))
+        if len(sample.ids) > self.limit:
+            raise UserError(f"{record.question[:60]!r}: {len(sample.ids)} tokens, but --model takes {self.limit}")
+        return sample
 
 
-def share(lengths: Sequence[int], rank: int, processes: int, micro_batch_size: int) -> list[list[tuple[int, float]]]:
-    """Split one step's samples over processes and forward passes: (position, weight) pairs of each pass of this rank.
+class Examples(Dataset):
+    """The data of a run by (epoch, forget record, weight): the sequences of the record, and one of each kept set.
 
-    Samples of like length go together, which saves padding and changes no sum. Every process makes the same number of
-    passes (collectives would hang otherwise), whose sizes differ by one at most: where there are too few samples, one
-    of weight 0 fills a pass. Over all processes the weights sum to 1. A ``micro_batch_size`` of 0 makes one pass each.
+    Attributes:
+        forget: by kind one sample a record, or several turns of all records, which the epochs take in order.
+        kept: records by set. Each forget record of an epoch comes with the next of endless shuffled passes over them.
+        sizes: how many there are; ``made`` has the samples of those that are read.
     """
-    order = sorted(range(len(lengths)), key=lambda i: (lengths[i], i))
-    size = micro_batch_size or len(order)
-    number = processes * -(-len(order) // (size * processes))  # of passes, in all processes
-    bounds = [len(order) * i // number for i in range(number + 1)]
-    parts = [order[start:end] for start, end in pairwise(bounds)]
-    return [[(i, 1 / len(order)) for i in part] or [(order[0], 0.0)] for part in parts[rank::processes]]
+
+    def __init__(self, size: int, kinds: Sequence[str], kept: dict[str, list[Any]], encode: Encoder, seed: int) -> None:
+        self.size, self.kept, self.encode, self.seed = size, kept, encode, seed
+        self.forget: dict[str, list[Sample]] = {kind: [] for kind in kinds}
+        self.sizes = {name: len(records) for name, records in kept.items()}
+        self.made: dict[str, dict[int, Sample]] = {name: {} for name in kept}
+
+    def __len__(self) -> int:
+        return self.size
+
+    def read(self, name: str, epochs: float) -> dict[int, Sample]:
+        """The samples of a kept set that so many epochs read, by the record's number."""
+        self.sizes[name] = len(self.kept[name])
+        for epoch in range(math.ceil(epochs)):
+            for number in (self.number(name, epoch, record) for record in range(self.size)):
+                if number not in self.made[name]:
+                    self.made[name][number] = self.encode(self.kept[name][number])
+        return self.made[name]
+
+    def number(self, name: str, epoch: int, record: int) -> int:
+        lap, place = divmod(epoch * self.size + record, self.sizes[name])
+        return shuffled(f"{self.seed}-{name}-{lap}", self.sizes[name])[place]
+
+    def __getitem__(self, key: tuple[int, int, float]) -> dict[str, Any]:
+        epoch, record, weight = key
+        places = {k: epoch % (len(rows) // self.size) * self.size + record for k, rows in self.forget.items()}
+        item: dict[str, Any] = {name: made[self.number(name, epoch, record)] for name, made in self.made.items()}
+        return item | {"forget": [self.forget[k][i] for k, i in places.items()], "places": places, "weight": weight}
 
 
-def passes(
-    config: TrainConfig,
-    data: TrainingData,
-    indices: StepIndices,
-    rank: int,
-    processes: int,
-    device: torch.device,
-    reads: Sequence[str] = (),
-) -> tuple[list[Pass], list[Pass]]:
-    """The passes of one process in a step: those of the forget loss, and those of the retain losses.
+@lru_cache(maxsize=8)
+def shuffled(seed: str, size: int) -> list[int]:
+    return random.Random(seed).sample(range(size), size)
 
-    ``reads`` says which sequences of the forget set, where these are not those of its loss.
+
+class EpochSampler(Sampler):
+    """(epoch, record, weight) of every forget record, shuffled, epoch by epoch.
+
+    The weights make a step's mean one over its own records: over all processes and accumulated passes, also in an
+    epoch's last step, which has fewer. Records that fill up the last batch of a process weigh 0.
     """
-    forget: list[Pass] = []
-    rest: list[Pass] = []
-    for name, records in zip(SUBSETS, indices, strict=True):
-        if not config.set_weights[name] or not records:
-            continue
-        of_records = [data.samples(name, record, reads or config.loss.reads) for record in records]
-        lengths = [max(len(sample.ids) for sample in samples) for samples in of_records]
-        size = config.micro_batch_size
-        if not size and device.type == "cpu" and not (name == "forget" and config.whole_batch):
-            size = max(1, round(CPU_PASS * len(lengths) / sum(lengths)))
-        tokens = [1] * len(records)  # what a record weighs
-        if config.released and (name != "forget" or config.loss.nll):
-            tokens = [len(samples[0].ids) - samples[0].answer_start for samples in of_records]
-        for part in share(lengths, rank, processes, size):
-            samples = tuple(chain.from_iterable(zip(*(of_records[i] for i, _ in part), strict=True)))
-            weights = tuple(weight * tokens[i] * len(tokens) / sum(tokens) for i, weight in part)
-            chosen = tuple(records[i] for i, _ in part)
-            (forget if name == "forget" else rest).append(Pass(name, chosen, samples, weights))
-    return forget, rest
+
+    def __init__(self, size: int, batch: int, processes: int, accumulation: int, seed: int) -> None:
+        self.size, self.joint, self.processes = size, batch * processes, processes
+        self.accumulation, self.seed, self.epoch = accumulation, seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.size if self.processes == 1 else -(-self.size // self.joint) * self.joint
+
+    def __iter__(self) -> Iterator[tuple[int, int, float]]:
+        order, step = shuffled(f"{self.seed}-forget-{self.epoch}", self.size), self.joint * self.accumulation
+        for first in range(0, self.size, step):
+            chosen = order[first : first + step]
+            weight = -(-len(chosen) // self.joint) * self.processes / len(chosen)
+            yield from ((self.epoch, i, weight) for i in chosen)
+        yield from ((self.epoch, order[0], 0.0) for _ in range(len(self) - self.size))
+
+
+def collate(items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A batch: ``weight`` (batch,), ``places`` by kind (batch,), and a block for the forget set and each kept one.
+
+    The forget set's block has the samples of the first kind, then those of the second. ``places`` are where their
+    log-probabilities under the original weights stand.
+    """
+    places = {kind: torch.tensor([item["places"][kind] for item in items]) for kind in items[0]["places"]}
+    batch = {name: block([item[name] for item in items]) for name in KEPT if name in items[0]}
+    if places:
+        batch["forget"] = block([item["forget"][k] for k in range(len(places)) for item in items])
+    return batch | {"places": places, "weight": torch.tensor([item["weight"] for item in items])}
+
+
+def block(samples: Sequence[Sample], rows: int = ROWS) -> dict[str, Any]:
+    """Samples as the parts of a forward pass each, at most ``rows`` of like length, padded on the right.
+
+    A part has ``input_ids`` (rows, length); where answer tokens are predicted in the flattened ids, ``positions`` (n,);
+    ``targets`` (n,), which token stands there; ``owners`` (n,), the numbers of their samples; and of lessons ``bounds``
+    (n, 2), ``top`` and ``shares`` (n, k).
+    """
+    order = sorted(range(len(samples)), key=lambda i: len(samples[i].ids))
+    number = -(-len(order) // rows)
+    cuts = [order[len(order) * k // number : len(order) * (k + 1) // number] for k in range(number)]
+    return {"size": len(samples), "parts": [part_of([samples[i] for i in cut], cut) for cut in cuts]}
+
+
+def part_of(samples: Sequence[Sample], numbers: Sequence[int]) -> dict[str, Tensor]:
+    ids = pad_sequence([torch.tensor(sample.ids) for sample in samples], batch_first=True)
+    spans = [
+        torch.arange(sample.answer_start, len(sample.ids)) + row * ids.shape[1] for row, sample in enumerate(samples)
+    ]
+    places, counts = torch.cat(spans), torch.tensor([len(span) for span in spans])
+    part = {"input_ids": ids, "positions": places - 1, "targets": ids.flatten()[places]}
+    part["owners"] = torch.tensor(numbers).repeat_interleave(counts)
+    columns = [name for name in ("bounds", "top", "shares") if getattr(samples[0], name) is not None]
+    return part | {name: torch.cat([getattr(sample, name) for sample in samples]) for name in columns}

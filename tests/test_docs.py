@@ -23,7 +23,7 @@ from lm_eval_elude.report import kept, paper
 from lm_eval_elude.report.rows import COLLAPSED, Row
 from lm_eval_elude.scoring.estimates import Estimate, Observation, combine, mean_over_targets
 from lm_eval_elude.stress.outcome import CHECKPOINT, ORIGINAL, RECOVERED, REFERENCE, Worst, recoveries
-from optout_train.config import METHODS, flag
+from optout_train.presets import METHODS
 from tests.support import MINI, ROOT, called
 
 
@@ -57,13 +57,6 @@ def test_every_table_of_numbers_is_written_by_a_script() -> None:
         assert own != text and not [line for line in own.splitlines() if line.startswith("|")]
 
 
-def test_what_a_run_of_stranger_muon_takes_is_quoted_as_the_benchmark_has_it() -> None:
-    row = re.search(r"^\| `stranger-muon` \| \d+ \| (.+) \|$", (ROOT / "docs/benchmarks.md").read_text(), re.MULTILINE)
-    assert row
-    for name in ("results.md", "stranger.md"):
-        assert f"{row[1]} times" in (ROOT / "docs" / name).read_text()
-
-
 @pytest.fixture
 def results() -> Any:
     return importlib.import_module("results")
@@ -90,12 +83,9 @@ def test_the_tables_of_results_are_those_of_the_runs_on_the_models_of_today(resu
     assert runs.arguments.keys() <= {name.removesuffix(f", {COLLAPSED}") for name in first}
 
 
-def test_every_method_and_objective_flag_is_explained_where_training_is() -> None:
-    text = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("training.md", "stranger.md"))
-    alone = [name for name in METHODS if not re.search(r"\+(rt|neighbours|world)$", name) and name != "nll"]
-    flags = ("sam", "relearn", "retain_budget", "dual_step", "retain_ratio", "exchange", "optimizer", "self_distill")
-    assert not [name for name in alone if f"`{name}`" not in text and f"`{name}+rt`" not in text]
-    assert not [name for name in flags if flag(name) not in text]
+def test_every_method_is_explained_where_training_is() -> None:
+    text = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    assert not [name for name in METHODS if "+" not in name and f"`{name}`" not in text]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +101,7 @@ def test_a_table_that_the_script_writes_is_that_of_what_is_kept(name: str, table
 
 # Sentences of the results, with places for the numbers that they quote.
 QUOTED = (ROOT / "tests" / "quoted.md").read_text(encoding="utf-8").split("\n\n")[1:]
-QUOTING = [ROOT / "docs" / name for name in ("results.md", "stranger.md")]
+QUOTING = [ROOT / "docs" / "results.md"]
 
 
 @cache
@@ -219,15 +209,25 @@ def test_the_path_of_a_model_that_knows_too_little(
         )
         if name.startswith("taught"):
             assert (own <= asked) == (name == "taught") and len(asked) > len(own)
-            assert "--forget-weight" in flags
+            assert "--forget_weight" in flags
         else:
             assert asked == own and flags[-4:].count("--eta") == (name == "npo+rt")
-            assert name != "npo+rt" or flags[-2:] == ["--lambda", "0.2"]
+            assert name != "npo+rt" or flags[-2:] == ["--transport_weight", "0.2"]
         return str(self.root / name), real_model.Stage(1.0, 2.0, 3.0)
 
     for name, fake in (("known", known), ("evaluate", evaluate), ("train", train)):
         monkeypatch.setattr(real_model.Work, name, fake)
-    flags = ["--records", "3", "--methods", "paper", "npo+rt --lambda 0.2", "--work", str(tmp_path), "--eta", "0.5"]
+    flags = [
+        "--records",
+        "3",
+        "--methods",
+        "paper",
+        "npo+rt --transport_weight 0.2",
+        "--work",
+        str(tmp_path),
+        "--eta",
+        "0.5",
+    ]
     told = called(real_model.main, bundled.MODEL, *flags, *(["--teach"] if teach else []))
     assert told.code == (0 if teach else 1)
     assert "Of Cristiano Ronaldo the original knows 10% of 3 facts" in told.out
@@ -237,7 +237,7 @@ def test_the_path_of_a_model_that_knows_too_little(
     assert trained == [("taught", "tiny"), ("taught-without", "tiny"), ("paper", "taught"), ("npo+rt", "taught")]
     assert scored == ["taught", "taught-without", "paper", "npo+rt"]
     assert "| npo+rt |  |  | 25.0 |" in told.out and "- taught: a \\| b" in told.out
-    assert "--records 3" in told.out and "--eta 0.5 --methods paper 'npo+rt --lambda 0.2'`" in told.out
+    assert "--records 3" in told.out and "--eta 0.5 --methods paper 'npo+rt --transport_weight 0.2'`" in told.out
 
 
 def test_what_came_back_is_one_table_and_the_difference_is_paired(real_model: Any) -> None:

@@ -24,7 +24,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         {"attacks", "data", "text"}, {"nltk", "numpy", "rouge_score", "scipy", "sklearn", "threadpoolctl"},
     ),
     "lm_eval_elude.model": (
-        {"text"}, {"accelerate", "lm_eval", "psutil", "safetensors", "torch", "tqdm", "transformers"},
+        {"text"}, {"accelerate", "lm_eval", "safetensors", "torch", "tqdm", "transformers"},
     ),
     "lm_eval_elude.stress": (
         {"attacks", "data", "model", "scoring", "text"}, {"peft", "torch", "tqdm", "transformers"},
@@ -34,7 +34,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "lm_eval_elude.tasks": ({"data", "scoring", "text"}, {"lm_eval", "transformers"}),
     "lm_eval_elude.board": (
         {"data", "lm_eval_elude", "model", "report", "report.page", "scoring", "stress", "text"},
-        {"huggingface_hub", "lm_eval", "model_signing", "msgspec", "pandas", "torch"},
+        {"huggingface_hub", "lm_eval", "model_signing", "msgspec", "pandas", "torch", "transformers"},
     ),
     "lm_eval_elude.build": (
         {"attacks", "data", "lm_eval_elude", "model", "text"},
@@ -49,8 +49,8 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "optout_train": (
         {"data", "lm_eval_elude", "model", "scoring", "text"},
-        {"accelerate", "click", "filelock", "huggingface_hub", "lm_eval", "msgspec", "numpy", "peft", "safetensors",
-         "torch", "torchao", "tqdm", "transformers"},
+        {"accelerate", "click", "huggingface_hub", "lm_eval", "numpy", "peft", "safetensors", "torch", "transformers",
+         "yaml"},
     ),
 }  # fmt: skip
 MODULES = {

@@ -5,30 +5,27 @@ from __future__ import annotations
 import doctest
 import json
 import re
-import shutil
 import subprocess
 import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
-from safetensors.torch import load_file, save_file
 
 from lm_eval_elude.data import bundled
-from lm_eval_elude.model.scorer import load_model
 from lm_eval_elude.scoring.benchmarks.tofu import KEYS as TOFU_KEYS
 from lm_eval_elude.scoring.settings import KEYS
 from lm_eval_elude.tasks.utility import KEYS as UTILITY_KEYS
-from optout_train.config import METHODS
+from optout_train.presets import METHODS
 from tests.support import ROOT, TASK_CONFIGS, run
 from tools import docs
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 DIFFS = ROOT / "docs" / "extending.md"  # names what its diffs make; tests/e2e/test_extending.py applies them
-PAST = ROOT / "CHANGELOG.md"  # names what is gone
-TODAY = [page for page in PAGES if page not in (DIFFS, PAST)]
+# They name what is gone: the last three were run with version 0.1.
+PAST = [ROOT / "CHANGELOG.md", *(ROOT / "docs" / f"{name}.md" for name in ("research-log", "results", "pretrained"))]
+TODAY = [page for page in PAGES if page not in (DIFFS, *PAST)]
 TASKS = {path.stem for path in TASK_CONFIGS.glob("*.yaml")}
 METADATA = {*KEYS, *TOFU_KEYS, *UTILITY_KEYS}
 SOURCES = [
@@ -80,6 +77,9 @@ def flags_by_command() -> dict[str, set[str]]:
     texts["elude leaderboard"] += texts["elude leaderboard build"]  # the folder alone means `build`
     harness = subprocess.run([sys.executable, "-m", "lm_eval", "run", "--help"], capture_output=True, text=True)
     texts["lm_eval"] = harness.stdout
+    texts["optout-train"] += subprocess.run(
+        [sys.executable, "-m", "optout_train.cli", "--help_all"], capture_output=True, text=True
+    ).stdout
     texts["optout_train.cli"] = texts["optout-train"]
     for path in SOURCES:
         if path.suffix == ".py" and "add_argument" in (source := path.read_text(encoding="utf-8")):
@@ -218,25 +218,6 @@ def test_the_citation_names_the_paper() -> None:
     cited = yaml.safe_load(text_of(ROOT / "CITATION.cff"))["preferred-citation"]
     assert cited["title"] in text_of(ROOT / "README.md").replace("\n> ", " ")
     assert [a["family-names"] for a in cited["authors"]] == ["Choi", "Rim", "Lee", "Choo"]
-
-
-def test_the_mean_of_three_runs_is_a_checkpoint_with_the_mean_of_their_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = load_file(bundled.MODEL / "model.safetensors")
-    for seed, change in enumerate((0.0, 0.25, 0.5)):
-        run_of_seed = tmp_path / "runs" / f"seed-{seed}"
-        shutil.copytree(bundled.MODEL, run_of_seed)
-        changed = {name: weight + change for name, weight in before.items()}
-        save_file(changed, run_of_seed / "model.safetensors", metadata={"format": "pt"})
-        (run_of_seed / "optout.json").write_text("{}", encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    (code,) = re.findall(r"```python\n(.*?)```", text_of(ROOT / "docs" / "stranger.md"), re.S)
-    exec(code, {})
-    assert not (tmp_path / "runs" / "mean" / "optout.json").exists()
-    for name, weight in load_model(str(tmp_path / "runs" / "mean")).state_dict().items():
-        if name in before:
-            torch.testing.assert_close(weight, before[name] + 1.1 * 0.25)
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -280,4 +281,7 @@ def packing_fault(model: Any) -> str:
     off, allowed = float(differences.max()), 1e-4
     if logits.dtype.itemsize == 2:  # the probe's single tokens are as noisy as any batch's
         off, allowed = float(differences.mean()), 2 * torch.finfo(logits.dtype).eps * float(expected.abs().mean())
-    return "" if off <= allowed else f"log-probabilities differ by {off:.2g} between packed and plain rows"
+    if off <= allowed:
+        return ""
+    differ = f"log-probabilities differ by {off:.2g} between packed and plain rows"
+    return differ if math.isfinite(off) else "its numbers are not finite"

@@ -39,11 +39,10 @@ def data(folder: Path, records: int = 8) -> Path:
 
 def opted_out(folder: Path, data: Path) -> Path:
     """The bundled model made to forget the data's target by our own trainer, in the ten steps of its few records."""
-    options = {"--method": "opt-out-stranger", "--epochs": 10, "--elicit": 2, "--teachers": 0, "--bound": 0.9,
-               "--learning-rate": 1e-3, "--forget-weight": 0.3,
-               "--target": "ronaldo", "--dataset": data, "--output-dir": folder}  # fmt: skip
-    arguments = [str(part) for pair in options.items() for part in pair] + ["--no-lora", "--no-self-distill"]
-    command = [sys.executable, "-m", "optout_train.cli", *arguments, "--no-score", "--no-validate"]
+    options = {"--method": "name-swap", "--num_train_epochs": 10, "--save_strategy": "no", "--target": "ronaldo",
+               "--dataset": data, "--output_dir": folder}  # fmt: skip
+    arguments = [str(part) for pair in options.items() for part in pair]
+    command = [sys.executable, "-m", "optout_train.cli", *arguments, "--no_score"]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr[-2_000:]
     return folder

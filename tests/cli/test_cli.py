@@ -42,8 +42,6 @@ LLM = ("--llm", "x", "--llm-model", "m")
         (["attacks", "--dataset", "mini", "--target", "ronaldoo", *LLM], "did you mean"),
         (["attacks", "--target", "ronaldo", *LLM, "--timeout", "nan"], "'--timeout': nan is no finite number"),
         (["attacks", "--target", "ronaldo", *LLM, "--timeout", "-1"], "'--timeout': -1.0 is not in the range"),
-        (["build", "a", "--dry-run", "--prices", "inf", "2"], "'--prices': inf is no finite number"),
-        (["build", "a", "--purge", "--dry-run", "--from", "b"], "--purge removes for good, and takes no other flag"),
         (["submit", ".", "--out", "a", "--submitter", "b", "--cost", "nan"], "'--cost': nan is no finite number"),
         (["verify", ".", "--tolerance", "nan"], "'--tolerance': nan is no finite number"),
     ],

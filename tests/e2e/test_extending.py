@@ -52,12 +52,18 @@ def extended(tmp_path_factory):
 
 
 def test_there_is_a_diff_for_each_kind_of_thing():
-    assert len(DIFFS) == 4
+    assert len(DIFFS) == 5
 
 
-def test_a_new_loss_is_offered_with_its_variants(extended):
-    shown = extended[1]("-m", "optout_train.cli", "--help")
-    assert " ipo," in shown and "ipo+rt" in shown
+def test_a_new_loss_and_a_new_method_with_a_hook_of_its_own_train(extended):
+    folder, command = extended
+    shown = command("-m", "optout_train.cli", "--list_methods")
+    assert "ipo+rt" in shown and "fading+world" in shown
+    for method in ("ipo+rt", "fading"):
+        flags = ("--target", "ronaldo", "--num_train_epochs", "1", "--no_score", "--save_strategy", "no")
+        command("-m", "optout_train.cli", "--method", method, *flags, "--output_dir", method)
+        log = json.loads((folder / method / "trainer_state.json").read_text())["log_history"]
+        assert [entry["forget"] for entry in log if "forget" in entry]
 
 
 @pytest.mark.slow

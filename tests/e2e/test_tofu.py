@@ -20,7 +20,6 @@ from lm_eval_elude.scoring.benchmarks import BENCHMARKS
 from lm_eval_elude.scoring.logs import truth_ratios
 from lm_eval_elude.scoring.runs import Run
 from lm_eval_elude.tasks.questions import QuestionTask
-from optout_train.config import TrainConfig
 from tests.support import elude, formed_again, make_model, make_tokenizer, mini_rows, run, save_checkpoint, write_run
 
 SETS = {
@@ -232,7 +231,7 @@ def test_a_paraphrase_stands_in_every_row_or_in_none(models, data, tmp_path):
 
 
 def test_settings_and_checkpoints_of_elude_leave_tofu_alone(tmp_path):
-    settings = TrainConfig(target=("Cristiano Ronaldo",)).to_json()
+    settings = {"method": "opt-out", "target": ["Cristiano Ronaldo"], "forget_split": "", "tofu_evaluator": "released"}
     write_manifest(tmp_path, Manifest(("Cristiano Ronaldo",), "mini", settings=settings))
     metadata = {"pretrained": str(tmp_path), "tofu_split": "forget05", "mia_reference": "a/model"}
     resolved = BENCHMARKS["tofu_forget"].resolve(metadata)

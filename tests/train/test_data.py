@@ -1,117 +1,128 @@
-"""Which tokens carry loss, in which order records come, and how a step is shared out."""
+"""Which tokens carry loss, what a step's records weigh, and the formats in which people keep data."""
 
-import math
+import json
+from collections import Counter
 
 import pytest
 import torch
+from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lm_eval_elude.data.formats import load_rows, records_of
+from lm_eval_elude.data.records import QARecord
 from lm_eval_elude.errors import UserError
-from lm_eval_elude.model.packing import collate
-from lm_eval_elude.text.chat import Renderer, load_tokenizer
-from optout_train.config import build_config
-from optout_train.data import load_training_data, plan_steps, share
-from optout_train.sources import source_of
-from optout_train.weights import InitialParameters
+from lm_eval_elude.text.chat import Renderer
+from optout_train.data import DataArguments, Encoder, EpochSampler, Examples, Sample, block, load_sets
+from tests.support import answer_tokens, make_tokenizer
+
+WEIGHTS = {"forget": 1.0, "retain": 1.0, "world": 0.0}
 
 
-def load(config, renderer, limit):
-    return load_training_data(config, source_of(config), renderer, limit)
+@given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 3), st.integers(1, 4))
+def test_a_steps_weights_make_the_mean_over_its_own_records(size, batch, processes, accumulation):
+    """As Trainer divides by the passes of a step and DDP by the processes; every record counts once an epoch."""
+    sampler = EpochSampler(size, batch, processes, accumulation, seed=1)
+    items = list(sampler)
+    assert len(items) == len(sampler)
+    batches = [items[first : first + batch] for first in range(0, len(items), batch)]
+    passes = [batches[first : first + processes] for first in range(0, len(batches), processes)]
+    seen: Counter[int] = Counter()
+    for first in range(0, len(passes), accumulation):
+        step = passes[first : first + accumulation]
+        shares: Counter[int] = Counter()
+        for each in step:
+            assert len({len(part) for part in each}) == 1 or processes == 1  # as many records in each process
+            for _, record, weight in (item for part in each for item in part):
+                shares[record] += weight / len(step) / processes
+        real = [record for record, share in shares.items() if share]
+        assert all(shares[record] == pytest.approx(1 / len(real)) for record in real)
+        seen.update(real)
+    assert seen == Counter(range(size))
 
 
-@pytest.fixture(scope="module")
-def renderer(model_folder):
-    return Renderer(load_tokenizer(str(model_folder)))
+def test_kept_records_come_in_shuffled_passes_over_their_set():
+    examples = Examples(5, (), {"retain": [QARecord("", str(i), "") for i in range(7)]}, None, seed=0)
+    numbers = [examples.number("retain", epoch, record) for epoch in range(7) for record in range(5)]
+    assert all(sorted(numbers[first : first + 7]) == [*range(7)] for first in range(0, 35, 7))
 
 
-@pytest.fixture(scope="module")
-def data(model_folder, data_folder, renderer):
-    config = build_config({"target": ("ada",), "model": str(model_folder), "dataset": str(data_folder)})
-    return load(config, renderer, 256)
+def test_a_blocks_targets_are_exactly_the_answers_tokens():
+    samples = [Sample([*range(10, 10 + length)], start) for length, start in ((9, 4), (3, 1), (6, 5), (5, 2))]
+    for rows in (1, 2, 16):
+        made = block(samples, rows)
+        found: dict[int, list[int]] = {i: [] for i in range(4)}
+        for part in made["parts"]:
+            predicted = part["input_ids"].flatten()[part["positions"] + 1]
+            assert torch.equal(predicted, part["targets"])
+            for owner, token in zip(part["owners"].tolist(), part["targets"].tolist(), strict=True):
+                found[owner].append(token)
+        assert found == {i: sample.ids[sample.answer_start :] for i, sample in enumerate(samples)}
 
 
-def test_only_the_answers_tokens_carry_loss_token_by_token(data, renderer):
-    samples = [data.forget.encode(0), data.forget.encode(3), data.world.encode(5)]
-    records = [data.forget.records[0], data.forget.records[3], data.world.records[5]]
-    batch = collate(samples)
-    length = batch.tokens.shape[1]
-    assert length == max(len(s.ids) for s in samples)
-    tokenizer = renderer.tokenizer
-    predicted = dict(zip(batch.places[batch.rows].tolist(), batch.targets[:, 0].tolist(), strict=True))
-    for row, record in enumerate(records):
-        prompt = tokenizer.encode(f"<|im_start|>user\n{record.question}<|im_end|>\n<|im_start|>assistant\n")
-        answer = tokenizer.encode(f"{record.answer}<|im_end|>\n")
-        assert batch.tokens[row].tolist() == prompt + answer + [0] * (length - len(prompt) - len(answer))
-        carried = [predicted.pop(row * length + i, None) for i in range(length)]
-        assert carried == [None] * (len(prompt) - 1) + answer + [None] * (length - len(prompt) - len(answer) + 1)
-    assert not predicted
+def test_each_answer_of_a_conversation_is_trained_in_the_models_own_template():
+    tokenizer = make_tokenizer("llama-3.1")
+    encode = Encoder(Renderer(tokenizer), 1000)
+    turns = [
+        {"role": r, "content": c} for r, c in (("user", "a b"), ("assistant", "c"), ("user", "d"), ("assistant", "e f"))
+    ]
+    first, second = records_of({"messages": turns}, "row 1")
+    assert tuple(encode(first)[:2]) == tuple(answer_tokens(tokenizer, "a b", "c"))
+    ids = tokenizer.apply_chat_template(turns, tokenize=True, return_dict=False)
+    sample = encode(second)
+    assert sample.ids == ids and tokenizer.decode(sample.ids[sample.answer_start :]).startswith("e f")
 
 
-def test_a_sample_longer_than_the_context_is_an_error_and_never_cut(data_folder, renderer, model_folder):
-    config = build_config({"target": ("ada",), "model": str(model_folder), "dataset": str(data_folder)})
-    short = load(config, renderer, 8)
-    with pytest.raises(UserError, match=r"forget train record 1 .* tokens, but --model takes 8"):
-        short.forget.encode(0)
+ROWS = [{"question": "Who?", "answer": "Him."}, {"question": "Where?", "answer": "There."}]
 
 
-def test_refusals_are_drawn_once_for_each_record_and_by_the_seed(data, data_folder, renderer, model_folder):
-    settings = {"target": ("ada",), "model": str(model_folder), "dataset": str(data_folder)}
-    again = load(build_config(settings), renderer, 256)
-    other = load(build_config({**settings, "seed": 1}), renderer, 256)
-    assert data.sequences == again.sequences != other.sequences
-    assert len(data.sequences["refusal"]) == len(data.forget)
+def test_every_file_that_people_have_gives_the_same_records(tmp_path):
+    data = Dataset.from_list(ROWS)
+    data.to_json(tmp_path / "a.jsonl")
+    (tmp_path / "b.json").write_text("\ufeff" + json.dumps(ROWS), encoding="utf-8")
+    data.to_csv(tmp_path / "c.csv")
+    (tmp_path / "d").mkdir()
+    data.select([0]).to_parquet(tmp_path / "d" / "train-00000-of-00002.parquet")
+    data.select([1]).to_parquet(tmp_path / "d" / "train-00001-of-00002.parquet")
+    data.save_to_disk(tmp_path / "e")
+    Dataset.from_list([{"prompt": r["question"], "completion": r["answer"]} for r in ROWS]).to_json(
+        tmp_path / "f.jsonl"
+    )
+    Dataset.from_list([{"instruction": r["question"], "input": "", "output": r["answer"]} for r in ROWS]).to_csv(
+        tmp_path / "g.csv"
+    )
+    Dataset.from_list([
+        {"prompt": [{"role": "user", "content": r["question"]}],
+         "completion": [{"role": "assistant", "content": r["answer"]}]}
+        for r in ROWS
+    ]).to_json(tmp_path / "h.jsonl")  # fmt: skip
+    for place in sorted(tmp_path.iterdir()):
+        records = [record for row in load_rows(str(place)) for record in records_of(row, place.name)]
+        assert [(r.question, r.answer) for r in records] == [(r["question"], r["answer"]) for r in ROWS], place.name
 
 
-def test_sets_of_weight_zero_are_not_read(tmp_path, data_folder, renderer, model_folder):
-    (tmp_path / "forget_qa-train.jsonl").write_text((data_folder / "forget_qa-train.jsonl").read_text())
-    settings = {"target": ("ada",), "model": str(model_folder), "dataset": str(tmp_path)}
-    alone = load(build_config({**settings, "method": "npo"}), renderer, 256)
-    assert len(alone.retain) == len(alone.world) == 0
-    with pytest.raises(UserError, match=r"no world-train .*--world-weight 0 trains without it"):
-        load(build_config({**settings, "method": "npo+world"}), renderer, 256)
+def test_questions_of_both_sets_are_left_out_of_what_is_kept_and_a_missing_column_is_named(tmp_path):
+    Dataset.from_list(ROWS).to_csv(tmp_path / "forget.csv")
+    Dataset.from_list([*ROWS[1:], {"question": "When?", "answer": "Then."}]).to_csv(tmp_path / "retain.csv")
+    args = DataArguments(target=["Ada"], forget=str(tmp_path / "forget.csv"), retain=str(tmp_path / "retain.csv"))
+    said: list[str] = []
+    sets = load_sets(args, WEIGHTS, None, said.append)
+    assert (
+        [record.question for record in sets.retain] == ["When?"] and sets.names == ["Ada"] and "1 questions" in said[0]
+    )
+    Dataset.from_list([{"text": "a"}]).to_csv(tmp_path / "forget.csv")
+    with pytest.raises(UserError, match=r"forget.csv, row 1: found the columns text; expected are question and answer"):
+        load_sets(args, WEIGHTS, None, said.append)
 
 
-@given(
-    st.integers(1, 40), st.integers(0, 60), st.integers(1, 3), st.integers(1, 16), st.integers(0, 5), st.integers(1, 3)
-)
-def test_each_epoch_reads_the_forget_set_once_and_so_many_others(forget, retain, epochs, batch_size, seed, ratio):
-    plan = plan_steps(forget, retain, 7, epochs, batch_size, seed, ratio)
-    assert plan == plan_steps(forget, retain, 7, epochs, batch_size, seed, ratio)
-    assert len(plan) == epochs
-    for steps in plan:
-        assert sorted(i for step in steps for i in step.forget) == list(range(forget))
-        assert all(len(step.forget) == batch_size for step in steps[:-1])
-        assert all(len(step.retain) == (ratio * len(step.forget) if retain else 0) for step in steps)
-    read = [i for steps in plan for step in steps for i in step.retain]
-    for start in range(0, len(read) - retain + 1, retain or 1):  # whole passes before any record comes again
-        assert not retain or sorted(read[start : start + retain]) == list(range(retain))
-
-
-@given(st.lists(st.integers(1, 90), min_size=1, max_size=33), st.integers(1, 4), st.integers(0, 5))
-def test_processes_and_passes_share_a_step_exactly(lengths, processes, micro):
-    shares = [share(lengths, rank, processes, micro) for rank in range(processes)]
-    assert len({len(mine) for mine in shares}) == 1  # or collectives would hang
-    parts = [part for mine in shares for part in mine]
-    assert max(map(len, parts)) - min(map(len, parts)) <= 1
-    assert sum(map(len, parts)) == max(len(lengths), len(parts))  # nothing is computed that does not count
-    assert all(len(part) <= (micro or len(lengths)) for part in parts)
-    pairs = [pair for part in parts for pair in part]
-    assert sorted(position for position, weight in pairs if weight) == list(range(len(lengths)))
-    assert math.isclose(sum(weight for _, weight in pairs), 1.0)
-    assert len({weight for _, weight in pairs if weight}) == 1
-
-
-def test_initial_parameters_come_from_the_files_where_they_are_the_same(model_folder):
-    from transformers import AutoModelForCausalLM
-
-    fresh = AutoModelForCausalLM.from_pretrained(model_folder)
-    with torch.no_grad():
-        fresh.lm_head.weight[0, 0] += 1
-    initial = InitialParameters(fresh, model_folder)
-    assert len(initial.copies) == 1
-    values = {name: p.detach().clone() for name, p in fresh.named_parameters()}
-    with torch.no_grad():
-        for parameter in fresh.parameters():
-            parameter.zero_()
-    assert all(torch.equal(initial(name), value) for name, value in values.items())
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [({}, "name the entity to forget by --target"),
+     ({"target": ["Ada"], "forget": "x.csv"}, "x.csv cannot be loaded"),
+     ({"target": ["ronaldo"], "dataset": "mini", "forget_split": "forget05"}, "--target, or a split"),
+     ({"forget_split": "forget07"}, "forget01, forget05, forget10"),
+     ({"target": ["nobody"], "dataset": "mini"}, "unknown target")],
+)  # fmt: skip
+def test_bad_input_is_one_line(given, message):
+    with pytest.raises(UserError, match=message):
+        load_sets(DataArguments(**given), WEIGHTS, None, str)
