@@ -39,9 +39,7 @@ def choice_probability(answer: AnswerScore, wrong: Sequence[AnswerScore]) -> flo
     return weights[0] / sum(weights)
 
 
-def log_truth_ratio(
-    paraphrase: AnswerScore, wrong: Sequence[AnswerScore], mean: TruthRatioMean = "geometric"
-) -> float:
+def log_truth_ratio(paraphrase: AnswerScore, wrong: Sequence[AnswerScore], mean: TruthRatioMean = "geometric") -> float:
     """log R (nats per token): how likely the wrong answers are against the paraphrased right one.
 
     The paper's tables average the wrong answers' probabilities geometrically, its text arithmetically.

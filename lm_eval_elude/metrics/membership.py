@@ -71,7 +71,7 @@ def zlib_ratio(log_probs: Sequence[float], text: str) -> float:
 
 
 def min_k(log_probs: Sequence[float], share: float = 0.2) -> float:
-    """Min-K%: mean log-probability (nats) of the least likely ``share`` of the tokens (Shi et al. 2023), one at least."""
+    """Min-K%: mean log-probability of the least likely ``share`` of the tokens, one at least (Shi et al. 2023)."""
     lowest = sorted(log_probs)[: max(1, int(len(log_probs) * share))]
     return sum(lowest) / len(lowest)
 

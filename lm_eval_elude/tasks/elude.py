@@ -16,13 +16,11 @@ import os
 import random
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from lm_eval_elude.attacks import builders
 from lm_eval_elude.attacks.prompt import load_attack_file
@@ -47,7 +45,7 @@ from lm_eval_elude.metrics.samples import (
 from lm_eval_elude.metrics.table import SAMPLED
 from lm_eval_elude.tasks import settings as read
 from lm_eval_elude.tasks.settings import say_once
-from lm_eval_elude.tasks.task import NothingToAskError, Settings, Task, TaskGroup, documents
+from lm_eval_elude.tasks.task import ANSWERED, NothingToAskError, Settings, Task, TaskGroup, documents
 from lm_eval_elude.text.names import name_leak, short_name
 from lm_eval_elude.text.words import STOP, fact_in, fact_tokens, words
 
@@ -141,7 +139,7 @@ def questions(spec: SetSpec, settings: EludeSettings) -> Iterator[Row]:
     rows = records(spec, settings)
     if lacking := sum(not record.can_be_scored for record in rows):
         say_once(
-            f"{lacking} of the {len(rows)} records of the {spec.name} set have no paraphrase or no wrong answers: truth "
+            f"{lacking} of the {len(rows)} records of the {spec.name} set lack a paraphrase or wrong answers: truth "
             "ratio, mc_accuracy and what is made of them are left out; `elude build` adds them"
         )
     return ((record, {}) for record in rows)
@@ -202,7 +200,7 @@ def named(settings: EludeSettings) -> Iterator[Row]:
             half: list[Row] = []
             for record in rng.sample(suitable, len(suitable))[:count]:
                 question = rng.choice(WORDINGS["mention"]).format(target=target.name, question=record.question)
-                asked = msgspec.structs.replace(record, entity=target.name, question=question)
+                asked = replace(record, entity=target.name, question=question)
                 half.append((asked, {"set": name, "plain_question": record.question}))
             halves.append(half)
         yield from filter(None, chain.from_iterable(zip_longest(*halves)))
@@ -222,7 +220,7 @@ def cloze(settings: EludeSettings) -> Iterator[Row]:
         question = WORDINGS["cloze"].format(target=record.entity, sentence=sentence)
         secret, context = words(fact) - STOP, words(f"{before} {after}") - STOP - words(record.entity)
         if secret and context and not secret & words(question):
-            changed = msgspec.structs.replace(record, question=question, answer=fact)
+            changed = replace(record, question=question, answer=fact)
             yield changed, {"plain_question": record.question}
         else:
             lacking += 1
@@ -275,9 +273,6 @@ def _task(
     )
 
 
-ANSWERED = (
-    "probability", "rougeL_recall", "truth_ratio", "mc_accuracy", "log_truth_ratio", "repetition", "refusal",
-)  # fmt: skip
 FORGOTTEN = ("forget_quality", *ANSWERED)
 KEPT = ("set_quality", *ANSWERED)
 OF_ATTACK = {"multiple_choice": ("option_accuracy",), "reverse_query": ("name_rate", "name_mc_accuracy")}

@@ -204,7 +204,7 @@ class EludeTask(ConfigurableTask):
         system = "\n\n".join(filter(None, (ctx, self.settings.system(doc))))
         requests: list[tuple[str, tuple[Any, ...]]] = []
         token_requests: list[tuple[str, tuple[Any, ...]]] = []
-        for question, texts in (self.asked.questions(doc) if self.has_scores and self.asked.questions else ()):
+        for question, texts in self.asked.questions(doc) if self.has_scores and self.asked.questions else ():
             prompt = self.renderer.prompt(question, system or None)
             context, end = self.renderer.split(prompt)
             ends = [end] * self.renderer.end_is_asked  # its log-probability is subtracted

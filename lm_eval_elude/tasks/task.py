@@ -50,6 +50,12 @@ class Settings:
         return {"dataset": self.dataset}
 
 
+# What a question with its answers is measured by.
+ANSWERED = (
+    "probability", "rougeL_recall", "truth_ratio", "mc_accuracy", "log_truth_ratio", "repetition", "refusal",
+)  # fmt: skip
+
+
 def answers(doc: Doc) -> list[tuple[str, list[str]]]:
     """Questions with the answers that are scored under each; most tasks have one, with all that the record has."""
     paraphrase = [doc["paraphrased_answer"]] if doc.get("paraphrased_answer") else []
@@ -70,7 +76,7 @@ class Task(NamedTuple):
         questions: what is scored of a document, in a fixed order; None where no answer is scored.
         generated: answers that are generated: none, a greedy one, or so many sampled at temperature 1.
         new_tokens: of a generated answer.
-        token_scores: whether the log-probabilities of single tokens are asked for, of the first answer to each question.
+        token_scores: whether log-probabilities of single tokens are asked for, of the first answer to each question.
     """
 
     docs: Callable[[Any], list[dict[str, Any]]]

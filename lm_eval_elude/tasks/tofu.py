@@ -19,7 +19,7 @@ from lm_eval_elude.data.sets import SetSpec
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.metrics.samples import Doc, Numbers, Sample, answer_values, set_quality
 from lm_eval_elude.tasks import settings as read
-from lm_eval_elude.tasks.task import Settings, Task, TaskGroup, documents
+from lm_eval_elude.tasks.task import ANSWERED, Settings, Task, TaskGroup, documents
 from lm_eval_elude.text.chat import Wording
 
 
@@ -102,7 +102,7 @@ def _task(spec: SetSpec) -> Task:
     return Task(
         docs=partial(docs, spec),
         measure=lambda doc, settings: answer_values(doc, forgotten=spec.forgotten, choice=spec.choice),
-        metrics=(quality, "probability", "rougeL_recall", "truth_ratio", "mc_accuracy", "log_truth_ratio", "repetition"),
+        metrics=(quality, *ANSWERED),
         resolve=resolve,
         forgotten=spec.forgotten,
         new_tokens=NEW_TOKENS,
