@@ -30,10 +30,10 @@ def report(
     from lm_eval_elude.report import text
     from lm_eval_elude.report.frame import read_models
     from lm_eval_elude.report.page import write_report
-    from lm_eval_elude.report.verdicts import judge
+    from lm_eval_elude.report.verdicts import judge_models
 
     models = read_models(results, reference, original)
-    points = judge(models, stress)
+    points = judge_models(models, stress)
     write_report(models, out, stress=points)
     click.echo(text.terminal(models))
     for file, written in ((csv_file, text.csv_text), (markdown, text.markdown), (latex, text.latex)):

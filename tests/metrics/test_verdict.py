@@ -13,7 +13,8 @@ RECORDS, POINTS, DRAWS = 46, 7, 300
 def draw(rng, share, correlation, common):
     """0/1 answers to each record with that share of ones; ``correlation`` with the record's common latent value."""
     latent = np.sqrt(correlation) * common + np.sqrt(1 - correlation) * rng.standard_normal(RECORDS)
-    return {str(i): float(v < norm.ppf(share)) for i, v in enumerate(latent)}
+    limit = norm.ppf(share)
+    return {str(i): float(v < limit) for i, v in enumerate(latent)}
 
 
 def simulate(seed, gap, true_recovery, correlation):
