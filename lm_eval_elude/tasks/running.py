@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from contextvars import ContextVar
 from typing import Any
 
@@ -25,6 +26,20 @@ def running(model: Any) -> Iterator[None]:
         new_run()
 
 
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Keep lm-eval's progress bars off what is no terminal, and its look-up of a git commit off everything."""
+    from lm_eval import evaluator
+
+    asked = evaluator.get_git_commit_hash
+    evaluator.get_git_commit_hash = lambda: None
+    try:
+        with nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        evaluator.get_git_commit_hash = asked
+
+
 def as_typed(arguments: Any) -> None:
     """Fill in the bundled model and data where the command names tasks of ours and no model, with a line that says so.
 
@@ -34,7 +49,11 @@ def as_typed(arguments: Any) -> None:
     from lm_eval_elude.data import bundled
 
     given = dict(getattr(arguments, "model_args", None) or {})
-    if getattr(arguments, "model", None) not in (None, "hf", "elude") or getattr(arguments, "config", None) or "pretrained" in given:
+    if (
+        getattr(arguments, "model", None) not in (None, "hf", "elude")
+        or getattr(arguments, "config", None)
+        or "pretrained" in given
+    ):
         return
     metadata = dict(getattr(arguments, "metadata", None) or {})
     if not (metadata.get("dataset") or os.environ.get("ELUDE_DATASET")):

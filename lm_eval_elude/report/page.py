@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lm_eval_elude.metrics.table import METRICS, written
-from lm_eval_elude.report_new.frame import Column, Model, chance, columns, interval
+from lm_eval_elude.report.frame import Column, Model, chance, columns, interval
 from lm_eval_elude.tasks.elude import ATTACK
 from lm_eval_elude.text.words import STOP, words
 

@@ -13,7 +13,7 @@ from lm_eval_elude.metrics.estimates import mean_of
 from lm_eval_elude.metrics.samples import Sample
 from lm_eval_elude.metrics.table import written
 from lm_eval_elude.metrics.verdict import KEPT, Point, judge, point_recovery
-from lm_eval_elude.report_new.frame import Model
+from lm_eval_elude.report.frame import Model
 
 FORMS = {"plain": ("elude_forget", "tofu_forget"), "cloze": ("elude_cloze",)}
 

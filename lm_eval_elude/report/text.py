@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 
 from lm_eval_elude.metrics.table import written
-from lm_eval_elude.report_new.frame import Model, chance, columns, long_rows, main_table
+from lm_eval_elude.report.frame import Model, chance, columns, long_rows, main_table
 
 
 def markdown(models: Sequence[Model]) -> str:
