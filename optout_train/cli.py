@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import subprocess
@@ -14,7 +15,7 @@ from typing import Any
 
 import click
 
-from lm_eval_elude.errors import UserError, end_in_one_line, mute_imports, printable
+from lm_eval_elude.errors import UserError, end_in_one_line, printable
 from optout_train.config import AUTO, BUNDLED_RECIPE, CHOICES, METHODS, TrainConfig, build_config, flag
 
 # What --help says of each flag, by section.
@@ -90,7 +91,8 @@ def command(
     checkpoint, other = output.absolute(), beside and beside.absolute()
     if other and other.resolve() == checkpoint.resolve():
         raise UserError(f"--beside {beside} is the --output-dir itself; name another checkpoint")
-    mute_imports()
+    for name in ("torchao", "torch.utils._pytree"):  # what they say about themselves on import
+        logging.getLogger(name).setLevel(logging.ERROR)
     if not no_score:
         from optout_train.score import must_be_scorable
 

@@ -176,8 +176,6 @@ def load_training_data(
             except UserError as error:
                 hint = "" if name == "forget" else f"; --{subset}-weight 0 trains without it"
                 raise UserError(f"{error}{hint}") from None
-            if selection.odd and f"{subset}-train" not in fingerprints:
-                say(f"{subset} train: {selection.remark}")
             fingerprints[f"{subset}-train"] = selection.fingerprint
             records += selection.records
         sets[name] = EncodedRecords(f"{'+'.join(subsets)} train", tuple(records), renderer, limit)

@@ -13,7 +13,7 @@ from typing import Any
 
 from lm_eval_elude import __version__
 from lm_eval_elude.data.files import file_hashes
-from lm_eval_elude.data.manifest import FILE_NAME, Manifest, Request, full_path_of_model, write_manifest
+from lm_eval_elude.data.manifest import FILE_NAME, Manifest, full_path, write_manifest
 from optout_train.config import TrainConfig, earlier_request, has_learnt
 from optout_train.data import TrainingData
 from optout_train.run_folder import LOG, RunFolder
@@ -52,7 +52,7 @@ def export(
     def write(place: Path) -> None:
         whole, tensors = model, weights
         for adapter in model.peft_config.values() if config.lora else ():  # for who loads it from another folder
-            adapter.base_model_name_or_path = full_path_of_model(config.model_path)
+            adapter.base_model_name_or_path = full_path(config.model_path)
         if config.merge:
             whole = model.merge_and_unload()
             tensors = whole.state_dict()
@@ -80,7 +80,7 @@ def export(
     folder.finish(write)
 
 
-def earlier_requests(model: str) -> list[Request]:
+def earlier_requests(model: str) -> list[dict[str, Any]]:
     """The requests that a model has fulfilled already, oldest first; each names the weights that it started from."""
     if (earlier := earlier_request(model)) is None:
         return []

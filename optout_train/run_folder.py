@@ -284,7 +284,7 @@ def step_name(step: int) -> str:
 def read_object(path: Path) -> dict[str, Any]:
     """A JSON object that a run wrote; the error for a damaged file is :func:`damaged`."""
     try:
-        return jsonio.read(path, dict[str, Any], nan=True)
+        return jsonio.read(path, dict[str, Any])
     except UserError as error:
         raise damaged(path, error) from None
 

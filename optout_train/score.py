@@ -15,7 +15,7 @@ from lm_eval_elude.data import bundled, jsonio
 from lm_eval_elude.data.hub_metadata import CARD
 from lm_eval_elude.data.manifest import Manifest, read_manifest
 from lm_eval_elude.data.records import fingerprint
-from lm_eval_elude.errors import UserError, mute_harness, printable
+from lm_eval_elude.errors import UserError, printable
 from lm_eval_elude.scoring.benchmark import NothingToAskError
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS, GROUPS
 from lm_eval_elude.scoring.metrics import METRICS, forget_quality
@@ -23,6 +23,7 @@ from lm_eval_elude.scoring.runs import Run
 from lm_eval_elude.scoring.samples import by_target, mean
 from lm_eval_elude.scoring.settings import provenance
 from lm_eval_elude.scoring.units import number, unit
+from lm_eval_elude.tasks.running import mute_harness
 from optout_train.card import CHECKPOINT, REFERENCE, card_files, value_in
 from optout_train.config import TrainConfig
 from optout_train.run_folder import RunFolder
@@ -97,7 +98,7 @@ def must_be_scorable(config: TrainConfig) -> None:
 def kept_results(scores: Path, job: Job) -> dict[str, Any] | None:
     """What lm-eval said of the same model, with the same weights and data, in results that a folder keeps."""
     for path in scores.glob("results_*.json"):
-        results = jsonio.load(path, nan=True)
+        results = jsonio.load(path)
         if isinstance(results, dict) and results.get("config", {}).get("model_args") == job.arguments:
             scored = [config.get("metadata", {}).get("elude", {}) for config in results.get("configs", {}).values()]
             now, versions = provenance(job.arguments)["checkpoint"], results.get("versions", {})

@@ -59,7 +59,7 @@ class Elude:
     def load(self, subset: Subset, split: Split) -> Selection:
         """A set's records; of the forget set there is the split ``train`` only. UserError where they cannot be used."""
         names = self.forgets if subset == "forget" else self.targets
-        return dataset.load_records(self.dataset, subset, split, names, strict=self.strict)
+        return dataset.load_records(self.dataset, subset, split, names)
 
     def describe(self) -> dict[str, str]:
         """Where the rows come from, for the manifest."""

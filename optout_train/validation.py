@@ -44,8 +44,6 @@ class Validation:
                 continue
             sets[subset] = selection.records
             data.fingerprints[f"{subset}-validation"] = selection.fingerprint
-            if selection.odd:
-                say(f"{subset} validation: {selection.remark}")
         if source.remark:
             say(source.remark)
         self.sets: dict[Subset, EncodedRecords] = {}

@@ -180,7 +180,7 @@ def verdicts(folder: Path) -> tuple[dict[str, KeeperVerdict], dict[str, str]]:
     known, unreadable = [], {}
     for file in sorted((folder / VERDICTS).glob("*.json")):
         try:
-            known.append(jsonio.read(file, KeeperVerdict, max_bytes=packed.MAX_JSON))
+            known.append(jsonio.read(file, KeeperVerdict))
         except UserError as error:
             unreadable[f"{VERDICTS}/{file.name}"] = str(error).replace(f"{folder}/", "")
     known.sort(key=lambda verdict: (verdict.grade == len(LEVELS), verdict.asked, verdict.grade, verdict.date))

@@ -31,7 +31,7 @@ from lm_eval_elude.scoring.estimates import Estimate, difference, exact, newcomb
 from lm_eval_elude.scoring.metrics import METRICS
 from lm_eval_elude.scoring.runs import Run
 from lm_eval_elude.scoring.samples import by_target, mean, of_reference
-from lm_eval_elude.scoring.settings import resolve_settings
+from lm_eval_elude.scoring.settings import has_known, resolve_settings
 from lm_eval_elude.stress.outcome import CHECKPOINT, REFERENCE, SUMMARY, TASK, Outcome
 from lm_eval_elude.text.chat import Renderer, load_tokenizer
 
@@ -127,7 +127,7 @@ def _never_knew(reference: Run, run: Run, manifest: Manifest) -> list[dict[str, 
     if reference.settings(TASK)["template"] != run.settings(TASK)["template"]:
         raise UserError(f"{reference.path} was asked with another tokenizer or chat template than {run.path}")
     known = reference.settings(TASK)["checkpoint"] or []
-    for each in filter(manifest.has_known, known):
+    for each in (each for each in known if has_known(manifest, each)):
         raise UserError(f"{reference.path} is of {each['name']}, which is no model that never knew the targets")
     return known
 

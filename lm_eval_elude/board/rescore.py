@@ -17,9 +17,10 @@ from lm_eval_elude.board.submission import ATTACKS, Packed
 from lm_eval_elude.board.verify import LEVELS, Verdict
 from lm_eval_elude.data import jsonio
 from lm_eval_elude.data.files import file_hashes
-from lm_eval_elude.errors import UserError, mute_harness
+from lm_eval_elude.errors import UserError
 from lm_eval_elude.scoring.benchmark import has_tokens
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS
+from lm_eval_elude.tasks.running import mute_harness
 
 MIN_K, MIN_K_PLUS_PLUS = "mia_min_k_auc", "mia_min_k_plus_plus_auc"
 LEAST_FACTOR = 5  # the least likely fifth of an answer's tokens may make all of what its mean may be off

@@ -36,7 +36,7 @@ from lm_eval_elude.board.score import Score
 from lm_eval_elude.board.submission import Packed, Submission, shown
 from lm_eval_elude.board.verify import LEVELS, Verdict, verify
 from lm_eval_elude.data import jsonio
-from lm_eval_elude.data.files import lock, name_without_temp_suffix, stamp, write_text
+from lm_eval_elude.data.files import lock, stamp, write_text
 from lm_eval_elude.errors import UserError, reason
 from lm_eval_elude.report.comparison import BEFORE, NamedRun
 from lm_eval_elude.report.page.page import write_report
@@ -237,7 +237,7 @@ def _attacks_count(table: Table, entries: Sequence[Entry], verdicts: Mapping[str
 def _known(entry: Entry, site: Path, measure: Measure) -> Kept | None:
     """What was formed of a submission before, if all its files are still the same."""
     try:
-        kept = jsonio.read(site / "data" / f"{entry.digest}.json", Kept, nan=True, max_bytes=packed.MAX_JSON)
+        kept = jsonio.read(site / "data" / f"{entry.digest}.json", Kept)
         packed.check_files(entry.place, entry.submission.files)
         stamp(site / "submissions" / f"{entry.digest}.html")
     except (UserError, OSError):  # not formed yet, or kept no longer as it was written
@@ -403,11 +403,7 @@ def _claimed(site: Path, names: Iterable[str]) -> Iterator[set[str]]:
     (site / "submissions").mkdir(exist_ok=True)
     file = site / FILES
     with lock(file, f"--out {site}: another build is at work there"):  # neither would know of the other's files
-        for path in (*site.glob(".*"), *site.glob("*/.*")):  # or what a kill left would be shown with the site
-            name = path.relative_to(site).as_posix()
-            if (whole := name_without_temp_suffix(name)) != name and (whole == FILES or _NAMES.fullmatch(whole)):
-                path.unlink()
-        written = set(jsonio.read(file, list[str], max_bytes=_MAX_FILES)) if os.path.lexists(file) else set()
+        written = set(jsonio.read(file, list[str])) if os.path.lexists(file) else set()
         if odd := [name for name in written if not _NAMES.fullmatch(name)]:
             raise UserError(f"{file}: {shown(odd[0])} is no file of a leaderboard")
         if foreign := sorted(name for name in names if name not in written and os.path.lexists(site / name)):

@@ -113,9 +113,7 @@ def read(folder: Path) -> Submission:
     file = folder / FILE_NAME
     if file.is_symlink() or (file.exists() and not file.is_file()):  # a pipe would never end
         raise UserError(f"{FILE_NAME} is no regular file")
-    submission: Submission = jsonio.check(
-        with_texts(jsonio.load(file, max_bytes=MAX_JSON), _printable), Submission, FILE_NAME
-    )
+    submission: Submission = jsonio.check(with_texts(jsonio.load(file), _printable), Submission, FILE_NAME)
     return submission
 
 
@@ -179,7 +177,7 @@ def packed_rows(path: Path, most: int = 1 << 20) -> Iterator[Any]:
                     raise UserError(f"{path.name}: more than the {most} rows that there should be")
                 if len(line) > _MAX_ROW or unpacked > _MAX_UNPACKED:
                     raise UserError(f"{where}: longer than {_MAX_ROW:,} bytes, or the file than {_MAX_UNPACKED:,}")
-                yield jsonio.loads(line.decode("utf-8"), where, nan=True)
+                yield jsonio.loads(line.decode("utf-8"), where)
     except UnicodeDecodeError:
         raise UserError(f"{path.name}, row {number}: not UTF-8") from None
     except (OSError, EOFError, zlib.error) as error:
@@ -252,7 +250,7 @@ def _last_name(text: str, folders: Collection[str]) -> str:
 def card_without_paths(card: Path) -> str:
     """The text of a checkpoint's card, in which a path has its last name, as in the manifest beside it."""
     file = card.with_name(manifest.FILE_NAME)
-    table = jsonio.load(file, nan=True) if file.is_file() else {}
+    table = jsonio.load(file) if file.is_file() else {}
     names = dict(zip(_texts(table), _texts(without_paths(table)), strict=True))
     names |= {str(place): place.name for place in (card.parent, card.parent.absolute()) if place.name}
     text = card.read_text(encoding="utf-8")
@@ -298,7 +296,7 @@ def pack(run: Run, folder: Path, stress: Path | None = None, **about: Any) -> Su
     name, weights = identity.get("name", ""), identity.get("weights") or None
     known = {"model": name}
     if source := run.checkpoint:
-        table = without_paths(jsonio.load(source / manifest.FILE_NAME, nan=True), folders)
+        table = without_paths(jsonio.load(source / manifest.FILE_NAME), folders)
         jsonio.write(folder / manifest.FILE_NAME, table, indent=2)
         trained = manifest.read_manifest(source)
         assert trained

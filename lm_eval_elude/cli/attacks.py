@@ -36,7 +36,7 @@ def attacks(
     if unknown := set(types) - ATTACKS.keys():
         raise UserError(f"--attack {', '.join(sorted(unknown))}: expected {', '.join(ATTACKS)}")
     (entity,) = data.resolve_targets(dataset, [target])
-    records = data.load_records(dataset, "forget", "train", [entity.name], scored=True).records
+    records = data.load_records(dataset, "forget", "train", [entity.name]).records
     file = out or Path(f"attacks-{entity.slug}.jsonl")
     report = generate_attacks(
         records, entity, file, url=url, model=model, attacks=types or tuple(ATTACKS), n=count, seed=seed,

@@ -25,7 +25,7 @@ def known(
     from lm_eval_elude.errors import printable
 
     targets = data.resolve_targets(dataset, names) if names else data.targets_of(dataset)
-    sets = [data.load_records(dataset, "forget", "train", [target.name], scored=True).records for target in targets]
+    sets = [data.load_records(dataset, "forget", "train", [target.name]).records for target in targets]
     options.apart({"--out": out}, options.data_files(dataset))
     judge = Judge(bundled.path_of(model), batch_size)
     reports = []

@@ -24,8 +24,7 @@ from lm_eval_elude.curate.pairs import Pair, Rejection, rejection
 from lm_eval_elude.curate.readers import READERS
 from lm_eval_elude.data import jsonio
 from lm_eval_elude.data.dataset import load_records
-from lm_eval_elude.data.files import lock, name_without_temp_suffix, sha256, write_bytes, write_text
-from lm_eval_elude.data.records import TEXT_FIELDS
+from lm_eval_elude.data.files import lock, sha256, write_bytes, write_text
 from lm_eval_elude.errors import UserError
 
 MANIFEST = "elude-build.json"
@@ -260,7 +259,19 @@ def write(out: Path, rows: Mapping[str, list[dict[str, Any]]], card: str, manife
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    columns = {name: pa.string() for name in (*TEXT_FIELDS, "paragraph")}
+    columns = {
+        name: pa.string()
+        for name in (
+            "entity",
+            "question",
+            "answer",
+            "paraphrased_question",
+            "paraphrased_answer",
+            "source",
+            "subject",
+            "paragraph",
+        )
+    }
     columns |= {"perturbed_answer": pa.list_(pa.string())}
     columns |= {"translated_question": pa.struct({code: pa.string() for code in LANGUAGES})}
     about = {"aliases": pa.list_(pa.string()), "others": pa.list_(pa.string()), "thing": pa.bool_()}
@@ -319,7 +330,6 @@ def _is_ours(out: Path) -> bool:
 
 def _is_listed(path: Path, name: str, manifest: Manifest | None) -> bool:
     """Whether a regular file is one that a build (or an audit) wrote."""
-    name = name_without_temp_suffix(name)
     if name in FILES:
         return manifest is None or manifest.files.get(name) == sha256(path)
     if name == AUDIT_PAGE:

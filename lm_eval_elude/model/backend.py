@@ -361,5 +361,5 @@ def _filled(results: list[Any], places: Sequence[int], values: Sequence[Any]) ->
     return results
 
 
-if "elude" not in model_registry:  # mostly the harness holds a place for it already (_autoload.py)
+if "elude" not in model_registry:  # mostly the harness holds a place for it already (hook.py)
     model_registry.register("elude", target=EludeLM)

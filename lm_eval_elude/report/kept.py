@@ -47,7 +47,7 @@ def read(path: Path) -> Kept | None:
 
     UserError where a row has another form, a run lacks a number, or a number stands twice.
     """
-    if not path.is_file() or not isinstance(content := jsonio.load(path, nan=True), dict) or "data" not in content:
+    if not path.is_file() or not isinstance(content := jsonio.load(path), dict) or "data" not in content:
         return None
     kept = jsonio.read(path, Kept)
     if tuple(kept.columns) != COLUMNS:

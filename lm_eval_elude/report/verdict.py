@@ -14,6 +14,7 @@ from lm_eval_elude.scoring.benchmarks import BENCHMARKS
 from lm_eval_elude.scoring.benchmarks.elude import CLOZE, LEAK
 from lm_eval_elude.scoring.estimates import difference
 from lm_eval_elude.scoring.metrics import METRICS
+from lm_eval_elude.scoring.settings import has_known
 from lm_eval_elude.stress.outcome import REFERENCE, Worst
 
 GIBBERISH = 0.05  # a larger share of degenerate answers is named
@@ -220,7 +221,12 @@ def warnings(runs: Sequence[NamedRun]) -> list[str]:
             lines.setdefault(text, []).append(run.name)
         if run.outcome and reference and scored and not run.outcome.is_of(REFERENCE, scored):
             lines[f"{run.outcome.folder}: its attacks were made on another reference than {reference.name}, too"] = []
-        if reference and run is not reference and run.manifest and any(map(run.manifest.has_known, scored)):
+        if (
+            reference
+            and run is not reference
+            and run.manifest
+            and any(has_known(run.manifest, each) for each in scored)
+        ):
             made = f"{run.name} was made from it, or is it, or it was made to forget them"
             lines[f"{reference.name} is no model that never knew the targets: {made}"] = []
         for text in run.problems:

@@ -19,7 +19,7 @@ from itertools import chain, islice, zip_longest
 from typing import Any, NamedTuple, Protocol
 
 from lm_eval_elude.data import dataset
-from lm_eval_elude.data.records import Record
+from lm_eval_elude.data.records import QARecord
 from lm_eval_elude.data.sets import SETS, SetSpec
 from lm_eval_elude.scoring.estimates import Estimate
 from lm_eval_elude.scoring.likelihood import AnswerScore
@@ -38,7 +38,7 @@ MEASURED = (
 )  # fmt: skip
 # Of what the results file says of a run (configs, metadata, elude), what differs between its tasks.
 OF_TASK = ("fingerprint", "n", "aggregates", "mia_reason")
-Row = tuple[Record, dict[str, Any]]  # a record, and more columns to log
+Row = tuple[QARecord, dict[str, Any]]  # a record, and more columns to log
 Estimates = dict[str, Estimate]
 Tasks = Mapping[str, Sequence[Sample]]
 

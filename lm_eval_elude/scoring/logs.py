@@ -92,13 +92,13 @@ def is_results(path: Path) -> bool:
     """Whether a file is one of lm-eval's results, whatever its name is (``--output_path FILE.json``)."""
     if path.name.startswith("results_"):
         return True
-    log = jsonio.load(path, nan=True)
+    log = jsonio.load(path)
     return isinstance(log, dict) and {"results", "configs"} <= log.keys()
 
 
 def open_run(path: Path, *, utility: bool = False) -> Run:
     """A run of ours, or a released log, whichever the file is."""
-    log = {} if path.name.startswith("results_") else jsonio.load(path, nan=True)
+    log = {} if path.name.startswith("results_") else jsonio.load(path)
     if isinstance(log, dict) and not log.keys().isdisjoint(RELEASED.values()):
         return ReleasedRun(path, log)
     return Run(path, utility=utility)
@@ -114,7 +114,7 @@ def truth_ratios(path: Path) -> tuple[str, list[float]]:
     evaluator, or open-unlearning's ``TOFU_EVAL.json``. UserError where it is neither, or a value is missing or no
     number.
     """
-    log = jsonio.load(path, nan=True)
+    log = jsonio.load(path)
     tables = log if isinstance(log, dict) else {}
     evaluator = "released"
     if isinstance(released := tables.get("eval_log_forget.json"), dict):

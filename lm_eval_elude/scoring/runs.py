@@ -11,7 +11,7 @@ from typing import Any
 from lm_eval_elude.data import jsonio
 from lm_eval_elude.data.files import sha256
 from lm_eval_elude.data.manifest import FILE_NAME
-from lm_eval_elude.errors import UserError, given
+from lm_eval_elude.errors import UserError
 from lm_eval_elude.scoring.benchmark import ANSWERS
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS, UTILITY
 from lm_eval_elude.scoring.likelihood import TruthRatioMean
@@ -29,7 +29,7 @@ class Run:
 
     def __init__(self, path: str | Path, *, utility: bool = False) -> None:
         self.path = _results_file(Path(path))
-        content = jsonio.load(self.path, nan=True)
+        content = jsonio.load(self.path)
         if not isinstance(content, dict) or not all(isinstance(content.get(k), dict) for k in ("results", "configs")):
             raise UserError(f"{self.path}: not a results file of lm-eval (no 'results' and 'configs')")
         for part in ("results", "configs"):
@@ -97,9 +97,9 @@ class Run:
     def rows(self, task: str) -> list[dict[str, Any]]:
         """The logged rows of a task, in the order of its documents."""
         rows = []
-        for where, row in jsonio.lines(self.sample_file(task), nan=True):
+        for where, row in jsonio.lines(self.sample_file(task)):
             if not isinstance(row, dict) or not isinstance(row.get("doc"), dict) or "id" not in row["doc"]:
-                raise UserError(f"{where}: a table with a doc that has an id is expected, got {given(row)}")
+                raise UserError(f"{where}: a table with a doc that has an id is expected, got {row!r:.80}")
             _check(row["doc"], _DOC, where)
             rows.append(row)
         if not rows:

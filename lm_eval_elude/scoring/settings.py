@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from lm_eval_elude.data import bundled, dataset, jsonio
-from lm_eval_elude.data.files import file_hashes, sha256, weights_stamp
+from lm_eval_elude.data.files import Stamp, file_hashes, sha256, stamp
 from lm_eval_elude.data.manifest import FILE_NAME, Manifest, read_manifest
-from lm_eval_elude.errors import UserError, given
+from lm_eval_elude.errors import UserError
 from lm_eval_elude.scoring.likelihood import TruthRatioMean
 from lm_eval_elude.text.chat import Renderer, Wording, load_tokenizer
 
@@ -120,7 +120,7 @@ def read_metadata(metadata: Mapping[str, Any], keys: Mapping[str, Callable[[Any]
             try:
                 values[key] = read(metadata[key])
             except TypeError as error:
-                raise UserError(f"{key} in --metadata must be {error}, got {given(metadata[key])}") from None
+                raise UserError(f"{key} in --metadata must be {error}, got {metadata[key]!r:.80}") from None
     return values
 
 
@@ -169,7 +169,7 @@ def _environment_targets() -> tuple[str, ...]:
     try:
         return _names(jsonio.loads(text, "ELUDE_TARGET"))
     except TypeError as error:
-        raise UserError(f"ELUDE_TARGET must be {error}, got {given(text)}") from None
+        raise UserError(f"ELUDE_TARGET must be {error}, got {text!r:.80}") from None
 
 
 @lru_cache(maxsize=64)
@@ -238,6 +238,36 @@ def provenance(metadata: Mapping[str, Any]) -> dict[str, Any]:
         "checkpoint": [_identity(name, *place, weights_stamp(Path(name))) for name in names],
         "versions": dict(_versions()),
     }
+
+
+def weights_stamp(folder: Path) -> tuple[tuple[str, Stamp], ...]:
+    """The stamps of a checkpoint's manifest and weights, by name; of none where it is no folder."""
+    files = [*folder.glob("*.json"), *folder.glob("*.safetensors")] if os.path.isdir(folder) else []
+    return tuple((path.name, stamp(path)) for path in sorted(files))
+
+
+def has_known(manifest: Manifest, model: Mapping[str, Any]) -> bool:
+    """Whether a model, by ``name`` and ``weights``, knew the targets: a request began from it or left it, or the
+    manifest in its folder says that it was made to forget one of them, or was made from a model that knew.
+    """
+
+    def began_from_or_left(model: Mapping[str, Any]) -> bool:
+        bases = [(request["base_model"], request.get("revision")) for request in manifest.requests]
+        if manifest.method != "finetune":
+            bases.append((manifest.base_model, manifest.settings.get("revision")))
+        weights = [*(base.get("weights") for base, _ in bases), *(each.get("weights") for each in manifest.requests)]
+        named = [base.get("name") for base, at in bases if model.get("revision") in (None, at or "main")]
+        known = ((model.get("weights"), [*weights, manifest.weights]), (model.get("name"), named))
+        return any(bool(mine) and mine in others for mine, others in known)
+
+    if began_from_or_left(model):
+        return True
+    made = read_manifest(str(model.get("name") or ""))
+    if made is None or made.weights != model.get("weights"):
+        return False
+    base = made.base_model | {"revision": made.settings.get("revision") or "main"}
+    forgot = made.method not in ("none", "finetune", "retrained-without") and {*made.targets} & {*manifest.targets}
+    return bool(forgot) or began_from_or_left(base)
 
 
 @lru_cache(maxsize=1)  # reading them takes 40 ms, and each task states them

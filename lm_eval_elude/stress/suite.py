@@ -24,7 +24,6 @@ from tqdm import tqdm
 from transformers.utils import logging as transformers_logging
 
 from lm_eval_elude.data import jsonio
-from lm_eval_elude.data.files import name_without_temp_suffix
 from lm_eval_elude.data.manifest import read_manifest
 from lm_eval_elude.data.records import QARecord, fingerprint
 from lm_eval_elude.errors import UserError
@@ -32,7 +31,7 @@ from lm_eval_elude.model.scorer import Scorer, layers_of, load_model, repeatable
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS
 from lm_eval_elude.scoring.likelihood import harmonic_mean
 from lm_eval_elude.scoring.samples import mean
-from lm_eval_elude.scoring.settings import Settings, provenance
+from lm_eval_elude.scoring.settings import Settings, has_known, provenance
 from lm_eval_elude.stress import depth, outcome
 from lm_eval_elude.stress.outcome import CHECKPOINT, DEPTH, ORIGINAL, REFERENCE, START, TASK, Docs, FactDepth, Point
 from lm_eval_elude.stress.weights import WEIGHT_ATTACKS, Material, WeightAttack, facts, suite_lessons
@@ -353,7 +352,7 @@ def _differing(before: Any, described: Mapping[str, Any]) -> list[str]:
 
 def _half_written(path: Path) -> bool:
     """Whether a process that was killed while it wrote left the file."""
-    name = name_without_temp_suffix(path.name)
+    name = path.name
     return name != path.name and name.endswith((".json", ".jsonl")) and path.is_file()
 
 
@@ -361,7 +360,7 @@ def _knew(reference: str, checkpoint: str) -> bool:
     """Whether a reference is the checkpoint itself, or a model that this was made from."""
     known, mine = (provenance({"pretrained": name})["checkpoint"][0] for name in (reference, checkpoint))
     manifest = read_manifest(checkpoint)
-    return known == mine or bool(manifest and manifest.has_known(known))
+    return known == mine or bool(manifest and has_known(manifest, known))
 
 
 def _flag(role: str) -> str:
@@ -371,6 +370,6 @@ def _flag(role: str) -> str:
 def _read(path: Path) -> list[dict[str, Any]]:
     """The points of a work file, in which null is a number that there was not."""
     text = jsonio.read_text(path).replace("null", "NaN")  # it holds no text but its keys
-    value = jsonio.loads(text, str(path), nan=True)
+    value = jsonio.loads(text, str(path))
     points: list[dict[str, Any]] = jsonio.check(value, list[dict[str, Any]], str(path))
     return points

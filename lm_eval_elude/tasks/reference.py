@@ -20,7 +20,6 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import CachingLM
 
 from lm_eval_elude.data import dataset
-from lm_eval_elude.data.files import weights_stamp
 from lm_eval_elude.errors import UserError, reason
 from lm_eval_elude.scoring.benchmark import ANSWERS, as_answers, less_end
 from lm_eval_elude.scoring.likelihood import AnswerScore
@@ -28,7 +27,7 @@ from lm_eval_elude.scoring.logs import is_results, truth_ratios
 from lm_eval_elude.scoring.metrics import Need
 from lm_eval_elude.scoring.runs import Run
 from lm_eval_elude.scoring.samples import same_answers
-from lm_eval_elude.scoring.settings import model_renderer, provenance
+from lm_eval_elude.scoring.settings import model_renderer, provenance, weights_stamp
 from lm_eval_elude.tasks import harness
 from lm_eval_elude.text.chat import PLAIN
 from lm_eval_elude.text.invented import invented_names, renamed

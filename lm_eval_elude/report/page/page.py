@@ -214,7 +214,7 @@ def training(folder: Path | None) -> dict[str, dict[str, Points]]:
     if folder is None or not (folder / TRAIN_LOG).is_file():
         return curves
     manifest = read_manifest(folder)
-    for _, entry in jsonio.lines(folder / TRAIN_LOG, nan=True):
+    for _, entry in jsonio.lines(folder / TRAIN_LOG):
         if not isinstance(entry, dict):
             continue
         measured = entry.get("validation") if isinstance(entry.get("validation"), dict) else {}

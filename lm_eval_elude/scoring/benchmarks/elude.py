@@ -167,7 +167,7 @@ def with_fact(settings: Settings) -> Iterator[Row]:
 
 def _load(spec: SetSpec, settings: Settings) -> tuple[QARecord, ...]:
     name = cast(Subset, spec.name)
-    return dataset.load_records(settings.dataset, name, spec.split, settings.targets, scored=True).records
+    return dataset.load_records(settings.dataset, name, spec.split, settings.targets).records
 
 
 BENCHMARKS: dict[str, Benchmark] = {
