@@ -31,7 +31,7 @@ from lm_eval.models.utils_hf import clear_torch_cache
 from tqdm import tqdm
 
 from lm_eval_elude.errors import UserError, reason
-from lm_eval_elude.model.decoding import DEPENDS_ON_LENGTH, continued
+from lm_eval_elude.model.decoding import ONLY_AT_ONCE, continued
 from lm_eval_elude.model.packing import Batch, build_trees, collate, to_batch
 from lm_eval_elude.model.scorer import (
     TokenScores,
@@ -64,7 +64,7 @@ class EludeLM(HFLM):
             check_place(pretrained)
             if not any(kwargs.get(other) for other in ("autogptq", "gptqmodel", "gguf_file")):
                 kwargs.setdefault("use_safetensors", True)
-        with loading("pretrained", pretrained) if isinstance(pretrained, str) else nullcontext():
+        with loading("--model_args pretrained", pretrained) if isinstance(pretrained, str) else nullcontext():
             super().__init__(pretrained, **kwargs)
         dtype = self.mixed_precision_dtype or self.model.dtype
         if self.softmax_dtype is None and dtype.itemsize < 4:
@@ -221,7 +221,8 @@ class EludeLM(HFLM):
 
     def _model_generate(self, context: Any, max_length: int, stop: list[str], **given: Any) -> torch.Tensor:
         settings = self.model.generation_config.to_dict() | given
-        if not self._drops or any(settings.get(name) not in (None, 0, 1) for name in DEPENDS_ON_LENGTH):
+        whole = any(settings.get(name) not in neutral for name, neutral in ONLY_AT_ONCE.items())
+        if whole or not self._drops:
             return super()._model_generate(context, max_length, stop, **given)
         if not given.get("do_sample"):  # as stock
             given = {name: value for name, value in given.items() if name != "temperature"} | {"do_sample": False}

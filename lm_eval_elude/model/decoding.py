@@ -13,11 +13,13 @@ from transformers.masking_utils import create_causal_mask
 
 # What transformers' models call their cache: ``cache`` since 5.24, and ``past_key_values`` before.
 _CACHE = "cache" if "cache" in inspect.signature(create_causal_mask).parameters else "past_key_values"
-# Settings by which a text that goes on from a cache is another than one that is written at once.
-DEPENDS_ON_LENGTH = (
-    "num_beams", "num_return_sequences", "max_new_tokens", "min_new_tokens", "min_length", "forced_eos_token_id",
-    "begin_suppress_tokens", "exponential_decay_length_penalty", "prompt_lookup_num_tokens", "cache_implementation",
-)  # fmt: skip
+# Settings by which a text that goes on from a cache is another than one that is written at once; values that are none.
+ONLY_AT_ONCE = {
+    **dict.fromkeys(("num_beams", "num_return_sequences"), (None, 1)),
+    **dict.fromkeys(("max_new_tokens", "min_new_tokens", "min_length", "begin_suppress_tokens"), (None, 0)),
+    **dict.fromkeys(("forced_eos_token_id", "exponential_decay_length_penalty"), (None,)),
+    **dict.fromkeys(("prompt_lookup_num_tokens", "cache_implementation"), (None,)),
+}
 
 
 class Ends(StoppingCriteria):
