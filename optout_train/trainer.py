@@ -6,7 +6,7 @@ A method is a row of :data:`optout_train.losses.LOSSES`, or a file in ``methods/
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,12 +119,14 @@ class UnlearnTrainer(Trainer):
             made = [self.encode(r, draw.choice(texts) if kind == "refusal" else None) for r in self.sets.forget]
             self.examples.forget[kind] = made
 
-    def terms(self, model, batch: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
-        """The unweighted terms of a pass, by set: means over the step's records, as far as these are in the pass."""
-        for name in self.weights:
-            if name in batch:
-                values = self.forget_values(model, batch) if name == "forget" else nll(self.answers(model, batch[name]))
-                yield name, (values * batch["weight"]).sum()
+    def names(self, batch: dict[str, Any]) -> list[str]:
+        """The terms of a pass."""
+        return [name for name in self.weights if name in batch]
+
+    def term(self, model, batch: dict[str, Any], name: str) -> Tensor:
+        """An unweighted term of a pass: the mean over the step's records, as far as these are in the pass."""
+        values = self.forget_values(model, batch) if name == "forget" else nll(self.answers(model, batch[name]))
+        return (values * batch["weight"]).sum()
 
     def forget_values(self, model, batch: dict[str, Any]) -> Tensor:
         """The forget loss of each record of a pass, (batch,)."""
@@ -160,16 +162,17 @@ class UnlearnTrainer(Trainer):
 
         DeepSpeed, whose ``backward`` counts passes, gets them in one.
         """
-        done: Any = 0.0
-        loss: Any = None
-        for name, value in self.terms(model, inputs):
+        total, names = torch.zeros((), device=self.args.device), self.names(inputs)
+        for name in names:
+            value = self.term(model, inputs, name)
             self.note(name, value)
-            if loss is not None and not self.is_deepspeed_enabled:
+            loss = self.weights[name] * value
+            if name != names[-1] and not self.is_deepspeed_enabled:
                 with self.accelerator.no_sync(model):
                     self.accelerator.backward(loss / self.current_gradient_accumulation_steps)
                 loss = loss.detach()
-            done, loss = done if loss is None else done + loss, self.weights[name] * value
-        return done + loss
+            total = total + loss
+        return total
 
     def training_step(self, *arguments, **named) -> Tensor:
         loss = super().training_step(*arguments, **named)

@@ -43,21 +43,22 @@ class Method(UnlearnTrainer):
         self.args.max_grad_norm, self.args.transport_weight = (math.inf, 0.0) if self.forgets else self.of_rest
         return super().training_step(*arguments, **named)
 
-    def terms(self, model, batch: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
-        there, row = batch["weight"] > 0, self.row
+    def names(self, batch: dict[str, Any]) -> list[str]:
+        return [name for name in super().names(batch) if (name == "forget") == self.forgets]
+
+    def term(self, model, batch: dict[str, Any], name: str) -> Tensor:
+        there = batch["weight"] > 0
 
         def mean(answers: Answers, rows: Any = there) -> Answers:
             """One value for a batch: the mean over all its tokens."""
             sums, counts = (column[rows].sum() for column in answers)
             return Answers(sums / counts, counts / counts)
 
-        for name in ("forget",) if self.forgets else batch.keys() & {"retain", "world"}:
-            now = mean(self.answers(model, batch[name]))
-            if self.forgets:
-                before = mean(self.reference["answer"], batch["places"]["answer"][there])
-                yield name, row.value({"answer": now}, {"answer": before}, self.args.eta)
-            else:
-                yield name, nll(now)
+        now = mean(self.answers(model, batch[name]))
+        if name != "forget":
+            return nll(now)
+        before = mean(self.reference["answer"], batch["places"]["answer"][there])
+        return self.row.value({"answer": now}, {"answer": before}, self.args.eta)
 
     def get_decay_parameter_names(self, model) -> list[str]:
         return [name for name, parameter in model.named_parameters() if parameter.ndim > 1]
