@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -164,13 +165,15 @@ class UnlearnTrainer(Trainer):
         """
         total, names = torch.zeros((), device=self.args.device), self.names(inputs)
         for name in names:
-            value = self.term(model, inputs, name)
-            self.note(name, value)
-            loss = self.weights[name] * value
-            if name != names[-1] and not self.is_deepspeed_enabled:
-                with self.accelerator.no_sync(model):
+            apart = name != names[-1] and not self.is_deepspeed_enabled
+            # DDP decides in the forward pass whether the backward pass will be averaged over processes.
+            with self.accelerator.no_sync(model) if apart else nullcontext():
+                value = self.term(model, inputs, name)
+                self.note(name, value)
+                loss = self.weights[name] * value
+                if apart:
                     self.accelerator.backward(loss / self.current_gradient_accumulation_steps)
-                loss = loss.detach()
+                    loss = loss.detach()
             total = total + loss
         return total
 
