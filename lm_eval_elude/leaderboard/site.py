@@ -99,18 +99,18 @@ def build(folder: Path, out: Path, report: Report | None = None) -> int:
             {"role": role, **_cells(row(runs[role], runs["original"], runs["retrained"]), keep_score=False)}
             for role in ("original", "retrained") if {"original", "retrained"} <= runs.keys()
         ]  # fmt: skip
-        ranks = [{"rank": rank, "about": each, **_cells(found)} for rank, (each, found) in enumerate(scored, 1)]
-        for each in ranks if report else ():
-            slug = each["about"].slug
-            page = out / "reports" / f"{slug}.html"
-            page.parent.mkdir(exist_ok=True)
-            report({**{role: runs[role] for role in ("original", "retrained")}, slug: runs[slug]}, page)
-            each["report"] = f"reports/{slug}.html"
-        for each in ranks:
-            about = each["about"]
-            values = {name: each[name].value if each[name] else "" for name in COLUMNS}
-            lines.append({"table": table.name, "rank": each["rank"], "model": about.model, "revision": about.revision,
-                          "method": about.method, "verdict": each["verdict"], **values})  # fmt: skip
+        ranks = list[dict[str, Any]]()
+        for rank, (each, found) in enumerate(scored, 1):
+            cells = _cells(found)
+            ranks.append({"rank": rank, "about": each, **cells})
+            if report:
+                page = out / "reports" / f"{each.slug}.html"
+                page.parent.mkdir(exist_ok=True)
+                report({**{role: runs[role] for role in ("original", "retrained")}, each.slug: runs[each.slug]}, page)
+                ranks[-1]["report"] = f"reports/{each.slug}.html"
+            values = {name: cells[name].value if cells[name] else "" for name in COLUMNS}
+            lines.append({"table": table.name, "rank": rank, "model": each.model, "revision": each.revision,
+                          "method": each.method, "verdict": found.verdict, **values})  # fmt: skip
         ranked += len(ranks)
         tables.append({"table": table, "rows": ranks, "baselines": baselines, "waiting": waiting})
     environment = Environment(loader=FileSystemLoader(HERE), autoescape=True)
