@@ -118,7 +118,6 @@ def _data(folder: Path, table: Table) -> str:
 
 
 def _call(here: Path, *arguments: str) -> None:
-    """Run Python there; UserError with the end of what it said where it failed."""
-    done = subprocess.run([sys.executable, *arguments], cwd=here, stderr=subprocess.PIPE, stdout=sys.stderr, text=True)
-    if done.returncode:
-        raise UserError(f"scoring failed: {' '.join(done.stderr.split())[-600:]}")
+    """Run Python there; its bars and warnings are shown as they come. UserError where it failed."""
+    if subprocess.run([sys.executable, *arguments], cwd=here, stdout=subprocess.DEVNULL).returncode:
+        raise UserError(f"scoring failed, see above; the command was: python {' '.join(arguments)}")
