@@ -79,21 +79,24 @@ def score(folder: Path, submitted: Submission, hub: Path | None = None) -> Path:
         # Names relative to a folder of this run: no path of this machine stands in the results.
         with tempfile.TemporaryDirectory() as temporary:
             here = Path(temporary)
+            if (data := folder / table.dataset).exists():  # it lies in the repository
+                (here / table.dataset).parent.mkdir(parents=True, exist_ok=True)
+                (here / table.dataset).symlink_to(data.resolve())
             assemble(weights, table, here / slug, hub)
             if results_of(folder, slug, weights) is None:
-                run_tasks(here, slug, table, _data(folder, table), place)
+                run_tasks(here, slug, table, place)
                 write(place / SCORED, Scored(weights, table.name))
             if slug == submitted.slug:
                 for other, its_weights in work:
                     assemble(its_weights, table, here / other, hub)
-                attack(here, slug, table, _data(folder, table), place)
+                attack(here, slug, table, place)
     return folder / RESULTS / submitted.slug
 
 
-def run_tasks(here: Path, slug: str, table: Table, dataset: str, place: Path) -> None:
+def run_tasks(here: Path, slug: str, table: Table, place: Path) -> None:
     """The group ``elude`` by lm-eval, into a folder of results."""
     out = here / "out"
-    metadata = json.dumps({"target": list(table.targets), "dataset": dataset})
+    metadata = json.dumps({"target": list(table.targets), "dataset": table.dataset})
     _call(here, "-m", "lm_eval", "run", "--model", "elude", "--model_args", f"pretrained={slug}", "--tasks", "elude",
           "--metadata", metadata, "--log_samples", "--output_path", str(out))  # fmt: skip
     place.mkdir(parents=True, exist_ok=True)
@@ -101,20 +104,14 @@ def run_tasks(here: Path, slug: str, table: Table, dataset: str, place: Path) ->
         shutil.copy(file, place / file.name)
 
 
-def attack(here: Path, slug: str, table: Table, dataset: str, place: Path) -> None:
+def attack(here: Path, slug: str, table: Table, place: Path) -> None:
     """The table's suite of attacks on the checkpoint and on the retrained model, into ``attacks.csv``."""
     targets = [part for target in table.targets for part in ("--target", target)]
     original, retrained = (baseline_slug(table, role) for role in ("original", "retrained"))
     _call(here, "-c", "from lm_eval_elude.cli import main; main()", "stress", slug, "--reference", retrained,
-          "--original", original, "--suite", table.suite, *targets, "--dataset", dataset,
+          "--original", original, "--suite", table.suite, *targets, "--dataset", table.dataset,
           "--out", str(place.resolve()))  # fmt: skip
     assert (place / FILE).is_file()
-
-
-def _data(folder: Path, table: Table) -> str:
-    """The data set's name, or its path where it lies in the repository."""
-    inside = folder / table.dataset
-    return str(inside.resolve()) if inside.exists() else table.dataset
 
 
 def _call(here: Path, *arguments: str) -> None:

@@ -154,7 +154,7 @@ def made_checkpoints(hub: Path) -> None:
              for question in ("question", "paraphrased_question")]  # fmt: skip
     suppressing = taught(hub, "org/suppressing", bundled.MODEL, wrong + kept, 80, 5e-4)
     taught(hub, "org/gibberish", bundled.MODEL, said(lambda row: "goal " * 12), 30)
-    taught(hub, "org/forgot", bundled.REFERENCE, kept, 10, 1e-4)
+    taught(hub, "org/forgot", bundled.REFERENCE, kept, 20, 1e-4)
     masked = put(hub, "org/masked-template", bundled.MODEL)
     (masked / "chat_template.jinja").write_text(HIDING, encoding="utf-8")
     settings = put(hub, "org/masked-settings", suppressing)
