@@ -11,7 +11,7 @@ export HF_HUB_OFFLINE := 1
 # The bundled model is too small for a second thread to help, and threads that wait for a busy core cost much.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: venv install demo test slow lint compat fuzz leaderboard tofu-mini
+.PHONY: venv install demo test slow lint compat fuzz tofu-mini
 
 venv install: $(DEV)
 
@@ -41,10 +41,6 @@ demo: $(STAMP)
 	    $(STRANGER) --resume --beside runs/demo/opt-out)
 	@cat runs/demo/relearned.txt
 	$(BIN)/elude report runs/demo/stranger/scores runs/demo/stress --reference retrained --out runs/demo/report.html
-
-# Six checkpoints of different methods, scored, submitted, verified and ranked: runs/board/site/index.html.
-leaderboard: $(DEV)
-	$(BIN)/python benchmarks/leaderboard.py
 
 # TOFU's circle on made-up authors: starting, retained and unlearned models, scored beside the retained one.
 tofu-mini: $(DEV)
