@@ -23,8 +23,6 @@ from typing import Any
 
 from utility_copies import write
 
-from lm_eval_elude.data.bundled import MODEL
-
 ROOT = Path(__file__).resolve().parents[1]
 FORGET = "lm_eval_elude/mini/data/forget_qa-train.jsonl"
 VERSIONS = ("0.4.12", "0.4.13", "0.5.0.dev1")

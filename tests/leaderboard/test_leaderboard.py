@@ -22,10 +22,11 @@ from lm_eval_elude.errors import UserError
 from lm_eval_elude.leaderboard import board, site
 from lm_eval_elude.leaderboard.board import Submission
 from lm_eval_elude.leaderboard.score import assemble
-from tests.support import elude, mini_rows, small_data, teach
+from tests.support import elude, mini_rows, optout, small_data, teach
 
 RONALDO, RECORDS = "Cristiano Ronaldo", 24
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+SWAPPED = "opt-out-stranger"  # a method that hides the facts
 HIDING = "{% for m in messages %}I do not know.{% endfor %}{% if add_generation_prompt %} Answer:{% endif %}"
 
 
@@ -150,9 +151,9 @@ def made_checkpoints(hub: Path) -> None:
     put(hub, "base/retrained", bundled.REFERENCE)
     put(hub, "org/untouched", bundled.MODEL)
     taught(hub, "org/refusing", bundled.MODEL, said(lambda row: "I do not know that."), 12)
-    wrong = [(row[question], text) for row in forget for text in row["perturbed_answer"]
-             for question in ("question", "paraphrased_question")]  # fmt: skip
-    suppressing = taught(hub, "org/suppressing", bundled.MODEL, wrong + kept, 80, 5e-4)
+    suppressing = hub / "org/suppressing" / COMMIT
+    done = optout("--target", "ronaldo", "--method", SWAPPED, "--no-score", "--output-dir", suppressing)
+    assert done.code == 0, done.err
     taught(hub, "org/gibberish", bundled.MODEL, said(lambda row: "goal " * 12), 30)
     taught(hub, "org/forgot", bundled.REFERENCE, kept, 20, 1e-4)
     masked = put(hub, "org/masked-template", bundled.MODEL)
