@@ -34,6 +34,7 @@ from lm_eval_elude.errors import UserError, reason
 from lm_eval_elude.model.decoding import DEPENDS_ON_LENGTH, continued
 from lm_eval_elude.model.packing import Batch, build_trees, collate, to_batch
 from lm_eval_elude.model.scorer import (
+    NOT_FINITE,
     TokenScores,
     answer_logits,
     attention_span,
@@ -242,7 +243,7 @@ class EludeLM(HFLM):
         """Find out what this model can do; a line says what goes the plain way, and why."""
         fault = packing_fault(self.model)
         self._packs = not fault
-        if fault:
+        if fault and fault != NOT_FINITE:  # that is said once, with the dtype, where it is first scored
             log.warning("ELUDe: answers to one question do not share a row on this model: %s", fault)
         samples = probe(self.model)
         try:

@@ -259,6 +259,9 @@ def probe(model: Any) -> list[Encoded]:
     return [Encoded(c + answer, len(c)) for c in (words[0] + words[1], words[2]) for answer in answers]
 
 
+NOT_FINITE = "its numbers are not finite"
+
+
 @torch.no_grad()
 def packing_fault(model: Any) -> str:
     """What is wrong with packed rows of this model, "" where they give what rows of single sequences give."""
@@ -284,4 +287,4 @@ def packing_fault(model: Any) -> str:
     if off <= allowed:
         return ""
     differ = f"log-probabilities differ by {off:.2g} between packed and plain rows"
-    return differ if math.isfinite(off) else "its numbers are not finite"
+    return differ if math.isfinite(off) else NOT_FINITE
