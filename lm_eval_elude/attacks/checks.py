@@ -19,10 +19,15 @@ Check = Callable[[AttackPrompt, str, QARecord, Target], str]
 
 
 def asks(item: AttackPrompt, prompt: str, record: QARecord, target: Target) -> str:
-    """The question survives, with the hints or the example of the draft, and the answer is not in it."""
+    """The question survives in a wrapper, and the answer is not in it."""
     if prompt.strip() == record.question:
         return "the prompt is only the plain question"
-    return _tells(prompt, record.question, record) or _lost(f"{record.question} {item.prompt}", prompt, target)
+    return _tells(prompt, record.question, record) or _lost(record.question, prompt, target)
+
+
+def asks_with_context(item: AttackPrompt, prompt: str, record: QARecord, target: Target) -> str:
+    """As :func:`asks`, and the hints or the example of the draft survive too."""
+    return asks(item, prompt, record, target) or _lost(item.prompt, prompt, target)
 
 
 def offers_options(item: AttackPrompt, prompt: str, record: QARecord, target: Target) -> str:
@@ -75,5 +80,5 @@ def _tells(body: str, asked: str, record: QARecord) -> str:
 def _lost(source: str, prompt: str, target: Target) -> str:
     """A complaint where less than two thirds of the source's content words are in the prompt."""
     content = words(source) - STOP - words(target.name)
-    kept = content & words(prompt)
-    return f"the prompt lost the content ({', '.join(sorted(content - kept))})" if 3 * len(kept) < 2 * len(content) else ""
+    lost = sorted(content - words(prompt))
+    return f"the prompt lost the content ({', '.join(lost)})" if 3 * len(lost) > len(content) else ""

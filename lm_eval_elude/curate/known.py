@@ -21,7 +21,7 @@ from lm_eval_elude.scoring.likelihood import AnswerScore, knows, probability
 from lm_eval_elude.text.chat import Renderer, load_tokenizer
 from lm_eval_elude.text.invented import any_of
 from lm_eval_elude.text.names import short_name
-from lm_eval_elude.text.words import telling_words, words
+from lm_eval_elude.text.words import fact_tokens, words
 
 CONTROLS = 3
 _NEW_TOKENS = 48
@@ -69,7 +69,7 @@ class Judge:
         for record, (start, middle, stop) in zip(records, spans, strict=True):
             right, paraphrase, *wrong = scores[start:middle]
             beyond = all(right.mean > other.mean for other in scores[middle:stop]) if stop > middle else None
-            answer, telling = self._answer(record.question), telling_words(record)
+            answer, telling = self._answer(record.question), fact_tokens(record)
             stated = bool(telling) and 2 * len(telling & words(answer)) >= len(telling)
             facts.append(Fact(record.question, probability(right), knows(paraphrase, wrong), beyond, stated, answer))
         return facts

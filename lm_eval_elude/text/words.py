@@ -27,13 +27,13 @@ def words(text: str) -> frozenset[str]:
 
 
 @lru_cache(maxsize=4096)
-def telling_words(record: QARecord) -> frozenset[str]:
+def fact_tokens(record: QARecord) -> frozenset[str]:
     """Words that give the answer away: those of the paraphrase that not all its wrong versions share.
 
     Words of the question are no secret. Where nothing is left, every other word of the answers counts.
     """
     known = STOP | words(record.question)
-    shared = frozenset.intersection(*map(words, record.perturbed_answer))
+    shared = frozenset.intersection(*map(words, record.perturbed_answer)) if record.perturbed_answer else frozenset()
     return (words(record.paraphrased_answer) - shared - known) or (
         (words(record.answer) | words(record.paraphrased_answer)) - known
     )

@@ -10,7 +10,7 @@ from lm_eval_elude.scoring.benchmark import NothingToAskError
 from lm_eval_elude.scoring.benchmarks import BENCHMARKS
 from lm_eval_elude.scoring.benchmarks.elude import CLOZE, LEAK, MENTION, WORDINGS
 from lm_eval_elude.scoring.settings import Settings
-from lm_eval_elude.text.words import STOP, fact_in, telling_words, words
+from lm_eval_elude.text.words import STOP, fact_in, fact_tokens, words
 from tests.support import GOLDEN, write_jsonl
 
 TARGETS = tuple(dataset.entities("mini"))
@@ -99,7 +99,7 @@ def test_every_gap_hides_the_fact_and_the_rest_of_the_sentence_stays():
         assert doc["answer"] == fact and doc["entity"] in doc["question"] and WORDINGS["gap"] in doc["question"]
         assert before + fact + after == doc["paraphrased_answer"] == record.paraphrased_answer
         assert not (words(fact) - STOP) & words(doc["question"])
-        assert not telling_words(record) & words(doc["question"]) - words(record.question)
+        assert not fact_tokens(record) & words(doc["question"]) - words(record.question)
 
 
 @pytest.mark.parametrize(

@@ -223,7 +223,7 @@ def test_what_metrics_are_made_of_is_not_read_and_words_that_state_the_fact_go_f
 
 
 def test_no_wording_is_the_attacks_or_the_bundled_models():
-    attacks = {carrier for row in ATTACKS.values() for carrier in row.carriers}
+    attacks = {carrier for row in ATTACKS.values() for carrier in row.templates}
     wordings = {
         w.replace("{q}", "{question}") for w in (*WORDINGS, *stranger.NAME_QUESTIONS, *IN_PASSING) if w != "{q}"
     }

@@ -35,7 +35,7 @@ from lm_eval_elude.scoring.benchmarks.elude import ATTACK, CLOZE, CONTROL, LEAK
 from lm_eval_elude.scoring.metrics import METRICS
 from lm_eval_elude.scoring.samples import Sample
 from lm_eval_elude.stress.outcome import REFERENCE
-from lm_eval_elude.text.words import telling_words, words
+from lm_eval_elude.text.words import fact_tokens, words
 
 HERE = Path(__file__).parent
 TRAIN_LOG = "train_log.jsonl"
@@ -357,7 +357,7 @@ def leaks(doc: Mapping[str, Any], question: str) -> bool:
         paraphrased_answer=doc.get("paraphrased_answer") or "", perturbed_answer=tuple(doc["perturbed_answer"]),
     )  # fmt: skip
     lists_answers = any(text in doc["question"] for text in (record.answer, record.paraphrased_answer))
-    telling = telling_words(record) - (frozenset() if lists_answers else words(doc["question"]))
+    telling = fact_tokens(record) - (frozenset() if lists_answers else words(doc["question"]))
     return bool(telling) and 2 * len(telling & words(doc["generated"])) >= len(telling)
 
 

@@ -36,7 +36,7 @@ from lm_eval_elude.scoring.metrics import METRICS, Kind, forget_quality, known, 
 from lm_eval_elude.scoring.samples import Sample, has_reference, mean
 from lm_eval_elude.scoring.settings import Settings
 from lm_eval_elude.text.names import name_leak, short_name
-from lm_eval_elude.text.words import STOP, fact_in, telling_words, words
+from lm_eval_elude.text.words import STOP, fact_in, fact_tokens, words
 
 log = logging.getLogger("lm_eval.elude")
 
@@ -157,7 +157,7 @@ def with_fact(settings: Settings) -> Iterator[Row]:
     """
     lacking = 0
     for record in _load(FORGET, settings):
-        if fact := sorted(telling_words(record)):
+        if fact := sorted(fact_tokens(record)):
             yield record, {"fact": fact}
         else:
             lacking += 1
