@@ -38,5 +38,5 @@ def test_the_commands_of_the_page_lead_from_documents_to_a_scored_checkpoint(tmp
     assert re.search(r"forget_qa-train +6 pairs", said["build"]) and "knows 0 of 6 facts" in said["probe"]
     assert "fewer than 20 known facts" in said["probe"]
     assert (tmp_path / "judge-a.csv").read_text().count("Quorvane Lumo")
-    assert re.search(r"elude_forget.*forget_quality", said["--tasks"]), said["--tasks"]
+    assert all(name in said["--tasks"] for name in ("elude_forget", "forget_quality", "retain_quality"))
     assert (tmp_path / "lumo-forgotten" / "optout.json").exists() and [*(tmp_path / "scores").rglob("samples_*")]
