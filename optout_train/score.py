@@ -15,7 +15,8 @@ from lm_eval_elude.errors import mute_harness
 # Of the table, in per cent: the label, lm-eval's task or group, and its metric.
 COLUMNS = (
     ("FQ", "elude_quality", "forget_quality"), ("mc_acc", "elude_forget", "truth_first"),
-    ("cloze", "elude_quality", "known"), ("P", "elude_forget", "probability"), ("repet.", "elude_forget", "degenerate"),
+    ("cloze", "elude_cloze", "truth_first"), ("P", "elude_forget", "probability"),
+    ("repet.", "elude_forget", "degenerate"),
     ("RQ", "elude_quality", "retain_quality"), ("named", "elude_quality", "mention_quality"),
     ("P", "elude_retain", "probability"), ("ROUGE", "elude_retain", "rougeL_recall"),
     ("repet.", "elude_retain", "degenerate"), ("FQ", "tofu", "forget_quality"), ("utility", "tofu", "model_utility"),
