@@ -130,6 +130,7 @@ def run(data: Any, chosen: Any, settings: dict[str, Any], overwrite: bool, no_sc
     from transformers import PrinterCallback
     from transformers.utils import cached_file
 
+    from lm_eval_elude.data.targets import slugify
     from lm_eval_elude.model.scorer import load_model
     from lm_eval_elude.scoring.conventions import CONVENTIONS
     from lm_eval_elude.text.chat import Renderer, load_tokenizer
@@ -138,7 +139,7 @@ def run(data: Any, chosen: Any, settings: dict[str, Any], overwrite: bool, no_sc
     from optout_train.trainer import UnlearnConfig
 
     method, path, revision = chosen.method, bundled.path_of(chosen.model), chosen.revision or None
-    slug = data.forget_split or "+".join(target.replace(" ", "_").lower() for target in data.target)
+    slug = data.forget_split or "+".join(map(slugify, data.target))
     folder = Path(settings.setdefault("output_dir", f"runs/{slug}-{method}"))
     resume = settings.pop("resume_from_checkpoint", None)
     whole = sorted(folder.glob("checkpoint-*/extra.pt"), key=os.path.getmtime)  # written last

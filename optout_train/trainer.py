@@ -17,6 +17,7 @@ from accelerate.utils import broadcast_object_list
 from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
+from lm_eval_elude.data.sets import COLLAPSE
 from lm_eval_elude.model.scorer import Scorer, score_all
 from lm_eval_elude.text.chat import Renderer
 from optout_train.data import KEPT, Encoder, EpochSampler, Examples, Sample, Sets, collate
@@ -24,7 +25,6 @@ from optout_train.losses import LOSSES, Answers, lesson, log_prob, nll
 from optout_train.presets import flag
 from optout_train.transport import Transport, originals
 
-COLLAPSE = 0.5  # of the retain quality before training; below it a model counts as broken
 LESSONS, REFERENCE, EXTRA = "lessons.pt", "reference.pt", "extra.pt"  # what a resumed run does not make again
 
 

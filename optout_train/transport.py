@@ -84,13 +84,8 @@ class Transport:
     """
 
     def __init__(self, model: nn.Module, original, distance: str, directions: int, seed: int) -> None:
-        self.model, self.original, self.distance, self.directions, self.seed = (
-            model,
-            original,
-            distance,
-            directions,
-            seed,
-        )
+        self.model, self.original = model, original
+        self.distance, self.directions, self.seed = distance, directions, seed
 
     def add_gradient(self, weight: float, step: int) -> Tensor:
         """Add ``weight`` times the gradient to every ``.grad``; returns the distance, unweighted."""

@@ -10,6 +10,7 @@ from lm_eval_elude.build.checks import names_target
 from lm_eval_elude.build.documents import Material
 from lm_eval_elude.build.llm import Endpoint
 from lm_eval_elude.build.pairs import Maker, Row
+from lm_eval_elude.build.probe import FEW
 from lm_eval_elude.data import jsonio
 from lm_eval_elude.data.dataset import load_records
 from lm_eval_elude.data.sets import Split
@@ -19,7 +20,6 @@ from lm_eval_elude.text.names import called
 
 CARD, CACHE, REJECTED = "README.md", "cache", "rejected.jsonl"
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
-FEW = 20  # facts below which a score says little
 
 
 class Summary(NamedTuple):

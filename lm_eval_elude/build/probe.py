@@ -6,6 +6,8 @@ from typing import Any
 from lm_eval_elude.data.records import QARecord
 from lm_eval_elude.text.words import STOP, words
 
+FEW = 20  # facts below which a score says little
+
 
 def probe(model: str, records: Sequence[QARecord], batch_size: int = 16) -> list[dict[str, Any]]:
     """What a model makes of each record: ``question``, ``said`` (its own answer, greedy), ``likeliest`` and ``known``.

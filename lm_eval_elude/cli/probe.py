@@ -6,8 +6,6 @@ import click
 
 from lm_eval_elude.cli import options
 
-FEW = 20  # known facts below which forget quality says little
-
 
 @click.command()
 @click.option("--model", required=True, help="Model folder, Hub id or tiny (the bundled one), before unlearning.")
@@ -19,6 +17,7 @@ def probe(model: str, dataset: str, names: tuple[str, ...], batch_size: int, out
     """Say which facts a model knows: it finds the true answer likeliest of six, and its own answer states it."""
     import pandas as pd
 
+    from lm_eval_elude.build.probe import FEW
     from lm_eval_elude.build.probe import probe as ask
     from lm_eval_elude.data import bundled
     from lm_eval_elude.data import dataset as data

@@ -210,7 +210,7 @@ class EludeLM(HFLM):
         if not self._drops:
             return super().generate_until(requests, disable_tqdm)
         before = self.batch_size_per_gpu
-        longest = max((len(self.tok_encode(request.args[0])) for request in requests), default=0)
+        longest = max((len(self.tok_encode(text)) for text in {request.args[0] for request in requests}), default=0)
         longest += max((int(request.args[1].get("max_gen_toks", self.max_gen_toks)) for request in requests), default=1)
         on_cpu = self.device.type == "cpu"  # where few texts reach their limit, and 64 are as fast as more
         rows = min(64, 16 * self.batch_tokens // longest) if on_cpu else self.batch_tokens // longest
