@@ -126,6 +126,8 @@ def resolve(given: dict[str, Any]) -> dict[str, Any]:
 
 def run(data: Any, chosen: Any, settings: dict[str, Any], overwrite: bool, no_score: bool) -> None:
     """Train, save, score. Under a launcher every process calls it; the first one speaks."""
+    import warnings
+
     import torch
     from transformers import PrinterCallback
     from transformers.utils import cached_file
@@ -138,6 +140,8 @@ def run(data: Any, chosen: Any, settings: dict[str, Any], overwrite: bool, no_sc
     from optout_train.data import load_sets
     from optout_train.trainer import UnlearnConfig
 
+    # transformers 5.23 asks its own models by the name that it calls deprecated.
+    warnings.filterwarnings("ignore", ".*gradient_checkpointing.* is deprecated", FutureWarning)
     method, path, revision = chosen.method, bundled.path_of(chosen.model), chosen.revision or None
     slug = data.forget_split or "+".join(map(slugify, data.target))
     folder = Path(settings.setdefault("output_dir", f"runs/{slug}-{method}"))
