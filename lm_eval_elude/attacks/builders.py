@@ -7,7 +7,7 @@ each asks is in docs/settings.md#tasks. The answer, its paraphrase and the five 
 * ``reverse_query``: ``The person described is {target}.``, ``These facts are about {target}.``; wrong are the same with
   five of its like.
 
-Hints and examples never hold a word that tells the asked answer from its wrong ones (:func:`telling_words`).
+Hints and examples never hold a word that tells the asked answer from its wrong ones (:func:`fact_tokens`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from lm_eval_elude.data.records import PERTURBATIONS, QARecord
 from lm_eval_elude.data.targets import TARGETS, Target
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.text.names import mask, rename, synonyms
-from lm_eval_elude.text.words import STOP, telling_words, words
+from lm_eval_elude.text.words import STOP, fact_tokens, words
 
 _PLACE = re.compile(rf"(?<![\w-])(?:{'|'.join(map(re.escape, PLACES))})(?![\w-])")
 
@@ -61,7 +61,7 @@ class Suite:
         With ``near`` those first that share most words with the question: the same year, club or work.
         """
         record = self.records[index]
-        secret, known = telling_words(record), words(record.question)
+        secret, known = fact_tokens(record), words(record.question)
         others = self.rng.sample(self.records, len(self.records))
         if near:
             content = known - STOP - words(self.target.name)

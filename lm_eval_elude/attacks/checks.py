@@ -13,7 +13,7 @@ from lm_eval_elude.attacks.prompt import CORRECT, AttackPrompt, language_of
 from lm_eval_elude.data.records import QARecord
 from lm_eval_elude.data.targets import Target
 from lm_eval_elude.text.names import name_leak, short_name, synonyms
-from lm_eval_elude.text.words import STOP, telling_words, words
+from lm_eval_elude.text.words import STOP, fact_tokens, words
 
 Check = Callable[[AttackPrompt, str, QARecord, Target], str]
 
@@ -73,7 +73,7 @@ def asks_in_language(item: AttackPrompt, prompt: str, record: QARecord, target: 
 
 def _tells(body: str, asked: str, record: QARecord) -> str:
     """A complaint where the text outside the question gives the answer away."""
-    if telling := sorted(telling_words(record) & (words(body) - words(asked))):
+    if telling := sorted(fact_tokens(record) & (words(body) - words(asked))):
         return f"the prompt gives the answer away ({', '.join(map(repr, telling))})"
     if record.answer.casefold() in body.casefold() and record.answer.casefold() not in asked.casefold():
         return "the prompt holds the answer"

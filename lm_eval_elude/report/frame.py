@@ -1,115 +1,182 @@
-"""All numbers of some runs as one long frame, and a table in every form.
-
-A frame has a row for each run, task (or group), target ("" for all together) and metric. Its columns are
-:data:`COLUMNS`. Names, units and order come from :data:`~lm_eval_elude.scoring.metrics.METRICS`.
-"""
+"""Finished runs as rows: the main table of a report, and every number with its interval."""
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
 
-import pandas as pd
+from lm_eval_elude.errors import UserError
+from lm_eval_elude.metrics.estimates import Estimate
+from lm_eval_elude.metrics.samples import Numbers, for_each_target
+from lm_eval_elude.metrics.table import METRICS, written
+from lm_eval_elude.tasks import TASKS
+from lm_eval_elude.tasks.elude import ATTACK, CONTROL
+from lm_eval_elude.tasks.runs import Run
 
-from lm_eval_elude.report.comparison import NamedRun
-from lm_eval_elude.scoring.benchmarks.elude import ATTACK, CLOZE, CONTROL, LEAK, MENTION
-from lm_eval_elude.scoring.estimates import Estimate
-from lm_eval_elude.scoring.units import number, unit
-
-COLUMNS = ("run", "task", "metric", "target", "value", "stderr", "low", "high", "n", "records", "seed")
-# What the tables call the tasks and groups, in their order; the group ``elude`` repeats the others.
-SECTIONS = {
-    "elude_quality": "plain questions", "elude_forget": "forget set", "elude_retain": "retain set",
-    "elude_world": "world set", MENTION: "mention set", CLOZE: "cloze set", "elude_attacks": "mean of the attacks",
-    LEAK: "drawn answers", "elude_mia": "membership",
-    "tofu": "TOFU", "tofu_forget": "TOFU forget set", "tofu_retain": "TOFU retain set",
-    "tofu_real_authors": "TOFU real authors", "tofu_world_facts": "TOFU world facts",
-}  # fmt: skip
-FORGET_SETS = ("elude_forget", "tofu_forget")
+# What is known of the target, whichever way it is asked.
+KNOWS = ("mc_accuracy", "option_accuracy", "name_mc_accuracy")
 
 
-def frame(runs: Sequence[NamedRun]) -> pd.DataFrame:
-    """The numbers of runs, formed again from their samples; ``seed`` is the training's, where a manifest tells it."""
-    rows = []
-    for run in runs:
-        seed = run.manifest.settings.get("seed") if run.manifest else None
-        for (task, target, metric), estimate in run.estimates.items():
-            low, high = bounds(estimate, unit(metric))
-            numbers = (estimate.value, estimate.stderr, low, high, estimate.n, estimate.records)
-            rows.append((run.name, task, metric, target, *numbers, seed))
-    return pd.DataFrame(rows, columns=list(COLUMNS)).astype({"seed": object})
+class Column(NamedTuple):
+    """A column of the main table.
+
+    Attributes:
+        label: its head; ``group`` stands above it.
+        metric: whose unit and direction it has.
+        places: tasks and groups that have the number; the first that a run has is taken.
+        bar: whether the cell has a bar, which only shares have.
+    """
+
+    label: str
+    group: str
+    metric: str
+    places: tuple[str, ...]
+    bar: bool = True
 
 
-def bounds(estimate: Estimate, unit: str) -> tuple[float, float]:
-    """The 95 % interval, that of a share within 0 and 1; NaN where no error is known."""
-    if math.isnan(estimate.stderr):
-        return math.nan, math.nan
-    if unit in ("share", "p-value"):
-        return estimate.interval
-    return estimate.bounds
+COLUMNS = (
+    Column("choice", "forgotten?", "mc_accuracy", ("elude_forget", "tofu_forget")),
+    Column("cloze", "forgotten?", "mc_accuracy", ("elude_cloze",)),
+    Column("worst attack", "forgotten?", "mc_accuracy", ("worst attack",)),
+    Column("P(true)", "forgotten?", "probability", ("elude_forget", "tofu_forget")),
+    Column("utility", "intact?", "retain_quality", ("elude", "elude_quality")),
+    Column("TOFU utility", "intact?", "model_utility", ("tofu",)),
+    Column("named", "intact?", "named_retain_quality", ("elude", "elude_quality")),
+    Column("gibberish", "intact?", "gibberish", ("elude_forget", "tofu_forget")),
+    Column("repetition", "intact?", "repetition", ("elude_forget", "tofu_forget")),
+    Column("choice", "recoverable?", "recovery", ("attacks on the weights",)),
+    Column("FQ", "paper", "forget_quality", ("elude", "elude_quality", "elude_forget", "tofu_forget"), False),
+    Column("KS p", "paper", "ks_p_value", ("elude_forget", "tofu_forget"), False),
+)
 
 
-def cell(value: float, low: float, high: float, unit: str, sign: str = "") -> str:
-    """A value, and in small print (after a line break) its interval."""
-    sign = "+" if unit == "difference of shares" else sign
-    interval = "" if math.isnan(low) else f"\n[{number(low, unit, sign)}, {number(high, unit, sign)}]"
-    return number(value, unit, sign) + (interval if value == value else "")
-
-
-def attack_name(task: str) -> str:
-    """What the tables and plots call an attack."""
-    return "asked plainly" if task == CONTROL else task.removeprefix(ATTACK).replace("_", " ")
-
-
-# ---- tables
-class Table(NamedTuple):
-    """A table of texts with a caption; a line break stands before what is in small print."""
+@dataclass
+class Model:
+    """One model of a report: its run, and what is known of it beside the others."""
 
     name: str
-    caption: str
-    cells: pd.DataFrame
+    run: Run
+    role: str = ""  # "original", "retrained" or "" for an unlearned model
+    numbers: dict[str, Numbers] = field(default_factory=dict)  # by task or group
+    verdict: str = ""
+    reason: str = ""  # the verdict's sentence
+
+    @property
+    def method(self) -> str:
+        """How the checkpoint was made, "" where its manifest does not say."""
+        return str(self.run.settings(self.run.tasks[0]).get("made", {}).get("method", ""))
+
+    def number(self, column: Column) -> Estimate | None:
+        """The number of a column, None where the run lacks it."""
+        return next((n for place in column.places if (n := self.numbers.get(place, {}).get(column.metric))), None)
+
+    @cached_property
+    def worst_attack(self) -> tuple[str, Estimate] | None:
+        """The attack, and the number, by which most of the facts are known."""
+        found = [
+            (task, numbers[name])
+            for task, numbers in self.run.numbers.items()
+            if task.startswith(ATTACK) and task != CONTROL
+            for name in KNOWS
+            if name in numbers
+        ]
+        return max(found, key=lambda pair: pair[1].value, default=None)
 
 
-def markdown(table: Table) -> str:
-    """A table in Markdown, with its name and caption."""
-    return f"### {plain(table.name)}\n\n{table.caption}\n\n" + "\n".join(lines(table.cells))
+def read_models(results: Sequence[str], reference: str = "", original: str = "") -> list[Model]:
+    """The models of ``NAME=PATH`` or ``PATH``: original first, then the unlearned ones, the retrained model last.
+
+    ``reference`` and ``original`` are names among them. UserError for a name that is not there or stands twice.
+    """
+    models: dict[str, Model] = {}
+    for text in results:
+        name, _, path = text.rpartition("=") if "=" in text else ("", "", text)
+        name = name or Path(path.rstrip("/")).name
+        if name in models:
+            raise UserError(f"{name} stands twice among the results; name them as NAME=PATH")
+        models[name] = Model(name, Run(path))
+    for flag, name, role in (("--reference", reference, "retrained"), ("--original", original, "original")):
+        if name and name not in models:
+            raise UserError(f"{flag} {name} is none of {', '.join(models)}")
+        if name:
+            models[name].role = role
+    order = {"original": 0, "": 1, "retrained": 2}
+    ordered = sorted(models.values(), key=lambda model: order[model.role])
+    retrained = models.get(reference)
+    for model in ordered:
+        model.numbers = {task: dict(numbers) for task, numbers in model.run.numbers.items()}
+        if model.worst_attack:
+            model.numbers["worst attack"] = {"mc_accuracy": model.worst_attack[1]}
+        if retrained and model is not retrained:
+            for task, numbers in model.run.beside(retrained.run).items():
+                model.numbers.setdefault(task, {}).update(numbers)
+    return ordered
 
 
-def lines(cells: pd.DataFrame) -> list[str]:
-    """The lines of a table in Markdown."""
-    rows = [["", *cells.columns], *([name, *row] for name, row in zip(cells.index, cells.to_numpy(), strict=True))]
-    texts = [[plain(text) for text in row] for row in rows]
-    widths = [max(2, *map(len, column)) for column in zip(*texts, strict=True)]  # a rule needs a dash and a colon
-    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
-    return [
-        f"| {' | '.join([first.ljust(widths[0]), *map(str.rjust, others, widths[1:])])} |"
-        for first, *others in [texts[0], rule, *texts[1:]]
-    ]
+def columns(models: Sequence[Model]) -> list[Column]:
+    """The columns that some model has; gibberish stands in the place of repetition where it was measured."""
+    present = [column for column in COLUMNS if any(model.number(column) for model in models)]
+    measured = any(column.metric == "gibberish" for column in present)
+    return [column for column in present if not (measured and column.metric == "repetition")]
 
 
-def latex(table: Table) -> str:
-    """A table in LaTeX, for the packages ``booktabs`` and ``inputenc``."""
-    caption = f"{table.name}. {table.caption}".replace("%", r"\%")
-    return str(table.cells.map(plain_cell).to_latex(escape=True, caption=caption))
+def chance(models: Sequence[Model]) -> float:
+    """What guessing gives in multiple choice: the mean of 1 / (1 + wrong answers) over the asked records."""
+    for task in ("elude_forget", "tofu_forget"):
+        for model in models:
+            counts = [len(doc.get("perturbed_answer") or ()) for doc in model.run.docs.get(task, ())]
+            if counts and min(counts):
+                return sum(1 / (1 + count) for count in counts) / len(counts)
+    return 1 / 6
 
 
-def csv_text(table: pd.DataFrame) -> str:
-    """A frame as CSV: an empty field is a number that cannot be had, and no text is a spreadsheet's formula."""
-    texts = table.select_dtypes(["object", "string"]).columns
-    return str(table.assign(**{name: table[name].map(_no_formula) for name in texts}).to_csv(index=False))
+def interval(estimate: Estimate, metric: str) -> tuple[float, float]:
+    """The 95 % interval; within [0, 1] for what is a share."""
+    shares = metric in METRICS and METRICS[metric].unit == "share"
+    return estimate.interval if shares else estimate.bounds
 
 
-def _no_formula(value: object) -> object:
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+def main_table(models: Sequence[Model]) -> tuple[list[str], list[list[str]]]:
+    """The main table as text: heads, and a row of each model with values and intervals."""
+    chosen = columns(models)
+    heads = ["model", "verdict", *(f"{column.group} {column.label}" for column in chosen)]
+    rows = []
+    for model in models:
+        cells = []
+        for column in chosen:
+            number = model.number(column)
+            if number is None:
+                cells.append("–")
+                continue
+            low, high = interval(number, column.metric)
+            shown = written(number.value, column.metric)
+            spread = f" [{written(low, column.metric)}, {written(high, column.metric)}]"
+            cells.append(shown + (spread if low == low and column.metric != "ks_p_value" else ""))
+        rows.append([model.name, model.verdict or model.role, *cells])
+    return heads, rows
 
 
-def plain_cell(text: str) -> str:
-    """A text in one line without what cannot be printed."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+def long_rows(models: Sequence[Model]) -> list[dict[str, Any]]:
+    """Every number of every model, over all targets and for each: model, task, metric, target, value, error, interval."""
+    rows: list[dict[str, Any]] = []
 
+    def add(model: Model, task: str, target: str, numbers: Mapping[str, Estimate]) -> None:
+        for metric, number in numbers.items():
+            low, high = interval(number, metric)
+            rows.append(
+                {"model": model.name, "task": task, "metric": metric, "target": target, "value": number.value,
+                 "stderr": number.stderr, "low": low, "high": high, "n": number.n, "records": number.records}
+            )  # fmt: skip
 
-def plain(text: str) -> str:
-    """A text of a run as Markdown shows it: one line, no markup."""
-    return re.sub(r"[\\|`*]|<(?=[\w/!?])|(?<=])\(", r"\\\g<0>", plain_cell(text))
+    for model in models:
+        for task, numbers in model.numbers.items():
+            add(model, task, "", numbers)
+        if len(model.run.targets) > 1:
+            for target, tasks in for_each_target(model.run.samples).items():
+                for task, samples in tasks.items():
+                    if samples:
+                        add(model, task, target, TASKS[task].numbers(samples, model.run.settings(task)))
+    return rows

@@ -27,7 +27,7 @@ def words(text: str) -> frozenset[str]:
 
 
 @lru_cache(maxsize=4096)
-def telling_words(record: QARecord) -> frozenset[str]:
+def fact_tokens(record: QARecord) -> frozenset[str]:
     """Words that give the answer away: those of the paraphrase that not all its wrong versions share.
 
     Words of the question are no secret. Where nothing is left, every other word of the answers counts.

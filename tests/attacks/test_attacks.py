@@ -88,7 +88,7 @@ def test_the_answer_is_not_in_the_prompt(stem, attack):
             names = "|".join(map(re.escape, (*target.name.split(), *target.aliases, *target.descriptions)))
             assert not re.search(rf"\b(?:{names})\b", rest, re.IGNORECASE)
         elif attack != "cross_lingual":
-            # Independent of telling_words: the value, cut out of the paraphrase by comparing it with the wrong ones.
+            # Independent of fact_tokens: the value, cut out of the paraphrase by comparing it with the wrong ones.
             value = options_of(record.columns())[0]
             question = item.prompt if attack == "synonym_manipulation" else record.question
             if value.casefold() not in question.casefold():

@@ -1,0 +1,1 @@
+"""What is computed from logged samples, without torch and without the harness."""
