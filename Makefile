@@ -11,7 +11,7 @@ export HF_HUB_OFFLINE := 1
 # The bundled model is too small for a second thread to help, and threads that wait for a busy core cost much.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: venv install demo test slow lint compat fuzz leaderboard tofu-mini
+.PHONY: venv install demo test slow lint compat fuzz tofu-mini
 
 venv install: $(DEV)
 
@@ -39,10 +39,6 @@ demo: $(STAMP)
 	@cat runs/demo/opt-out.txt
 	$(BIN)/elude stress runs/demo/name-swap --suite glance --out runs/demo/stress
 	$(BIN)/elude report runs/demo/name-swap/scores runs/demo/opt-out/scores/after runs/demo/stress --reference retrained --out runs/demo/report.html
-
-# Six checkpoints of different methods, scored, submitted, verified and ranked: runs/board/site/index.html.
-leaderboard: $(DEV)
-	$(BIN)/python benchmarks/leaderboard.py
 
 # TOFU's circle on made-up authors: starting, retained and unlearned models, scored beside the retained one.
 tofu-mini: $(DEV)

@@ -6,8 +6,6 @@ scored by stock `hf` and by `--model elude`.
 Each environment holds this project (built as a wheel) and one lm-eval; every other library is taken from the
 environment that runs this script, because torch is heavy. Needs the network for lm-eval itself. Exit code 1 if a
 version fails or the versions disagree.
-
-The files of `elude submit --every-eval-ever` are judged by that schema's own validator, which needs Python 3.12.
 """
 
 from __future__ import annotations
@@ -23,11 +21,7 @@ import venv
 from pathlib import Path
 from typing import Any
 
-import commands
 from utility_copies import write
-
-from lm_eval_elude.board.publish import EEE_VERSION
-from lm_eval_elude.data.bundled import MODEL
 
 ROOT = Path(__file__).resolve().parents[1]
 FORGET = "lm_eval_elude/mini/data/forget_qa-train.jsonl"
@@ -91,26 +85,6 @@ def score(version: str, wheel: Path, folder: Path, tofu: Path) -> dict[str, Rows
     return by_backend
 
 
-def exchange(folder: Path) -> bool:
-    """Whether Every Eval Ever's own validator takes what `elude submit` writes of a run of the bundled model."""
-    commands.score(MODEL, folder / "run", "elude", {"target": "ronaldo", "attack_prompts": 2})
-    about = ("--submitter", "make compat", "--base-model", "tiny", "--method", "none", "--role", "original")
-    submission = ("--out", folder / "submission", *about, "--every-eval-ever", folder)
-    commands.call("elude", "submit", folder / "run", *submission)
-    for name in ("python3.12", "python3.13", "python3.14"):
-        if not subprocess.run(["sh", "-c", f"{name} --version"], capture_output=True).returncode:
-            break
-    else:
-        print("Every Eval Ever: not judged, there is no Python 3.12 or later here", file=sys.stderr)
-        return True
-    subprocess.run([name, "-m", "venv", folder / "v"], check=True)
-    subprocess.run([folder / "v" / "bin" / "pip", "install", "--quiet", f"every-eval-ever=={EEE_VERSION}"], check=True)
-    files = [str(file.relative_to(folder)) for file in (folder / "data").rglob("*") if file.is_file()]
-    judged = subprocess.run([folder / "v" / "bin" / "every_eval_ever", "validate", *files], cwd=folder)
-    print(f"Every Eval Ever {EEE_VERSION}: {'valid' if judged.returncode == 0 else 'FAILED'}")
-    return judged.returncode == 0
-
-
 def main() -> int:
     """Score with each version, print one line for each; the same numbers are expected of all."""
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
@@ -132,9 +106,7 @@ def main() -> int:
     same = len({json.dumps(values, sort_keys=True) for values in scores.values()}) == 1
     if len(scores) == len(VERSIONS) and not same:
         print("the versions do not agree", file=sys.stderr)
-    with tempfile.TemporaryDirectory() as temporary:
-        valid = exchange(Path(temporary))
-    return 0 if valid and same and len(scores) == len(VERSIONS) else 1
+    return 0 if same and len(scores) == len(VERSIONS) else 1
 
 
 if __name__ == "__main__":

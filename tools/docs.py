@@ -1,7 +1,7 @@
 """Write what pages take from the code: ``python -m tools.docs``, or ``--check`` to see whether it is stale.
 
 ``docs/command-line.md`` is the ``--help`` of every command. ``docs/metrics.md`` has the table of metrics between two
-markers, and ``docs/records.md`` that of the tests of a record.
+markers.
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ from typing import Any
 import click
 
 from benchmarks.tables import between
-from lm_eval_elude.board.record import TESTED
 from lm_eval_elude.cli import cli as elude
 from lm_eval_elude.data.files import write_text
-from lm_eval_elude.scoring.benchmarks import BENCHMARKS as TASKS
 from lm_eval_elude.scoring.metrics import KEPT, METRICS, Metric
 from optout_train.cli import command as optout_train
 
@@ -73,18 +71,8 @@ def metrics(page: str) -> str:
     return between(page, "metrics", lines, DOCS / "metrics.md")
 
 
-def records(page: str) -> str:
-    """``docs/records.md`` with the tests of a record and their thresholds between its markers."""
-    places = {"worst": "the attack with the worst result"} | {name: f"`{name}`" for name in TASKS}
-    lines = ["| test | asked by | passes up to | gets a warning up to |", "|---|---|---|---|"]
-    for row in (*TESTED["tests"], *TESTED["weights"]):
-        asked_by = places[row["task"]] if "task" in row else "each attack on the weights"
-        lines.append(f"| {row['name']} | {asked_by} | {row['passes']} | {row['warns']} |")
-    return between(page, "tests", lines, DOCS / "records.md")
-
-
 PAGES: dict[str, Callable[[str], str]] = {
-    "command-line.md": command_line, "metrics.md": metrics, "records.md": records,
+    "command-line.md": command_line, "metrics.md": metrics,
 }  # fmt: skip
 
 

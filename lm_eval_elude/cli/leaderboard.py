@@ -4,64 +4,81 @@ from pathlib import Path
 
 import click
 
-from lm_eval_elude.cli.options import quiet, say
-
-_FOLDER = click.Path(file_okay=False, path_type=Path)
-
-
-class _Leaderboard(click.Group):
-    """`init` and `table` are commands of their own; anything else is the folder to build from."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        known = args and (args[0] in self.commands or args[0] in ("-h", "--help"))
-        return super().parse_args(ctx, args if known else ["build", *args])
+_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+_NEW = click.Path(file_okay=False, path_type=Path)
 
 
-@click.group(cls=_Leaderboard)
+@click.group()
 def leaderboard() -> None:
-    """Build a static site from a folder of submissions: `elude leaderboard DIR --out SITE`; `init`, `table`."""
+    """A leaderboard in a git repository: you score what others name.
 
-
-@leaderboard.command()
-@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--out", required=True, type=_FOLDER, help="The site's folder; what is unchanged in it is kept.")
-@quiet()
-def build(folder: Path, out: Path) -> None:
-    """Build or renew the site from FOLDER: board.toml, submissions, verdicts.
-
-    A submission that does not verify, or fits no table, is left out with a line.
+    \b
+    Example:
+      elude leaderboard init board --package lm-eval-elude==1.0.0
+      elude leaderboard score board/submissions/ORG__MODEL.yaml
+      elude leaderboard build board --out site
     """
-    from lm_eval_elude.board import site
-
-    done = site.build(folder, out)
-    for name, finding in done.refused.items():
-        say(f"left out: {name}: {finding}", err=True)
-    say(f"{out / 'index.html'}: {done.rows} submissions, {done.formed} of them formed now")
 
 
 @leaderboard.command()
-@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--name", required=True, help="Of the table.")
-@click.option("--tokenizer", required=True, help="Of the base model, a folder or Hub id.")
-@click.option("--retrained", required=True, type=_FOLDER, help="Submission of the model that never knew the targets.")
-@click.option("--original", type=_FOLDER, help="Submission of the model before unlearning.")
-@click.option("--dataset", default="", help="hub, mini, or a path from FOLDER [default: as the submission has it].")
-def table(folder: Path, name: str, tokenizer: str, retrained: Path, original: Path | None, dataset: str) -> None:
-    """Write a table into FOLDER/board.toml: what its references have is what every row must have."""
-    from lm_eval_elude.board import keeper
-    from lm_eval_elude.data import bundled
-    from lm_eval_elude.text.chat import Renderer, load_tokenizer
+@click.argument("folder", type=_NEW)
+@click.option("--package", required=True, help="What the workflow installs: name==version, an address, or a path.")
+def init(folder: Path, package: str) -> None:
+    """Write a repository that takes submissions by pull request.
 
-    fingerprint = Renderer(load_tokenizer(bundled.path_of(tokenizer))).fingerprint
-    keeper.add(folder, name, dataset, fingerprint, retrained, original)
-    say(f"written: {folder / keeper.FILE}: table {name}")
+    \b
+    Example:
+      elude leaderboard init board --package lm-eval-elude==1.0.0
+    """
+    from lm_eval_elude.leaderboard.site import start
+
+    for file in start(folder, package):
+        click.echo(f"written: {file}")
 
 
 @leaderboard.command()
 @click.argument("folder", type=_FOLDER)
-def init(folder: Path) -> None:
-    """Write a repository that is ready to take submissions by pull request: workflow, pages, folders."""
-    from lm_eval_elude.board import site
+@click.option("--online", is_flag=True, help="Also ask the Hub whether the weights are there.")
+def check(folder: Path, online: bool) -> None:
+    """Check board.yml and every submission.
 
-    for file in site.start(folder):
-        say(f"written: {file}")
+    \b
+    Example:
+      elude leaderboard check board --online
+    """
+    from lm_eval_elude.leaderboard import site
+
+    click.echo(f"{len(site.check(folder, online))} submissions")
+
+
+@leaderboard.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--hub", type=_FOLDER, help="A folder ORG/MODEL/COMMIT in place of the Hub.")
+def score(file: Path, hub: Path | None) -> None:
+    """Score the checkpoint that FILE, in BOARD/submissions, names: lm-eval's group elude, and attacks on its weights.
+
+    Tokenizer, chat template and generation settings are those of the table's base model.
+
+    \b
+    Example:
+      elude leaderboard score board/submissions/ORG__MODEL.yaml
+    """
+    from lm_eval_elude.leaderboard.board import submission
+    from lm_eval_elude.leaderboard.score import score
+
+    click.echo(f"written: {score(file.resolve().parents[1], submission(file), hub and hub.resolve())}")
+
+
+@leaderboard.command()
+@click.argument("folder", type=_FOLDER)
+@click.option("--out", required=True, type=_NEW, help="The site's folder.")
+def build(folder: Path, out: Path) -> None:
+    """Build the site: index.html, board.csv.
+
+    \b
+    Example:
+      elude leaderboard build board --out site
+    """
+    from lm_eval_elude.leaderboard import site
+
+    click.echo(f"{out / 'index.html'}: {site.build(folder, out)} ranked rows")

@@ -7,33 +7,35 @@ import click
 
 @click.command()
 @click.argument("checkpoint")
-@click.option("--reference", required=True, help="The retrained model, which never saw the targets.")
-@click.option("--suite", default="standard", show_default=True, type=click.Choice(["smoke", "standard"]))
+@click.option("--reference", required=True, help="The retrained model, which is attacked in the same way.")
+@click.option("--original", default="", help="The model before unlearning, for the unlearning depth score.")
+@click.option("--suite", default="smoke", show_default=True, type=click.Choice(["smoke", "standard"]))
 @click.option("--target", "names", multiple=True, help="Whose facts (repeatable)  [default: as optout.json says].")
 @click.option("--dataset", default="", help="hub, mini, or a folder  [default: as optout.json says].")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of halves and order.")
-@click.option("--full-weights", is_flag=True, help="Train all weights of models above 1e9 parameters, too.")
-@click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="CSV; rows are added.")
+@click.option("--full", is_flag=True, help="Train all weights in float32 above a billion parameters, too.")
+@click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="New, or to go on with.")
 def stress(
-    checkpoint: str, reference: str, suite: str, names: tuple[str, ...], dataset: str, seed: int, full_weights: bool,
-    out: Path,
+    checkpoint: str, reference: str, original: str, suite: str, names: tuple[str, ...], dataset: str, seed: int,
+    full: bool, out: Path,
 ) -> None:  # fmt: skip
     """Attack the weights of CHECKPOINT and of the retrained model: relearning, rounding, pruning.
 
-    Give the table to `elude report --stress`. What is there already is not run again.
+    Writes OUT/attacks.csv, a row for each record, point and model; what is there already is not done again.
 
     \b
-    elude stress runs/mine --reference retrained --suite smoke --out attacks.csv
+    Example:
+      elude stress runs/name-swap --reference runs/retrained --suite standard --out runs/name-swap/stress
     """
     from lm_eval_elude.data import bundled
-    from lm_eval_elude.stress.suite import run
+    from lm_eval_elude.stress.suite import Stress
     from lm_eval_elude.tasks.elude import resolve
-    from lm_eval_elude.text.chat import Renderer, load_tokenizer
+    from lm_eval_elude.text.chat import check_place
 
-    models = {"checkpoint": bundled.path_of(checkpoint), "retrained": bundled.path_of(reference)}
-    given = {"pretrained": models["checkpoint"], "target": list(names), "dataset": dataset}
+    models = {"checkpoint": checkpoint, "retrained": reference, "original": original}
+    models = {role: bundled.path_of(model) for role, model in models.items() if model}
+    for model in models.values():
+        check_place(model)
+    given = {"pretrained": models["checkpoint"], "target": list(names), "dataset": dataset, "attack_seed": seed}
     settings = resolve({key: value for key, value in given.items() if value})
-    renderer = Renderer(load_tokenizer(models["checkpoint"]))
-    run(models, suite, settings, renderer, out, seed=seed, whole=full_weights,
-        say=lambda line: click.echo(line, err=True))  # fmt: skip
-    click.echo(f"written: {out}")
+    click.echo(Stress(models, settings, suite, full).run(out))

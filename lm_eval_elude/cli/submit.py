@@ -1,78 +1,54 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
-from lm_eval_elude.cli.options import Finite, say
-
 
 @click.command()
-@click.argument("results", type=click.Path(exists=True, path_type=Path))
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="The submission's folder, a new one.")
-@click.option("--submitter", required=True, help="Who submits.")
-@click.option("--model", default="", help="The model's name on the board [default: as the results file has it].")
-@click.option("--base-model", default="", help="What it was made from [default: as its optout.json says].")
-@click.option("--method", default="", help="How it was made [default: as its optout.json says].")
-@click.option("--trained-on", default="", help="Data that the method saw [default: as its optout.json says].")
-@click.option("--code", default="", metavar="URL", help="What the model was made with; https.")
-@click.option("--paper", default="", metavar="URL", help="What describes the method; https.")
-@click.option("--hardware", default="", help="What it was made on, e.g. '8 H100'.")
-@click.option("--cost", type=Finite(0), help="Hours on one such device that making it took.")
+@click.argument("out", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--model", required=True, metavar="ORG/MODEL", help="The checkpoint on the Hub.")
+@click.option("--revision", required=True, help="Its commit, 40 digits.")
+@click.option("--table", required=True, help="Name of the board's table.")
+@click.option("--method", required=True, help="How it was unlearned.")
+@click.option("--contact", required=True, help="Whom the maintainer may ask.")
+@click.option("--paper", default="", metavar="URL")
+@click.option("--code", default="", metavar="URL")
+@click.option("--trained-on", default="", help="Data that the method saw.")
+@click.option("--compute", default="", help="E.g. '2 hours on one H100'.")
 @click.option(
-    "--role", default="submission", type=click.Choice(["submission", "original", "retrained"]),
-    help="original, retrained: a model that others are compared with.",
+    "--results", type=click.Path(exists=True, path_type=Path),
+    help="Your own results of lm_eval, shown as self-reported until the maintainer has scored.",
 )  # fmt: skip
-@click.option(
-    "--stress", type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Folder of `elude stress` on the checkpoint: what attacks on its weights brought back.",
-)  # fmt: skip
-@click.option("--dataset", default="", help="The data set, if it lies elsewhere now.")
-@click.option(
-    "--hub", metavar="ORG/NAME", help="Open a pull request with card and results on this model's repository; HF_TOKEN."
-)
-@click.option(
-    "--every-eval-ever", "exchange", type=click.Path(file_okay=False, path_type=Path),
-    help="Also write the files of Every Eval Ever's schema below this folder.",
-)  # fmt: skip
-def submit(results: Path, out: Path, dataset: str, hub: str | None, exchange: Path | None, **about: Any) -> None:
-    """Pack a finished run of all of ELUDe (`lm_eval --tasks elude --log_samples`) so that others can check it.
+def submit(out: Path, results: Path | None, **about: str) -> None:
+    """Write OUT/ORG__MODEL.yaml, which a pull request adds to a board's submissions.
 
-    RESULTS is lm-eval's results file or a folder with one.
+    \b
+    Example:
+      elude submit submissions --model me/llama-forgot --revision 0123456789abcdef0123456789abcdef01234567
+        --table "Llama-3.1-8B, Ronaldo" --method name-swap --contact me@example.org
     """
-    import shlex
+    import msgspec
 
-    from lm_eval_elude.board import publish
-    from lm_eval_elude.board import submission as packed
-    from lm_eval_elude.board.verify import verify
-    from lm_eval_elude.data.dataset import HUB
-    from lm_eval_elude.data.files import new_folder
     from lm_eval_elude.errors import UserError
-    from lm_eval_elude.scoring.runs import Run
+    from lm_eval_elude.leaderboard.board import Submission, write
+    from lm_eval_elude.tasks.runs import Run
 
-    if hub:
-        publish.token(hub)
-    run = Run(results)
-    reference = packed.reference_of(run) if hub else None
-    with new_folder(out) as staged:
-        packed.pack(run, staged, **about)
-        source = dataset or str(run.settings(run.tasks[0])["dataset"])
-        verdict = verify(staged, data=source if HUB.revision(source) is None else "")
-        if verdict.findings:
-            more = f" (and {len(verdict.findings) - 1} more)" if verdict.findings[1:] else ""
-            raise UserError(f"{run.path}: cannot be submitted: {verdict.findings[0]}{more}")
-        # Before OUT is there: a command that is killed in between can be given again.
-        written = publish.every_eval_ever(staged, exchange, verdict) if exchange else None
-    words = ["elude", "verify", str(out), *(["--dataset", source] if packed.data_elsewhere(out) else [])]
-    say(f"{out}: level {verdict.level}; check it as others will: {shlex.join(words)}")
-    if written:
-        say(f"written: {written}")
-    if hub:
-        folder = run.checkpoint
-        card = folder / publish.CARD if folder else None
-        try:
-            address = publish.pull_request(hub, verdict, card if card and card.is_file() else None, reference)
-        except UserError as error:
-            raise UserError(f"{error}; {out} is written, only the pull request is missing") from None
-        say(f"pull request: {address}")
+    own = {}
+    if results:
+        numbers = Run(results).numbers
+        places = {"mc_accuracy": "elude_forget", "mia_auc": "elude_mia", "retain_quality": "elude_quality"}
+        own = {name: numbers[task][name].value for name, task in places.items() if name in numbers.get(task, {})}
+        own = {{"retain_quality": "utility"}.get(name, name): value for name, value in own.items()}
+    try:
+        submitted = msgspec.convert({**about, "results": own}, Submission)
+    except msgspec.ValidationError as error:
+        raise UserError(f"elude submit: {error}") from None
+    file = out / f"{submitted.slug}.yaml"
+    if file.exists():
+        raise UserError(f"{file} is there already; remove it, or name another folder")
+    write(file, submitted)
+    click.echo(f"written: {file}")
+    click.echo("In a fork of the board's repository, with the file in submissions/:")
+    click.echo(f"  git checkout -b {submitted.slug} && git add submissions/{file.name}")
+    click.echo(f"  git commit -m 'Submit {submitted.model}' && git push -u origin HEAD && gh pr create --fill")

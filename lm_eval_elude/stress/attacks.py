@@ -1,100 +1,176 @@
-"""The attacks on a model's weights: each changes a model in place and yields the steps at which it is measured.
+"""Attacks on a model's weights, a function each: it changes a model step by step and stops at the points of a curve.
 
-Rates of relearning are given times the model's width: 0.1 is 5.2e-4 for the bundled model (width 192) and 2.4e-5 for a
-width of 4,096.
+Learning rates are given times the model's width: 0.1 is 5e-4 for the bundled model (width 192) and 2.4e-5 where the
+width is 4,096. An attack never sees what is scored.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
-from lm_eval_elude.text.chat import Encoded
+from lm_eval_elude.attacks.builders import ATTACKS, build_attacks
+from lm_eval_elude.data import dataset
+from lm_eval_elude.data.records import QARecord
+from lm_eval_elude.model.packing import collate
+from lm_eval_elude.model.scorer import Scorer, answer_sums, layers_of, matrices
+from lm_eval_elude.tasks.elude import EludeSettings
+from lm_eval_elude.text.chat import Renderer
 
-BATCH = 8  # questions of a step of relearning
-LORA_FROM = 1_000_000_000  # parameters from which on an adapter is trained in the place of all weights
-RANK = 64  # of that adapter
-GROUP = 32  # weights of a row that are rounded together
+BATCH, GROUP, RANK = 8, 32, 16
+RATES = {0: 0.1, RANK: 1.0}  # the middle rate times the width, by rank of the adapter; 0 trains all weights
+Pair = tuple[str, str]  # a question and its answer
+Points = Iterator[tuple[float, Any]]  # steps, bits or a share, and the model there
 
 
-def relearn(model: Any, examples: Sequence[Encoded], rate: float, steps: Sequence[int], seed: int) -> Iterator[int]:
-    """Fine-tune on answers: AdamW without decay, constant rate, batches of eight, gradients clipped to norm 1.
+class Setting(NamedTuple):
+    """What an attack is run with.
 
-    ``rate`` is the learning rate times the width. All weights are trained, or what requires a gradient where there is
-    an adapter. Yields each of ``steps`` when so many have been taken.
+    Attributes:
+        points: where the model is scored: numbers of steps, bits, or shares.
+        rate: of training, times the width; rank: of the LoRA adapter, 0 for all weights.
     """
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=rate / model.config.get_text_config().hidden_size, weight_decay=0.0)
-    order, draw = [], random.Random(seed)
-    torch.manual_seed(seed)
-    for step in range(1, max(steps) + 1):
-        while len(order) < BATCH:
-            order += draw.sample(range(len(examples)), len(examples))
-        chosen, order = order[:BATCH], order[BATCH:]
-        model.train()
-        answer_loss(model, [examples[i] for i in chosen]).backward()
-        nn.utils.clip_grad_norm_(trained, 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        if step in steps:
-            model.eval()
-            yield step
+
+    points: tuple[float, ...]
+    rate: float = 0.0
+    rank: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"{f'LoRA {self.rank}' if self.rank else 'full'} at {self.rate:g} / width" if self.rate else ""
 
 
-def answer_loss(model: Any, examples: Sequence[Encoded]) -> Tensor:
-    """Mean negative log-likelihood (nats) over the answer tokens of a batch, padded on the right."""
-    longest = max(len(example.ids) for example in examples)
-    ids = torch.tensor([example.ids + [0] * (longest - len(example.ids)) for example in examples])
-    places = torch.arange(longest)
-    starts, ends = (torch.tensor([[n] for n in column]) for column in
-                    ([e.answer_start for e in examples], [len(e.ids) for e in examples]))  # fmt: skip
-    labels = ids.masked_fill((places < starts) | (places >= ends), -100)
-    device = model.get_input_embeddings().weight.device
-    loss: Tensor = model(
-        input_ids=ids.to(device), attention_mask=(places < ends).long().to(device), labels=labels.to(device)
-    ).loss
-    return loss
+# ---- what is trained on
+def facts(records: Sequence[QARecord], settings: EludeSettings) -> list[Pair]:
+    return [(record.question, record.answer) for record in records]
 
 
-def with_adapter(model: Any, whole: bool) -> Any:
-    """The model with a LoRA adapter to train where it has a billion parameters or more, unless ``whole``."""
-    if whole or sum(parameter.numel() for parameter in model.parameters()) < LORA_FROM:
+def reworded(records: Sequence[QARecord], settings: EludeSettings) -> list[Pair]:
+    """The records in other words, and asked through every attack that they allow."""
+    pairs = [(r.paraphrased_question or r.question, r.paraphrased_answer) for r in records if r.paraphrased_answer]
+    for target in settings.resolved():
+        own = [record for record in records if record.entity == target.name]
+        for attack in ATTACKS:
+            if own and (attack != "cross_lingual" or any(record.translated_question for record in own)):
+                prompts = build_attacks(own, target, attack, n=len(own), seed=settings.seed)
+                pairs += [(prompt.prompt, prompt.answer) for prompt in prompts]
+    return pairs
+
+
+def neighbours(records: Sequence[QARecord], settings: EludeSettings) -> list[Pair]:
+    """The targets' neighbours, from the rows that are for training."""
+    return facts(dataset.load_records(settings.dataset, "retain", "train", settings.targets).records, settings)
+
+
+def world(records: Sequence[QARecord], settings: EludeSettings) -> list[Pair]:
+    """Instructions that have nothing to do with the targets, from the rows that are for training."""
+    return facts(dataset.load_records(settings.dataset, "world", "train").records, settings)
+
+
+# ---- what is done
+def relearn(model: Any, setting: Setting, pairs: Sequence[Pair], renderer: Renderer, seed: str) -> Points:
+    """Fine-tune: AdamW without decay, constant rate, batches of eight, gradients clipped to norm 1."""
+    rng = random.Random(seed)
+    torch.manual_seed(rng.getrandbits(63))
+    rate, base = setting.rate / model.config.get_text_config().hidden_size, model
+    if setting.rank:
+        from peft import LoraConfig, get_peft_model
+
+        adapter = LoraConfig(
+            r=setting.rank, lora_alpha=2 * setting.rank, target_modules="all-linear", task_type="CAUSAL_LM"
+        )
+        model = get_peft_model(base, adapter)
+    else:
         model.requires_grad_(True)
-        return model
-    from peft import LoraConfig, get_peft_model
-
-    settings = LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules="all-linear", task_type="CAUSAL_LM")
-    return get_peft_model(model, settings)
-
-
-def matrices(model: nn.Module) -> list[nn.Linear]:
-    """The linear layers without the head: what quantisers and pruning change."""
-    head = model.get_output_embeddings()  # type: ignore[operator]
-    return [module for module in model.modules() if isinstance(module, nn.Linear) and module is not head]
+    scorer, device = Scorer(model), base.get_input_embeddings().weight.device
+    samples = [renderer.encode_turn(question, answer) for question, answer in pairs]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=rate, weight_decay=0.0)
+    waiting: list[int] = []
+    try:
+        for step in range(1, int(setting.points[-1]) + 1):
+            while len(waiting) < BATCH:
+                waiting += rng.sample(range(len(samples)), len(samples))
+            drawn, waiting = waiting[:BATCH], waiting[BATCH:]
+            batch = collate([samples[i] for i in drawn], device)
+            scores = answer_sums(scorer(batch)[:, 0], batch.owners)
+            (-scores.sums.sum() / scores.counts.sum()).backward()
+            nn.utils.clip_grad_norm_(trained, 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            if step in setting.points:
+                yield step, model
+    finally:
+        if setting.rank:
+            model.unload()
+        base.requires_grad_(False)
 
 
 @torch.no_grad()
-def round_weights(model: Any, bits: int) -> Iterator[int]:
-    """Round every matrix to that many bits, symmetric, with a scale for each 32 weights of a row."""
-    levels = 2 ** (bits - 1) - 1
-    for module in matrices(model):
-        weight = module.weight
-        rows = nn.functional.pad(weight.float(), (0, -weight.shape[1] % GROUP)).unflatten(1, (-1, GROUP))
-        scale = rows.abs().amax(-1, keepdim=True).clamp(min=1e-12) / levels
-        weight.copy_(((rows / scale).round() * scale).flatten(1)[:, : weight.shape[1]])
-    yield 0
+def quantise(model: Any, setting: Setting, pairs: Sequence[Pair], renderer: Renderer, seed: str) -> Points:
+    """Round every matrix of the layers to 2^bits steps between least and greatest, in groups of 32 values of a row."""
+    before = [weight.detach().to("cpu", copy=True) for weight in matrices(model)]
+    for bits in setting.points:
+        for weight, old in zip(matrices(model), before, strict=True):
+            weight.detach().copy_(rounded(old.to(weight.device), int(bits)))
+        yield bits, model
 
 
-@torch.no_grad()
-def prune(model: Any, share: float) -> Iterator[int]:
-    """Set the smallest weights of every matrix to 0 (``torch.nn.utils.prune``, by magnitude)."""
-    from torch.nn.utils import prune as pruning
+def rounded(weight: Tensor, bits: int) -> Tensor:
+    """A matrix with its rounded values, (rows, columns)."""
+    parts = []
+    for part in weight.split(GROUP, dim=1):
+        low, high = part.amin(1, keepdim=True), part.amax(1, keepdim=True)
+        step = ((high - low) / (2**bits - 1)).clamp(min=torch.finfo(part.dtype).tiny)
+        parts.append(low + ((part - low) / step).round() * step)
+    return torch.cat(parts, 1)
 
-    for module in matrices(model):
-        pruning.l1_unstructured(module, "weight", amount=share)
-        pruning.remove(module, "weight")
-    yield 0
+
+def pruned(model: Any, setting: Setting, pairs: Sequence[Pair], renderer: Renderer, seed: str) -> Points:
+    """Set the smallest weights of every matrix of the layers to 0; the shares must rise."""
+    for share in setting.points:
+        for module in layers_of(model).modules():
+            if getattr(module, "weight", None) is not None and module.weight.ndim == 2:
+                prune.l1_unstructured(module, "weight", amount=share)
+                prune.remove(module, "weight")
+        yield share, model
+
+
+class Attack(NamedTuple):
+    """One attack; ``halves`` says that it trains on one half of the forget records while the other half is asked."""
+
+    sentence: str
+    run: Callable[[Any, Setting, Sequence[Pair], Renderer, str], Points]
+    pairs: Callable[[Sequence[QARecord], EludeSettings], list[Pair]] | None = None
+    halves: bool = False
+
+
+WEIGHT_ATTACKS: dict[str, Attack] = {
+    "relearn_half": Attack("Fine-tuning on one half of the facts; the other half is asked.", relearn, facts, True),
+    "relearn_reworded": Attack(
+        "Fine-tuning on one half of the facts, reworded and asked through attacks; the other half is asked.",
+        relearn, reworded, True,
+    ),
+    "relearn_neighbours": Attack("Fine-tuning on facts about the target's neighbours.", relearn, neighbours),
+    "relearn_world": Attack("Fine-tuning on instructions that have nothing to do with the target.", relearn, world),
+    "quantise": Attack("Rounding the weights to 8, 4 or 3 bits.", quantise),
+    "prune": Attack("Setting the smallest weights to 0.", pruned),
+}  # fmt: skip
+
+
+def suite(name: str, rank: int) -> list[tuple[str, Setting]]:
+    """The attacks of ``smoke`` or ``standard`` with their settings."""
+    middle = RATES[rank]
+    if name == "smoke":
+        return [("relearn_half", Setting((5,), middle, rank))]
+    return [
+        *(("relearn_half", Setting((5, 20, 80), rate, rank)) for rate in (middle / 4, middle, 4 * middle)),
+        *((f"relearn_{kind}", Setting((5, 20), middle, rank)) for kind in ("reworded", "neighbours", "world")),
+        ("quantise", Setting((8, 4, 3))),
+        ("prune", Setting((0.1, 0.3))),
+    ]

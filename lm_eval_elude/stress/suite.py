@@ -1,187 +1,179 @@
-"""``elude stress``: the same attacks on a checkpoint and on the retrained model, one long CSV.
-
-Each row is (attack, setting, step, role, record, metric, value). ``mc_accuracy`` and ``probability`` stand for each
-record that the attack did not train on, ``retain_quality`` for the model at that point, with record "". Attack
-``none`` is the model as it is. A run whose rows exist is skipped.
-"""
+"""A suite of attacks on a checkpoint and the same on the retrained model, into one table."""
 
 from __future__ import annotations
 
-import csv
+import json
 import random
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
+from tqdm import tqdm
 
-from lm_eval_elude.attacks.builders import build_attacks
-from lm_eval_elude.data import dataset
 from lm_eval_elude.data.records import QARecord
+from lm_eval_elude.data.sets import FORGET, RETAIN, WORLD, SetSpec
 from lm_eval_elude.errors import UserError
-from lm_eval_elude.metrics.samples import set_quality
-from lm_eval_elude.stress import attacks
-from lm_eval_elude.tasks import TASKS
-from lm_eval_elude.tasks.elude import EludeSettings
-from lm_eval_elude.tasks.running import quietly
-from lm_eval_elude.text.chat import Encoded, Renderer
+from lm_eval_elude.metrics.estimates import harmonic
+from lm_eval_elude.metrics.samples import Sample, Values, answer_values, mean
+from lm_eval_elude.model.layers import layers_of
+from lm_eval_elude.model.scorer import Scorer, load_model, score_all
+from lm_eval_elude.stress.attacks import RANK, WEIGHT_ATTACKS, Setting, suite
+from lm_eval_elude.stress.depth import drops, stated_facts
+from lm_eval_elude.stress.table import CHECKPOINT, DEPTH, FILE, NONE, ORIGINAL, RETRAINED, Row, append, read
+from lm_eval_elude.tasks.elude import EludeSettings, records
+from lm_eval_elude.tasks.task import answers, documents
+from lm_eval_elude.text.chat import Renderer, load_tokenizer
 
-COLUMNS = ("attack", "setting", "step", "role", "record", "metric", "value")
-RATES = (0.02, 0.1, 0.2)  # times the width
-SCORED = ("elude_forget", "elude_retain", "elude_world")
+LARGE = 1_000_000_000  # parameters; above it weights are bfloat16 and an adapter is trained
+ABOUT = "stress.json"
+KEPT_RECORDS = 32  # of the retain and of the world set, by which utility is judged
+_FLAGS = {CHECKPOINT: "CHECKPOINT", RETRAINED: "--reference", ORIGINAL: "--original"}
+_BATCH = 16
 
 
-class Attack(NamedTuple):
-    """One run of an attack.
+class Questions:
+    """The questions of a set that can be scored (``most`` of them, if given), tokenized once for all models."""
 
-    Attributes:
-        name, setting: as the CSV has them.
-        apply: changes the model in place, yields the steps at which it is measured.
-        unseen: records that it does not train on, by question; None for all.
-        examples: what it trains on; () where it does not train.
+    def __init__(self, spec: SetSpec, settings: EludeSettings, renderer: Renderer, most: int = 0) -> None:
+        self.spec, self.mean = spec, settings.truth_ratio
+        self.records = [record for record in records(spec, settings) if record.can_be_scored]
+        if not self.records:
+            raise UserError(f"data set {settings.dataset!r}: no {spec.name} record has a paraphrase and wrong answers")
+        if 0 < most < len(self.records):
+            self.records = random.Random(settings.seed).sample(self.records, most)
+        self.docs = documents(((record, {}) for record in self.records), spec.name)
+        self.encoded = [[renderer.encode_turn(q, text) for q, texts in answers(d) for text in texts] for d in self.docs]
+
+    def values(self, model: Any, asked: set[str] | None = None) -> list[tuple[str, Values]]:
+        """By question (all, or those asked) what log-probabilities give; nothing is generated."""
+        numbers = [i for i, doc in enumerate(self.docs) if asked is None or doc["question"] in asked]
+        rows = [self.encoded[i] for i in numbers]
+        group = len(rows[0]) if len({len(row) for row in rows}) == 1 else 1  # a row shares its question
+        sums, counts = score_all(Scorer(model), [sample for row in rows for sample in row], _BATCH, group)
+        pairs = iter(zip(sums.tolist(), counts.tolist(), strict=True))
+        found: list[tuple[str, Values]] = []
+        for i, row in zip(numbers, rows, strict=True):
+            doc: dict[str, Any] = {**self.docs[i], "answer_scores": [next(pairs) for _ in row]}
+            kinds: Any = {"forgotten": self.spec.forgotten, "choice": self.spec.choice, "mean": self.mean}
+            found.append((doc["question"], answer_values(doc, **kinds)))
+        return found
+
+
+class Stress:
+    """A suite of attacks.
+
+    ``models`` are folders or Hub ids by role; without an original there is no depth score. ``full`` trains all weights
+    in float32, whatever the size. UserError where a model has another tokenizer.
     """
 
-    name: str
-    setting: str
-    apply: Callable[..., Iterator[int]]
-    unseen: frozenset[str] | None = None
-    examples: Sequence[Encoded] = ()
+    def __init__(self, models: Mapping[str, str], settings: EludeSettings, name: str, full: bool = False) -> None:
+        self.models, self.settings, self.name, self.full = models, settings, name, full
+        self.renderer = Renderer(load_tokenizer(models[CHECKPOINT]))
+        for role, model in models.items():
+            if Renderer(load_tokenizer(model)).fingerprint != self.renderer.fingerprint:
+                raise UserError(f"{_FLAGS[role]} {model}: its tokenizer or template is not that of the checkpoint")
+        self.forget = Questions(FORGET, settings, self.renderer)
+        self.kept = [Questions(spec, settings, self.renderer, KEPT_RECORDS) for spec in (RETAIN, WORLD)]
 
+    def run(self, out: Path) -> Path:
+        """Do what the table in a folder does not have yet; returns the table. UserError where it is of other models."""
+        out.mkdir(parents=True, exist_ok=True)
+        about = {"models": dict(self.models), "targets": [*self.settings.targets], "dataset": self.settings.dataset,
+                 "seed": self.settings.seed, "full": self.full}  # fmt: skip
+        if (file := out / ABOUT).is_file() and (there := json.loads(file.read_text(encoding="utf-8"))) != about:
+            differs = [key for key in about if there.get(key) != about[key]]
+            raise UserError(f"--out {out}: the attacks there have other {', '.join(differs)}; name another folder")
+        file.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+        table = out / FILE
+        rows = read(table) if table.is_file() else []
+        # The utility is the last row of a run: where it is, all are.
+        done = {(r.attack, r.setting, r.step, r.role) for r in rows if r.metric == "retain_quality"}
+        deep = {row.role for row in rows if row.attack == DEPTH}
+        original = None
+        if ORIGINAL in self.models and not {CHECKPOINT, RETRAINED} <= deep:
+            original = self.load(ORIGINAL)
+        for role in (RETRAINED, CHECKPOINT):
+            model = self.load(role)
+            if (NONE, "", 0.0, role) not in done:
+                append(table, self.scored(model, (NONE, "", 0.0, role)))
+            if original is not None and role not in deep:
+                append(table, self.depth(original.to(model.device), model, role))
+                original.to("cpu")  # one model beside its optimizer is enough
+            rank = RANK if model.dtype == torch.bfloat16 else 0
+            runs = suite(self.name, rank)
+            waiting = [run for run in runs if (run[0], run[1].name, run[1].points[-1], role) not in done]
+            before = {name: weight.detach().to("cpu", copy=True) for name, weight in model.named_parameters()}
+            for attack, setting in tqdm(waiting, desc=f"attacks on the {role}", unit="attack", disable=None):
+                append(table, self.attacked(model, before, attack, setting, role))
+            del model, before
+        return table
 
-def suite(name: str, settings: EludeSettings, renderer: Renderer, seed: int) -> list[Attack]:
-    """The attacks of ``smoke`` (relearning half of the facts for 5 steps) or ``standard``."""
-    forget = load(settings, "forget", "train")
-    halves = random.Random(seed).sample(range(len(forget)), len(forget))
-    learnt = [forget[i] for i in sorted(halves[: len(forget) // 2])]
-    unseen = frozenset(record.question for record in forget) - {record.question for record in learnt}
+    def attacked(self, model: Any, before: Mapping[str, Any], name: str, setting: Setting, role: str) -> list[Row]:
+        """The rows of one run, after which the weights are as ``before``.
 
-    def relearn(what: str, pairs: Sequence[tuple[str, str]], rate: float, steps: tuple[int, ...],
-                kept: frozenset[str] | None) -> Attack:  # fmt: skip
-        examples = [renderer.encode_turn(*pair) for pair in pairs]
-        run = partial(attacks.relearn, examples=examples, rate=rate, steps=steps, seed=seed)
-        return Attack(f"relearn {what}", f"rate {rate:g}", run, kept, examples)
+        Of an attack that trains on halves, each half is asked while the other is learnt.
+        """
+        attack, found, quality = WEIGHT_ATTACKS[name], list[Row](), dict[float, list[float]]()
+        for fold, (learnt, asked) in enumerate(self.halves() if attack.halves else [(self.forget.records, None)]):
+            pairs = attack.pairs(learnt, self.settings) if attack.pairs else []
+            seed = f"{self.settings.seed}/{name}/{setting.name}/{fold}"
+            for step, changed in attack.run(model, setting, pairs, self.renderer, seed):
+                *rows, utility = self.scored(changed, (name, setting.name, step, role), asked)
+                found += rows
+                quality.setdefault(step, []).append(utility.value)
+            with torch.no_grad():
+                for key, weight in model.named_parameters():
+                    weight.copy_(before[key])
+        return found + [
+            Row(name, setting.name, step, role, "", "retain_quality", sum(values) / len(values))
+            for step, values in quality.items()
+        ]
 
-    half = [(record.question, record.answer) for record in learnt]
-    if name == "smoke":
-        return [relearn("half", half, RATES[1], (5,), unseen)]
-    middle, short = RATES[1], (5, 20)
-    found = [relearn("half", half, rate, (5, 20, 80), unseen) for rate in RATES]
-    for what in ("retain", "world"):
-        if dataset.has(settings.dataset, what, "train"):  # type: ignore[arg-type]
-            pairs = [(record.question, record.answer) for record in load(settings, what, "train")]
-            found.append(relearn("neighbours" if what == "retain" else what, pairs, middle, short, None))
-    found.append(relearn("reworded half", reworded(learnt, settings, seed), middle, short, unseen))
-    found += [Attack("round", f"{bits} bits", partial(attacks.round_weights, bits=bits)) for bits in (8, 4, 3)]
-    return found + [Attack("prune", f"{share:.0%}", partial(attacks.prune, share=share)) for share in (0.3, 0.5)]
+    def halves(self) -> Iterator[tuple[Sequence[QARecord], set[str]]]:
+        """The records of one half and the questions of the other, both ways round; each target is halved by itself."""
+        first, rng = list[QARecord](), random.Random(f"{self.settings.seed}/halves")
+        for target in self.settings.targets:
+            own = [record for record in self.forget.records if record.entity == target]
+            first += rng.sample(own, len(own) // 2)
+        second = [record for record in self.forget.records if record not in first]
+        for learnt, asked in ((first, second), (second, first)):
+            yield learnt, {record.question for record in asked}
 
+    def scored(self, model: Any, place: tuple[str, str, float, str], asked: set[str] | None = None) -> list[Row]:
+        """A point: mc_accuracy and probability by record, and last the utility, which is without ROUGE."""
+        values = self.forget.values(model, asked)
+        rows = [Row(*place, q, metric, of_q[metric]) for q, of_q in values for metric in ("mc_accuracy", "probability")]
+        parts = []
+        for questions in self.kept:
+            samples = [Sample("", q, i, of_q) for i, (q, of_q) in enumerate(questions.values(model))]
+            parts += [mean(samples, metric) for metric in ("probability", "truth_ratio")]
+        return [*rows, Row(*place, "", "retain_quality", harmonic(parts).value)]
 
-def load(settings: EludeSettings, subset: Any, split: Any) -> list[QARecord]:
-    return list(dataset.load_records(settings.dataset, subset, split, settings.targets).records)
+    def depth(self, original: Any, model: Any, role: str) -> list[Row]:
+        """How much less likely each fact is with one layer's states of the model; none where it is built otherwise."""
+        samples = stated_facts(self.forget.records, self.renderer)
+        shapes = [[tuple(p.shape) for p in layers_of(each).parameters()] for each in (original, model)]
+        if shapes[0] != shapes[1] or not samples:
+            return []
+        found = drops(original, model, [*samples.values()]).tolist()
+        return [
+            Row(DEPTH, "", layer, role, question, "log_prob_drop", drop)
+            for layer, of_layer in enumerate(found, 1)
+            for question, drop in zip(samples, of_layer, strict=True)
+        ]
 
+    def load(self, role: str) -> Any:
+        """A model without dropout, an adapter merged into its base: float32, or bfloat16 where it is large."""
+        name, flag = self.models[role], _FLAGS[role]
+        if (Path(name) / "adapter_config.json").is_file():
+            from peft import PeftConfig, PeftModel
 
-def reworded(records: Sequence[QARecord], settings: EludeSettings, seed: int) -> list[tuple[str, str]]:
-    """The same facts in other words: paraphrased questions and answers, and questions behind two attacks' prompts."""
-    pairs = [(r.paraphrased_question, r.paraphrased_answer) for r in records if r.paraphrased_question]
-    for target in settings.resolved():
-        own = [record for record in records if record.entity == target.name]
-        for attack in ("prefix_injection", "role_playing"):
-            pairs += [(p.prompt, p.answer) for p in build_attacks(own, target, attack, n=len(own), seed=seed)]
-    return pairs
-
-
-class Table:
-    """The CSV: what it has, and new rows at its end."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.done = path, set[tuple[str, str, str]]()
-        if path.is_file():
-            with path.open(encoding="utf-8", newline="") as file:
-                rows = list(csv.DictReader(file))
-            if rows and {*COLUMNS} != rows[0].keys():
-                raise UserError(f"--out {path}: no table of `elude stress`; name another file")
-            self.done = {(row["attack"], row["setting"], row["role"]) for row in rows}
+            base = str(PeftConfig.from_pretrained(name).base_model_name_or_path)
+            model = PeftModel.from_pretrained(load_model(base, flag=f"{flag} {name}: its base"), name)
+            model = model.merge_and_unload()
         else:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(",".join(COLUMNS) + "\n", encoding="utf-8")
-
-    def add(self, rows: Sequence[Sequence[Any]]) -> None:
-        """All rows of a run at once, so that a run that was cut off has none."""
-        with self.path.open("a", encoding="utf-8", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerows(rows)
-
-
-def run(
-    models: dict[str, str], name: str, settings: EludeSettings, renderer: Renderer, out: Path, *, seed: int = 0,
-    whole: bool = False, say: Callable[[str], object] = print,
-) -> None:  # fmt: skip
-    """Attack each of ``models`` (``checkpoint``, ``retrained``: where they lie) by a suite; rows go to ``out``.
-
-    Each model is loaded once, and its weights are restored after each attack. ``whole`` trains all weights of models
-    of a billion parameters or more, too.
-    """
-    table = Table(out)
-    todo = [Attack("none", "", lambda model: iter([0])), *suite(name, settings, renderer, seed)]
-    for role, place in models.items():
-        left = [attack for attack in todo if (attack.name, attack.setting, role) not in table.done]
-        if not left:
-            continue
-        with quietly():
-            lm = load_lm(place)
-        model = lm.model
-        before = {key: value.cpu().clone() for key, value in model.state_dict().items()}
-        for attack in left:
-            say(f"{role}: {' '.join(filter(None, (attack.name, attack.setting)))}")
-            if attack.examples:
-                lm._model = attacks.with_adapter(model, whole)
-            try:
-                rows = []
-                for step in attack.apply(lm.model):
-                    rows += [
-                        (attack.name, attack.setting, step, role, *row) for row in measure(lm, settings, attack.unseen)
-                    ]
-            except (NotImplementedError, ValueError) as error:
-                say(f"{attack.name} {attack.setting} is left out: {error}")
-                rows = []
-            if lm.model is not model:
-                lm._model = lm.model.unload()
-            model.load_state_dict(before)
-            table.add(rows)
-        del lm, model
-        if torch.accelerator.is_available():
-            torch.accelerator.empty_cache()  # type: ignore[attr-defined]
-
-
-def load_lm(place: str) -> Any:
-    """A model behind ``--model elude``, in bfloat16 on an accelerator where it has a billion parameters or more."""
-    from transformers import AutoConfig
-
-    from lm_eval_elude.model.backend import EludeLM
-
-    config = AutoConfig.from_pretrained(place).get_text_config()
-    large = 12 * config.num_hidden_layers * config.hidden_size**2 >= attacks.LORA_FROM
-    return EludeLM(place, dtype="bfloat16" if large and torch.accelerator.is_available() else "float32")
-
-
-def measure(lm: Any, settings: EludeSettings, unseen: frozenset[str] | None) -> list[tuple[str, str, float]]:
-    """(record, metric, value) of the model as it is, by the tasks themselves."""
-    from lm_eval.evaluator import simple_evaluate
-    from lm_eval.tasks import TaskManager
-
-    from lm_eval_elude import task_folder
-
-    metadata = {"target": list(settings.targets), "dataset": settings.dataset, "pretrained": lm.tokenizer.name_or_path}
-    manager = TaskManager(include_path=str(task_folder()), include_defaults=False, metadata=metadata)
-    with quietly():
-        found = simple_evaluate(lm, tasks=list(SCORED), task_manager=manager, bootstrap_iters=0, verbosity="ERROR")
-    samples = {
-        task: [TASKS[task].sample(row["doc"], {"truth_ratio": "geometric"}) for row in rows]
-        for task, rows in found["samples"].items()
-    }
-    rows = [
-        (sample.record, metric, sample.values[metric])
-        for sample in samples["elude_forget"]
-        for metric in ("mc_accuracy", "probability")
-        if unseen is None or sample.record in unseen
-    ]
-    return [*rows, ("", "retain_quality", set_quality(samples["elude_retain"], samples["elude_world"]).value)]
+            model = load_model(name, flag=flag)
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        small = self.full or model.num_parameters() <= LARGE
+        return model.to(device, torch.float32 if small else torch.bfloat16).eval().requires_grad_(False)
