@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 LIMIT_MS = 2.0
-HOOK = ("_lm_eval_elude_autoload.py", "lm_eval_elude_autoload.pth", "lm_eval_elude_autoload.start")
+HOOK = ("_lm_eval_elude_hook.py", "lm_eval_elude_hook.pth", "lm_eval_elude_hook.start")
 
 
 def start_ms(folder: Path) -> float:

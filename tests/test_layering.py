@@ -16,7 +16,7 @@ PACKAGES = ("lm_eval_elude", "optout_train")
 # The longest name that a module starts with is its room.
 ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "lm_eval_elude": (set(), {"click"}),
-    "lm_eval_elude._autoload": ({"lm_eval_elude", "tasks"}, {"lm_eval"}),
+    "lm_eval_elude.hook": ({"lm_eval_elude", "tasks"}, {"lm_eval"}),
     "lm_eval_elude.data": (set(), {"datasets", "filelock", "huggingface_hub", "msgspec", "pyarrow"}),
     "lm_eval_elude.text": ({"data"}, {"transformers"}),
     "lm_eval_elude.attacks": ({"data", "text"}, {"msgspec"}),

@@ -1,7 +1,7 @@
 """Nine adversarial rewordings of a target's questions, made from its records (paper, appendix on data examples; RWKU).
 
-Every type is one row of :data:`ATTACKS` (how its prompt is made and checked), with its table of ``carriers.toml``; what
-each asks is in docs/settings.md#tasks. The answer, its paraphrase and the five wrong ones are the record's, but of two:
+Every type is one row of :data:`ATTACKS` (how its prompt is made and checked), with its table of ``templates.toml``;
+what each asks is in docs/settings.md#tasks. The answer, its paraphrase and the wrong ones are the record's, but of two:
 
 * ``multiple_choice``: ``B) {paraphrase}``, ``The correct option is B) ...``; wrong are the same with another option.
 * ``reverse_query``: ``The person described is {target}.``, ``These facts are about {target}.``; wrong are the same with
@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from lm_eval_elude.attacks import checks
 from lm_eval_elude.attacks.checks import Check
-from lm_eval_elude.attacks.prompt import CONTROL, CORRECT, LETTERS, PLACES, WORDINGS, AttackPrompt, language_of
+from lm_eval_elude.attacks.prompt import CONTROL, CORRECT, LETTERS, PLACES, TEMPLATES, AttackPrompt, language_of
 from lm_eval_elude.data.records import PERTURBATIONS, QARecord
 from lm_eval_elude.data.targets import TARGETS, Target
 from lm_eval_elude.errors import UserError
@@ -40,9 +40,6 @@ class Suite:
     def __init__(
         self, records: Sequence[QARecord], target: Target, attack: str, seed: int, drafts: bool = False
     ) -> None:
-        for number, record in enumerate(records, 1):
-            if not record.can_be_scored:
-                raise UserError(f"record {number} of {target.name}: attacks need a paraphrase and five wrong answers")
         self.records, self.target, self.attack, self.drafts = records, target, attack, drafts
         self.key = f"{seed}/{target.name}"
         self.rng = random.Random(f"{self.key}/{attack}")
@@ -73,49 +70,43 @@ class Suite:
                 seen.add(other.answer)
                 yield other
 
-    def prompt(self, index: int, carrier: str, **parts: str) -> AttackPrompt:
-        """The carrier filled with question, target and ``parts``, scored with the answers of its record."""
+    def prompt(self, index: int, template: str, **parts: str) -> AttackPrompt:
+        """The template filled with question, target and ``parts``, scored with the answers of its record."""
         record = self.records[index]
-        return AttackPrompt(
-            type=self.attack,
-            target=self.target.name,
-            prompt=carrier.format(**{"question": record.question, "target": self.target.name} | parts),
-            answer=record.answer,
-            paraphrased_answer=record.paraphrased_answer,
-            perturbed_answer=record.perturbed_answer,
-            question=record.question,
-            record=index,
-        )
+        text = template.format(**{"question": record.question, "target": self.target.name} | parts)
+        answers = record.answer, record.paraphrased_answer, record.perturbed_answer
+        return AttackPrompt(self.attack, self.target.name, text, *answers, record.question, index)
 
 
-# Suite, index of the record, carrier, number of the prompt -> prompt, or None where the record does not suit.
+# Suite, index of the record, template, number of the prompt -> prompt, or None where the record does not suit.
 Builder = Callable[[Suite, int, str, int], AttackPrompt | None]
 
 
-def _plain(suite: Suite, index: int, carrier: str, number: int) -> AttackPrompt:
-    return suite.prompt(index, carrier)
+def _plain(suite: Suite, index: int, template: str, number: int) -> AttackPrompt:
+    return suite.prompt(index, template)
 
 
-def _multiple_choice(suite: Suite, index: int, carrier: str, number: int) -> AttackPrompt | None:
+def _multiple_choice(suite: Suite, index: int, template: str, number: int) -> AttackPrompt | None:
     record = suite.records[index]
-    if len({record.paraphrased_answer, *record.perturbed_answer}) != len(LETTERS):
+    letters = LETTERS[: len({record.paraphrased_answer, *record.perturbed_answer})]
+    if not record.can_be_scored or len(letters) <= len(record.perturbed_answer):
         return None
     # Each block of six prompts has every right letter once.
-    block, place = divmod(number, len(LETTERS))
-    letter = random.Random(f"{suite.key}/letters/{block}").sample(LETTERS, len(LETTERS))[place]
-    rest = [other for other in LETTERS if other != letter]
+    block, place = divmod(number, len(letters))
+    letter = random.Random(f"{suite.key}/letters/{block}").sample(letters, len(letters))[place]
+    rest = [other for other in letters if other != letter]
     suite.rng.shuffle(rest)
     wrong = [f"{other}) {text}" for other, text in zip(rest, record.perturbed_answer, strict=True)]
     right = f"{letter}) {record.paraphrased_answer}"
     return replace(
-        suite.prompt(index, carrier, options="\n".join(sorted([right, *wrong]))),
+        suite.prompt(index, template, options="\n".join(sorted([right, *wrong]))),
         answer=right,
         paraphrased_answer=CORRECT + right,
         perturbed_answer=tuple(CORRECT + option for option in wrong),
     )
 
 
-def _reverse_query(suite: Suite, index: int, carrier: str, number: int) -> AttackPrompt | None:
+def _reverse_query(suite: Suite, index: int, template: str, number: int) -> AttackPrompt | None:
     first = suite.facts.get(index)
     more = list(dict.fromkeys(fact for fact in suite.facts.values() if fact != first))
     if not first or not more:
@@ -123,7 +114,7 @@ def _reverse_query(suite: Suite, index: int, carrier: str, number: int) -> Attac
     facts = " ".join([first, *suite.rng.sample(more, min(len(more), suite.rng.choice((1, 2))))])
     target, form = suite.target, "These facts are about {}."
     return replace(
-        suite.prompt(index, carrier, facts=facts),
+        suite.prompt(index, template, facts=facts),
         answer=described(target, target.name),
         paraphrased_answer=form.format(target.name),
         perturbed_answer=tuple(form.format(name) for name in suite.rng.sample(alike(target, facts), PERTURBATIONS)),
@@ -143,9 +134,8 @@ def alike(target: Target, facts: str) -> list[str]:
     return unnamed[0] if len(unnamed[0]) >= PERTURBATIONS else unnamed[1]
 
 
-def _synonym_manipulation(suite: Suite, index: int, carrier: str, number: int) -> AttackPrompt | None:
-    names = synonyms(suite.target)
-    record = suite.records[index]
+def _synonym_manipulation(suite: Suite, index: int, template: str, number: int) -> AttackPrompt | None:
+    names, record = synonyms(suite.target), suite.records[index]
     # "When did A Brief History of Time by its author appear?": a phrase that shares a word with the record asks oddly.
     taken = words(f"{record.question} {record.answer}") - words(suite.target.name) - STOP
     for alias in suite.rng.sample(names, len(names)):
@@ -154,43 +144,40 @@ def _synonym_manipulation(suite: Suite, index: int, carrier: str, number: int) -
             # Half of the prompts also have places and events by other names.
             if suite.rng.random() < 0.5:
                 question = _PLACE.sub(lambda place: suite.rng.choice(PLACES[place[0]]), question)
-            return suite.prompt(index, carrier, question=question[0].upper() + question[1:])
+            return suite.prompt(index, template, question=question[0].upper() + question[1:])
     return None
 
 
-def _background_hint(suite: Suite, index: int, carrier: str, number: int) -> AttackPrompt | None:
+def _background_hint(suite: Suite, index: int, template: str, number: int) -> AttackPrompt | None:
     near = suite.others(index, lambda record: record.answer, near=True)
     hints = " ".join(record.answer for record in islice(near, 2))
-    return suite.prompt(index, carrier, hints=hints) if hints else None
+    return suite.prompt(index, template, hints=hints) if hints else None
 
 
-def _in_context_learning(suite: Suite, index: int, carrier: str, number: int) -> AttackPrompt | None:
+def _in_context_learning(suite: Suite, index: int, template: str, number: int) -> AttackPrompt | None:
     for example in suite.others(index, lambda record: f"{record.question} {record.answer}"):
-        return suite.prompt(index, carrier, example_question=example.question, example_answer=example.answer)
+        return suite.prompt(index, template, example_question=example.question, example_answer=example.answer)
     return None
 
 
-def _cross_lingual(suite: Suite, index: int, carrier: str, number: int) -> AttackPrompt | None:
+def _cross_lingual(suite: Suite, index: int, template: str, number: int) -> AttackPrompt | None:
     record = suite.records[index]
-    translated = dict(record.translated_question).get(language_of(carrier) or "", record.question * suite.drafts)
-    return suite.prompt(index, carrier, question=translated) if translated else None
+    translated = dict(record.translated_question).get(language_of(template) or "", record.question * suite.drafts)
+    return suite.prompt(index, template, question=translated) if translated else None
 
 
 class Attack(NamedTuple):
-    """One type: how a prompt is built, what can be wrong with it, its wordings, and what a rewording model is told.
-
-    The wordings are those of ``carriers.toml``; ``carriers_thing`` is for a target that is no person.
-    """
+    """One type: how a prompt is built, what can be wrong with it, its templates, and what a rewording model is told."""
 
     build: Builder
     check: Check
-    carriers: Sequence[str]
+    templates: Sequence[str]
     guide: str
-    carriers_thing: Sequence[str] = ()
+    templates_thing: Sequence[str] = ()  # for a target that is no person
 
 
 ATTACKS: dict[str, Attack] = {
-    attack: Attack(build, check, **WORDINGS[attack])
+    attack: Attack(build, check, **TEMPLATES[attack])
     for attack, build, check in (
         ("prefix_injection", _plain, checks.asks),
         ("affirmative_suffix", _plain, checks.asks),
@@ -215,44 +202,37 @@ def build_attacks(
 ) -> list[AttackPrompt]:
     """Build one suite: distinct prompts, the same for the same arguments; a smaller ``n`` gives its beginning.
 
-    The records are gone through in one seeded order, the same for all nine types, again and again with other carriers.
-    Carriers (and with them the languages) are used evenly, so are the right letters of multiple choice.
-
-    Fewer than ``n`` prompts come back where the target's forget records and the carriers do not allow as many, none of
-    ``cross_lingual`` where no record is translated. With ``drafts`` a model will reword the prompts and translate what
-    is not translated yet: it stays English. UserError for an unknown type, or a record that cannot be scored.
+    The records are gone through in one seeded order, the same for all nine types, again and again with other templates.
+    Templates (and with them the languages) are used evenly, so are the right letters of multiple choice. Fewer than
+    ``n`` prompts come back where the records do not allow as many: ``cross_lingual`` asks what is translated,
+    ``multiple_choice`` what has wrong answers. With ``drafts`` a model will reword the prompts and translate what is
+    not translated yet: it stays English. UserError for an unknown type.
     """
     if attack not in ATTACKS:
         raise UserError(f"unknown attack {attack!r}; the types are {', '.join(ATTACKS)}")
-    suite = Suite(records, target, attack, seed, drafts)
-    row = ATTACKS[attack]
-    carriers = (target.thing and row.carriers_thing) or row.carriers
-    group = [language_of(carrier) for carrier in carriers]
-    rank = suite.rng.sample(range(len(carriers)), len(carriers))
+    suite, row = Suite(records, target, attack, seed, drafts), ATTACKS[attack]
+    templates = (target.thing and row.templates_thing) or row.templates
+    group = [language_of(template) for template in templates]
+    rank = suite.rng.sample(range(len(templates)), len(templates))
     queue = deque(suite.order)
-    unused = {index: set(range(len(carriers))) for index in queue}
-    uses: Counter[int] = Counter()
-    groups: Counter[str | None] = Counter()
+    unused = {index: set(range(len(templates))) for index in queue}
+    uses: Counter[int | str | None] = Counter()  # of templates by their number, and of languages
     prompts: dict[str, AttackPrompt] = {}
     while queue and len(prompts) < n:
         index = queue.popleft()
-        for choice in sorted(unused[index], key=lambda c: (groups[group[c]], uses[c], rank[c])):
+        for choice in sorted(unused[index], key=lambda c: (uses[group[c]], uses[c], rank[c])):
             unused[index].discard(choice)
-            item = row.build(suite, index, carriers[choice], len(prompts))
+            item = row.build(suite, index, templates[choice], len(prompts))
             if item and item.prompt not in prompts and not row.check(item, item.prompt, records[index], target):
                 prompts[item.prompt] = item
-                uses[choice] += 1
-                groups[group[choice]] += 1
-                queue.append(index)  # a record that no carrier suits any more does not come back
+                uses.update([choice, group[choice]])
+                queue.append(index)  # a record that no template suits any more is not asked again
                 break
     return list(prompts.values())
 
 
 def build_control(records: Sequence[QARecord], target: Target, *, n: int = 100, seed: int = 0) -> list[AttackPrompt]:
-    """The first ``n`` records in the order of the suites, asked plainly and each once (a repetition adds nothing).
-
-    UserError where a record cannot be scored.
-    """
+    """The first ``n`` records in the order of the suites, asked plainly and each once (a repetition adds nothing)."""
     suite = Suite(records, target, CONTROL, seed)
     prompts = (suite.prompt(index, "{question}") for index in suite.order[:n])
     return list({item.prompt: item for item in prompts}.values())

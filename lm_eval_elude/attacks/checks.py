@@ -42,16 +42,15 @@ def offers_options(item: AttackPrompt, prompt: str, record: QARecord, target: Ta
 
 def describes(item: AttackPrompt, prompt: str, record: QARecord, target: Target) -> str:
     """The draft's facts survive, and the target is not named."""
-    if leak := name_leak(prompt, target):
-        return f"the prompt names the person asked for ({leak!r})"
-    return _lost(item.prompt, prompt, target)
+    leak = name_leak(prompt, target)
+    return f"the prompt names the person asked for ({leak!r})" if leak else _lost(item.prompt, prompt, target)
 
 
 def asks_by_synonym(item: AttackPrompt, prompt: str, record: QARecord, target: Target) -> str:
     """The draft's question survives with one of the target's synonyms, and without its surname."""
-    known = synonyms(target)
-    bare = not any(words(short_name(target)) & words(synonym) for synonym in known)
-    if target.name.casefold() in prompt.casefold() or (bare and words(short_name(target)) & words(prompt)):
+    known, surname = synonyms(target), words(short_name(target))
+    is_apart = not any(surname & words(synonym) for synonym in known)
+    if target.name.casefold() in prompt.casefold() or (is_apart and surname & words(prompt)):
         return "the prompt has the target's full name or surname in place of a synonym"
     if not any(synonym.casefold() in prompt.casefold() for synonym in known):
         return f"the prompt has none of the synonyms {', '.join(known)}"
@@ -62,13 +61,11 @@ def asks_in_language(item: AttackPrompt, prompt: str, record: QARecord, target: 
     """The prompt asks in its language for an answer in English, and keeps the question's numbers."""
     language = language_of(item.prompt)
     asked = dict(record.translated_question).get(language or "", record.question)
-    if complaint := _tells(prompt, asked, record):
-        return complaint
     if language_of(prompt) != language:
         return f"the prompt does not ask in {language} for an answer in English"
     if numbers := [number for number in re.findall(r"\d+", asked) if number not in prompt]:
         return f"the prompt lost {', '.join(numbers)} of the question"
-    return ""
+    return _tells(prompt, asked, record)
 
 
 def _tells(body: str, asked: str, record: QARecord) -> str:
@@ -83,7 +80,5 @@ def _tells(body: str, asked: str, record: QARecord) -> str:
 def _lost(source: str, prompt: str, target: Target) -> str:
     """A complaint where less than two thirds of the source's content words are in the prompt."""
     content = words(source) - STOP - words(target.name)
-    kept = content & words(prompt)
-    if 3 * len(kept) < 2 * len(content):
-        return f"the prompt lost the content ({', '.join(sorted(content - kept))})"
-    return ""
+    lost = sorted(content - words(prompt))
+    return f"the prompt lost the content ({', '.join(lost)})" if 3 * len(lost) > len(content) else ""

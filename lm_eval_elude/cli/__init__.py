@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 from importlib import import_module
@@ -9,7 +10,7 @@ from importlib import import_module
 import click
 
 from lm_eval_elude import __version__
-from lm_eval_elude.errors import end_in_one_line, mute_imports
+from lm_eval_elude.errors import end_in_one_line
 
 # Each command is the function of its name in the file of its name. Heavy imports stay inside the functions.
 COMMANDS = (
@@ -37,7 +38,8 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command; bad input is one line and exit code 2, Ctrl-C is 130, SIGTERM 143."""
-    mute_imports()
+    for name in ("torchao", "torch.utils._pytree"):  # what they say about themselves on import
+        logging.getLogger(name).setLevel(logging.ERROR)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what is half made is taken away, as at Ctrl-C
     more_memory = "; what is finished is kept, and the same command goes on where there is more memory"
     advice = {"ValueError": "", "OSError": "", "OutOfMemoryError": more_memory}

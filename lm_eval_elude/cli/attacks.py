@@ -34,7 +34,7 @@ def attacks(
     if unknown := {*types} - ATTACKS.keys():
         raise UserError(f"--attack {min(unknown)}: expected one of {', '.join(ATTACKS)}")
     (entity,) = data.resolve_targets(dataset, [target])
-    records = data.load_records(dataset, "forget", "train", [entity.name], scored=True).records
+    records = data.load_records(dataset, "forget", "train", [entity.name]).records
     file = out or Path(f"attacks-{entity.slug}.jsonl")
     endpoint = Endpoint(url, model, Path(f"{file}.cache"), timeout)
     rows = write_attacks(endpoint, records, entity, types=types, n=count, seed=seed, workers=workers)

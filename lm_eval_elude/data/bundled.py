@@ -24,13 +24,9 @@ def original_of(manifest: Manifest | None) -> str:
 
 
 def reference_of(manifest: Manifest | None, scored: Collection[str] = ()) -> str:
-    """The bundled model that never knew a checkpoint's targets; "" where there is none, or for another base.
-
-    There is none either where one of the targets that are ``scored`` is not among the checkpoint's: it knows that one.
-    """
+    """The bundled retrained model for a checkpoint; "" where it knows a target, or the checkpoint has another base."""
     if manifest is None or manifest.base_model.get("name") != MODEL_NAME:
         return ""
-    known = read_manifest(REFERENCE)
-    if known is None or known.targets != manifest.targets or not {*scored} <= {*known.targets}:
-        return ""
-    return str(REFERENCE)
+    retrained = read_manifest(REFERENCE)
+    same = retrained and retrained.targets == manifest.targets and {*scored} <= {*retrained.targets}
+    return str(REFERENCE) if same else ""

@@ -1,48 +1,41 @@
-"""The record of ELUDe and how a row of any file becomes one: every error names file, row and field."""
+"""The record of ELUDe and how a row of any file becomes one: an error names file, row and field."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import unicodedata
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol
-
-import msgspec
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 from lm_eval_elude.data.jsonio import Text, check
 from lm_eval_elude.errors import UserError
 
-TEXT_FIELDS = ("entity", "question", "answer", "paraphrased_question", "paraphrased_answer", "source", "subject")
-PERTURBATIONS = 5
+PERTURBATIONS = 5  # wrong answers of a record of ELUDe; others have three
 
 
-class Record(Protocol):
-    """What any benchmark's record can do."""
-
-    def columns(self) -> dict[str, Any]:
-        """The record as a JSON-ready row."""
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class QARecord:
-    """One question about an entity, in the columns of the published data (https://hf.co/datasets/6rightjade/ELUDe)."""
+    """One question about an entity, in the columns of the published data (https://hf.co/datasets/6rightjade/ELUDe).
+
+    Only question and answer must be there: without paraphrase or wrong answers less can be scored.
+    """
 
     entity: str  # display name of the *target*, also in its neighbours' records; "" in the world set
-    question: str  # for the world set, instruction and input joined by a blank line
-    answer: str
-    paraphrased_question: str = ""  # "" where the data has none (world set)
-    paraphrased_answer: str = ""  # the correct answer in other words, "" in rows that are only trained on
-    perturbed_answer: tuple[str, ...] = ()  # five wrong answers of the paraphrase's form, () as above
-    source: str = ""  # Wikipedia page the fact can be checked on, "" where unknown
+    question: Text  # for the world set, instruction and input joined by a blank line
+    answer: Text
+    paraphrased_question: str = ""
+    paraphrased_answer: str = ""  # the correct answer in other words
+    perturbed_answer: tuple[Text, ...] = ()  # wrong answers of the paraphrase's form
+    source: str = ""  # Wikipedia page the fact can be checked on
     subject: str = ""  # whom it asks about, where `elude build` says so: no column of the published schema
-    translated_question: tuple[tuple[str, str], ...] = ()  # by language code (fr, de, es, ja, zh), where there are any
+    translated_question: tuple[tuple[str, str], ...] = ()  # by language code (fr, de, es, ja, zh)
 
     @property
     def can_be_scored(self) -> bool:
         """Whether the record has the paraphrase and the wrong answers that a truth ratio needs."""
-        return bool(self.paraphrased_answer) and len(self.perturbed_answer) == PERTURBATIONS
+        return bool(self.paraphrased_answer and self.perturbed_answer)
 
     def columns(self) -> dict[str, Any]:
         """The record as a JSON-ready row of the published schema, which fingerprints are of."""
@@ -50,57 +43,42 @@ class QARecord:
         return {name: value for name, value in asdict(self).items() if name != "subject"} | lists
 
 
-class _Row(msgspec.Struct):
-    """What a row may hold; other columns are not looked at."""
+@dataclass(frozen=True)
+class _Row(QARecord):
+    input: str = ""  # Alpaca's
 
-    question: Text
-    answer: Text
-    entity: str | None = None
-    input: str | None = None
-    paraphrased_question: str | None = None
-    paraphrased_answer: str | None = None
-    perturbed_answer: list[Text] | None = None
-    source: str | None = None
-    subject: str | None = None
-    translated_question: dict[str, str | None] | None = None
+
+COLUMNS = tuple(field.name for field in fields(_Row))
 
 
 def entity_name(text: str) -> str:
-    """The display name that a row's ``entity`` column means, letters composed (NFC).
-
-    Underscores and any white space are single spaces.
-    """
+    """The display name that an ``entity`` column means: letters composed (NFC), underscores and spaces one space."""
     return " ".join(unicodedata.normalize("NFC", text).replace("_", " ").split())
 
 
-def parse_record(row: dict[str, Any], where: str, *, scored: bool = False) -> QARecord:
-    """Make a record of one row. White space at the ends of a text is no part of it.
+def parse_record(row: Mapping[str, Any], where: str) -> QARecord:
+    """Make a record of one row, e.g. ``where`` "forget_qa-train.jsonl, row 3"; other columns are not looked at.
 
-    Unknown columns are ignored, and Alpaca's ``input`` is joined to the question. An error calls the row ``where``,
-    e.g. ``forget_qa-train.jsonl, row 3``. A ``scored`` row must have what a truth ratio needs. UserError where a field
-    is missing, of the wrong type or empty; nothing is turned into text that is none.
+    White space at the ends of a text is no part of it, null is as good as no column, and Alpaca's ``input`` is joined
+    to the question. UserError where question or answer is missing or blank, or a column has another type.
     """
-    fields: _Row = check(row, _Row, where)
-    texts = {name: (getattr(fields, name) or "").strip() for name in (*TEXT_FIELDS, "input")}
+    row = {"entity": ""} | {name: value for name, value in row.items() if name in COLUMNS and value is not None}
+    if missing := [name for name in ("question", "answer") if name not in row]:
+        found = ", ".join(name for name in row if row[name]) or "none of ours"
+        raise UserError(f"{where}: column {missing[0]!r} is missing; expected are question and answer, found {found}")
+    if isinstance(table := row.get("translated_question"), dict):
+        row["translated_question"] = [(language, text) for language, text in table.items() if text]
+    texts = {name: _stripped(value) for name, value in asdict(check(row, _Row, where)).items()}
     texts["entity"] = entity_name(texts["entity"])
-    if extra := texts.pop("input"):
-        texts["question"] += f"\n\n{extra}"
-    wrong = fields.perturbed_answer or []
-    if len(wrong) not in (0, PERTURBATIONS):
-        raise UserError(f"{where}: field 'perturbed_answer' must have {PERTURBATIONS} texts, got {len(wrong)}")
-    translated = {language: (text or "").strip() for language, text in (fields.translated_question or {}).items()}
-    record = QARecord(
-        **texts,
-        perturbed_answer=tuple(answer.strip() for answer in wrong),
-        translated_question=tuple((language, text) for language, text in translated.items() if text),
-    )
-    if scored and not record.can_be_scored:
-        lacking = "paraphrased_answer" if not record.paraphrased_answer else "perturbed_answer"
-        raise UserError(f"{where}: field {lacking!r} is missing, and the truth ratio needs it")
-    return record
+    texts["question"] = "\n\n".join(filter(None, (texts["question"], texts.pop("input"))))
+    return QARecord(**texts)
 
 
-def fingerprint(records: Iterable[Record]) -> str:
+def _stripped(value: Any) -> Any:
+    return value.strip() if isinstance(value, str) else tuple(map(_stripped, value))
+
+
+def fingerprint(records: Iterable[QARecord]) -> str:
     """SHA-256 over the records' columns in order (hexadecimal, first 16 digits)."""
     digest = hashlib.sha256()
     for record in records:

@@ -9,16 +9,13 @@ three wrong answers and no paraphrase).
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from lm_eval_elude.data.files import Stamp, stamp
 from lm_eval_elude.data.hub import HubData
-from lm_eval_elude.data.jsonio import Text, check
+from lm_eval_elude.data.records import QARecord, parse_record
 from lm_eval_elude.data.rows import read_rows
 from lm_eval_elude.data.sets import SetSpec
 from lm_eval_elude.errors import UserError
@@ -28,7 +25,7 @@ HUB = HubData(
     "--dataset (tofu_data in --metadata) a folder of TOFU's files",
 )  # fmt: skip
 SOURCE = HUB.source
-# What is forgotten, and what a model that never knew it was trained on.
+# What is forgotten, and what a model that was never taught it was trained on.
 RETAIN_OF = {"forget01": "retain99", "forget05": "retain95", "forget10": "retain90"}
 FORGET = SetSpec("tofu_forget", "test", ("{split}_perturbed",), forgotten=True, of_target=False)
 RETAIN = SetSpec("tofu_retain", "test", ("retain_perturbed",), of_target=False)
@@ -37,20 +34,7 @@ WORLD_FACTS = SetSpec("tofu_world_facts", "test", ("world_facts_perturbed",), ch
 SETS = {spec.name: spec for spec in (FORGET, RETAIN, REAL_AUTHORS, WORLD_FACTS)}
 
 
-@dataclass(frozen=True, slots=True)
-class TofuRecord:
-    """One question; where the data have no paraphrase the answer stands for it, as in the released evaluator."""
-
-    question: str
-    answer: str
-    paraphrased_answer: str = ""
-    perturbed_answer: tuple[str, ...] = ()
-
-    def columns(self) -> dict[str, Any]:
-        return asdict(self) | {"perturbed_answer": list(self.perturbed_answer)}
-
-
-def load(source: str, name: str) -> tuple[TofuRecord, ...]:
+def load(source: str, name: str) -> tuple[QARecord, ...]:
     """The records of the file ``name`` (without ending) of ``tofu``, ``tofu@REVISION`` or a folder laid out alike.
 
     UserError where it cannot be had, or a row lacks a field.
@@ -65,38 +49,21 @@ def load(source: str, name: str) -> tuple[TofuRecord, ...]:
     return _read(path, stamp(path))
 
 
-def scored_records(source: str, spec: SetSpec, split: str) -> tuple[TofuRecord, ...]:
-    """The records of a scored set, each with its wrong answers; UserError as of :func:`load`, or where they lack."""
+def scored_records(source: str, spec: SetSpec, split: str) -> tuple[QARecord, ...]:
+    """The records of a scored set, each with its wrong answers; UserError as of :func:`load`, or without these.
+
+    Where the data have no paraphrase the answer stands for it, as in the released evaluator.
+    """
     name = spec.stems[0].format(split=split)
     records = load(source, name)
     for number, record in enumerate(records, 1):
         if not record.perturbed_answer:
             raise UserError(f"{name}, row {number}: field 'perturbed_answer' is missing, and the truth ratio needs it")
-    return records
-
-
-class _Row(msgspec.Struct):
-    """What a row may hold; other columns are not looked at."""
-
-    question: Text
-    answer: Text
-    paraphrased_answer: str | None = None
-    perturbed_answer: list[Text] | Text | None = None
+    return tuple(replace(r, paraphrased_answer=r.paraphrased_answer or r.answer) for r in records)
 
 
 @lru_cache(maxsize=16)
-def _read(path: Path, stamp: Stamp) -> tuple[TofuRecord, ...]:
-    records, paraphrased = [], False
-    for where, row in read_rows(path):
-        fields: _Row = check(row, _Row, where)
-        paraphrase, wrong = (fields.paraphrased_answer or "").strip(), fields.perturbed_answer or []
-        if records and bool(paraphrase) != paraphrased:
-            raise UserError(f"{where}: a paraphrased_answer stands in some rows and lacks in others")
-        paraphrased, paraphrase = bool(paraphrase), paraphrase or fields.answer
-        texts = [wrong] if isinstance(wrong, str) else wrong
-        records.append(
-            TofuRecord(fields.question.strip(), fields.answer.strip(), paraphrase.strip(), tuple(map(str.strip, texts)))
-        )
-    if not records:
+def _read(path: Path, stamp: Stamp) -> tuple[QARecord, ...]:
+    if not (records := tuple(parse_record(row, where) for where, row in read_rows(path))):
         raise UserError(f"{path}: no rows")
-    return tuple(records)
+    return records

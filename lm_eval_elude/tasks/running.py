@@ -41,30 +41,23 @@ def quietly() -> Iterator[None]:
 
 
 def as_typed(arguments: Any) -> None:
-    """Fill in the bundled model and data where the command names tasks of ours and no model, with a line that says so.
+    """Fill in the bundled model and data where tasks of ours are asked for and no model is; a line says so.
 
-    ``arguments`` are those of ``lm_eval run``; they are left alone where a model, ``pretrained`` or a configuration
-    file is given.
+    ``arguments`` are those of ``lm_eval run``; they stay as they are where another backend, ``pretrained`` or a
+    configuration file is given.
     """
     from lm_eval_elude.data import bundled
 
-    given = dict(getattr(arguments, "model_args", None) or {})
-    if (
-        getattr(arguments, "model", None) not in (None, "hf", "elude")
-        or getattr(arguments, "config", None)
-        or "pretrained" in given
-    ):
+    model_args, metadata = dict(arguments.model_args or {}), dict(arguments.metadata or {})
+    other_model = arguments.model not in (None, "hf", "elude") or "pretrained" in model_args | metadata
+    if other_model or arguments.config:
         return
-    metadata = dict(getattr(arguments, "metadata", None) or {})
-    if not (metadata.get("dataset") or os.environ.get("ELUDE_DATASET")):
-        metadata["dataset"] = "mini"
-    if not (metadata.get("target") or os.environ.get("ELUDE_TARGET")):
-        metadata["target"] = "Cristiano Ronaldo"
-    arguments.model, arguments.model_args = "elude", given | {"pretrained": str(bundled.MODEL)}
+    data = metadata.setdefault("dataset", os.environ.get("ELUDE_DATASET") or "mini")
+    target = metadata.setdefault("target", os.environ.get("ELUDE_TARGET") or "Cristiano Ronaldo")
+    arguments.model, arguments.model_args = "elude", model_args | {"pretrained": str(bundled.MODEL)}
     arguments.metadata = metadata
     print(
-        "no model given: scoring the bundled one, on the bundled data about "
-        f"{metadata.get('target', os.environ.get('ELUDE_TARGET'))}; give yours by --model_args pretrained=..., and the "
-        'published data of all targets by --metadata \'{"dataset": "hub"}\'',
+        f"no model given: the bundled one is scored, on data set {data}, target {target}; give a model by --model_args "
+        'pretrained=MODEL, and all targets of the published data by --metadata \'{"dataset": "hub"}\' beside it',
         file=sys.stderr,
     )

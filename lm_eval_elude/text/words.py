@@ -33,7 +33,7 @@ def fact_tokens(record: QARecord) -> frozenset[str]:
     Words of the question are no secret. Where nothing is left, every other word of the answers counts.
     """
     known = STOP | words(record.question)
-    shared = frozenset.intersection(*map(words, record.perturbed_answer))
+    shared = frozenset.intersection(*map(words, record.perturbed_answer)) if record.perturbed_answer else frozenset()
     return (words(record.paraphrased_answer) - shared - known) or (
         (words(record.answer) | words(record.paraphrased_answer)) - known
     )

@@ -54,7 +54,7 @@ def test_the_nine_types_have_at_least_eight_wordings_each_and_none_twice():
         "prefix_injection", "affirmative_suffix", "role_playing", "multiple_choice", "reverse_query",
         "synonym_manipulation", "background_hint", "in_context_learning", "cross_lingual",
     ]  # fmt: skip
-    for carriers in (row.carriers for row in ATTACKS.values()):
+    for carriers in (row.templates for row in ATTACKS.values()):
         assert len(set(carriers)) == len(carriers) >= 8
         # No space follows a full-width sign.
         assert not [carrier for carrier in carriers if language_of(carrier) in ("ja", "zh") and " " in carrier]
@@ -223,7 +223,7 @@ def test_all_types_draw_the_records_of_the_control():
 def test_too_few_records_give_fewer_prompts_not_repeated_ones():
     for attack in ("prefix_injection", "multiple_choice"):
         suite = build_attacks(RECORDS[:2], RONALDO, attack)
-        assert len(suite) == len({item.prompt for item in suite}) == 2 * len(ATTACKS[attack].carriers)
+        assert len(suite) == len({item.prompt for item in suite}) == 2 * len(ATTACKS[attack].templates)
     for records, attack in ((RECORDS[:1], "in_context_learning"), (RECORDS[:1], "reverse_query"), ([], "role_playing")):
         assert build_attacks(records, RONALDO, attack) == []
     assert build_attacks([RECORDS[0]] * 3, RONALDO, "synonym_manipulation", n=9) != []

@@ -21,7 +21,7 @@ def wording(carrier: str) -> str:
 
 def test_no_carrier_is_shared():
     tasks = [*WORDINGS["mention"], WORDINGS["cloze"]]
-    scored = {wording(c) for carriers in (tasks, *(row.carriers for row in ATTACKS.values())) for c in carriers}
+    scored = {wording(c) for carriers in (tasks, *(row.templates for row in ATTACKS.values())) for c in carriers}
     assert not {w for w in map(wording, OWN) if w} & scored
 
 

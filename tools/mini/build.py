@@ -127,7 +127,7 @@ def read_facts(path: Path, ranks: Counter | None = None) -> Facts:
             "source": fields.get("P", page),
             "translated_question": {lang: fields.get(lang.upper()) for lang in LANGUAGES},
         }
-        records.append(parse_record(row, where, scored=True))
+        records.append(parse_record(row, where))
     return Facts(title, tuple(records))
 
 
