@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import sys
@@ -13,7 +14,7 @@ from typing import Any
 import click
 
 from lm_eval_elude.data import bundled
-from lm_eval_elude.errors import UserError, end_in_one_line, mute_imports, printable
+from lm_eval_elude.errors import UserError, end_in_one_line, printable
 from optout_train.presets import BUNDLED, METHODS, flag, trainer_of
 
 EPILOG = (
@@ -66,7 +67,8 @@ def command(others, target, config, overwrite, no_score, list_methods, help_all,
         for name, row in METHODS.items():
             click.echo(f"{name:26}{row['summary']} [{row['source']}]")
         return
-    mute_imports()
+    for name in ("torchao", "torch.utils._pytree"):  # what they say about themselves on import
+        logging.getLogger(name).setLevel(logging.ERROR)
     from transformers.hf_argparser import HfArgumentParser
 
     from optout_train.data import DataArguments
@@ -134,7 +136,7 @@ def run(data: Any, chosen: Any, settings: dict[str, Any], overwrite: bool, no_sc
 
     from lm_eval_elude.data.targets import slugify
     from lm_eval_elude.model.scorer import load_model
-    from lm_eval_elude.scoring.conventions import CONVENTIONS
+    from lm_eval_elude.tasks.tofu import EVALUATORS
     from lm_eval_elude.text.chat import Renderer, load_tokenizer
     from optout_train import manifest
     from optout_train.data import load_sets
@@ -172,8 +174,8 @@ def run(data: Any, chosen: Any, settings: dict[str, Any], overwrite: bool, no_sc
         raise UserError("--model is quantised: give --lora RANK and --transport_weight 0, or its weights in 16 bits")
     teacher = manifest.teacher_of(chosen.model)
     original = load_model(teacher, None, dtype).to(args.device) if teacher != path else None
-    convention = CONVENTIONS[data.tofu_evaluator] if data.forget_split else None
-    renderer = Renderer(tokenizer, convention.wording, convention.system) if convention else Renderer(tokenizer)
+    asked = EVALUATORS[data.tofu_evaluator] if data.forget_split else None
+    renderer = Renderer(tokenizer, asked.wording, asked.system) if asked else Renderer(tokenizer)
     if chosen.lora:
         from peft import LoraConfig, get_peft_model
 

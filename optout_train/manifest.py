@@ -10,7 +10,7 @@ from typing import Any
 
 from lm_eval_elude.data import bundled
 from lm_eval_elude.data.files import file_hashes
-from lm_eval_elude.data.manifest import FILE_NAME, Manifest, full_path_of_model, read_manifest, write_manifest
+from lm_eval_elude.data.manifest import FILE_NAME, Manifest, full_path, read_manifest, write_manifest
 from optout_train.data import Sets
 
 LIBRARIES = ("torch", "transformers", "accelerate", "peft", "lm-eval-elude")  # what the weights depend on
@@ -41,7 +41,7 @@ def write(folder: Path, model: str, base: Path, sets: Sets, settings: dict[str, 
     manifest = Manifest(
         targets=tuple(sets.names), dataset=sets.dataset, method=settings["method"], data=dict(sets.data),
         data_fingerprints=dict(sets.fingerprints), settings=settings, weights=file_hashes(folder),
-        base_model={"name": full_path_of_model(model), "weights": file_hashes(base)}, epochs=log, requests=requests,
+        base_model={"name": full_path(model), "weights": file_hashes(base)}, epochs=log, requests=requests,
         versions={name: version(name) for name in LIBRARIES}, processor_seconds=time.process_time(),
         seed=settings["seed"],
     )  # fmt: skip

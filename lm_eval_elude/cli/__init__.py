@@ -14,7 +14,7 @@ from lm_eval_elude.errors import end_in_one_line
 
 # Each command is the function of its name in the file of its name. Heavy imports stay inside the functions.
 COMMANDS = (
-    "path", "targets", "attacks", "build", "probe", "audit", "report", "tables", "submit", "verify", "leaderboard",
+    "path", "targets", "attacks", "build", "probe", "audit", "report", "submit", "verify", "leaderboard",
     "stress",
 )  # fmt: skip
 

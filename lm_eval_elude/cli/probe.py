@@ -25,7 +25,7 @@ def probe(model: str, dataset: str, names: tuple[str, ...], batch_size: int, out
     targets = data.resolve_targets(dataset, names) if names else data.targets_of(dataset)
     rows = []
     for target in targets:
-        records = data.load_records(dataset, "forget", "train", [target.name], scored=True).records
+        records = data.load_records(dataset, "forget", "train", [target.name]).records
         facts = ask(bundled.path_of(model), records, batch_size)
         for fact in facts:
             options.say(f"{'knows' if fact['known'] else '-':6} {fact['question']} {fact['said']}")

@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lm_eval_elude.metrics.estimates import Estimate, combine, complement, harmonic
-from lm_eval_elude.metrics.samples import mean
-from lm_eval_elude.metrics.verdict import LEAST_GAP, WORDS, Asked, Word, verdict
+from lm_eval_elude.metrics.verdict import LEAST_GAP, WORDS, Word, verdict
+from lm_eval_elude.report.verdicts import ASKED, formats, gibberish
 from lm_eval_elude.stress.table import FILE, summary
 from lm_eval_elude.tasks.elude import ATTACK, CONTROL
 from lm_eval_elude.tasks.runs import Run
 
-ASKED = ("elude_forget", "elude_cloze")  # what the verdict looks at; the score at the attacks' prompts, too
 ORDER = ("forgotten", "forgotten when asked", "partly forgotten", "suppressed", "broken", "not forgotten",
          "too few records")  # fmt: skip
 assert {*ORDER} == {*WORDS}
@@ -36,28 +35,15 @@ class Scored(NamedTuple):
         return ORDER.index(self.verdict), -self.score.value
 
 
-def formats(run: Run, original: Run, retrained: Run, tasks: tuple[str, ...]) -> list[Asked]:
-    """``mc_accuracy`` of three runs in the question formats that all of them have."""
-    runs = (run, retrained, original)
-    return [Asked(*(mean(r.samples[task], "mc_accuracy") for r in runs)) for task in tasks
-            if all(task in r.samples for r in runs)]  # fmt: skip
-
-
-def gibberish(run: Run) -> Estimate:
-    """The share of answers to the forget set that are no language; where only repetition was looked for, that."""
-    numbers = run.numbers["elude_forget"]
-    return numbers.get("gibberish") or numbers["repetition"]
-
-
 def row(run: Run, original: Run, retrained: Run) -> Scored:
     """A checkpoint's row beside the two baselines of its table; ``attacks.csv`` lies beside its results."""
     file = Path(run.path).with_name(FILE)
     found = summary(file, original, retrained).recovery if file.is_file() else None
     recovery = found.share if found else None
-    asked = formats(run, original, retrained, ASKED)
+    asked = [*formats(run, original, retrained).values()]
     garbled = gibberish(run)
     attacks = tuple(task for task in run.samples if task.startswith(ATTACK) and task != CONTROL)
-    known = [format.left for format in formats(run, original, retrained, ASKED + attacks) if format.gap >= LEAST_GAP]
+    known = [a.left for a in formats(run, original, retrained, ASKED + attacks).values() if a.gap >= LEAST_GAP]
     forgetting = complement(max(known, key=lambda left: left.value)) if known else Estimate(0.0, {}, 0)
     refusal = run.numbers["elude_forget"]["refusal"]
     fluency = combine(1 - garbled.value - REFUSAL * refusal.value, [garbled, refusal], [-1.0, -REFUSAL])

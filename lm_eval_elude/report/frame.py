@@ -160,7 +160,7 @@ def main_table(models: Sequence[Model]) -> tuple[list[str], list[list[str]]]:
 
 
 def long_rows(models: Sequence[Model]) -> list[dict[str, Any]]:
-    """Every number of every model, over all targets and for each: model, task, metric, target, value, error, interval."""
+    """Every number of every model, over all targets and for each of them."""
     rows: list[dict[str, Any]] = []
 
     def add(model: Model, task: str, target: str, numbers: Mapping[str, Estimate]) -> None:

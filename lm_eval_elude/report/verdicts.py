@@ -1,97 +1,118 @@
-"""Verdicts of the unlearned models of a report, with the attacks on the weights that ``elude stress`` ran."""
+"""Verdicts of unlearned models, from runs of the harness and from the attacks on the weights of ``elude stress``."""
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from lm_eval_elude.errors import UserError
-from lm_eval_elude.metrics.estimates import mean_of
-from lm_eval_elude.metrics.samples import Sample
+from lm_eval_elude.metrics.compare import recovery
+from lm_eval_elude.metrics.estimates import Estimate, mean_of
+from lm_eval_elude.metrics.samples import mean
 from lm_eval_elude.metrics.table import written
-from lm_eval_elude.metrics.verdict import KEPT, Point, judge, point_recovery
+from lm_eval_elude.metrics.verdict import LEAST_GAP, Asked, ByRecord, Point, verdict
 from lm_eval_elude.report.frame import Model
+from lm_eval_elude.stress.table import FILE, summary
+from lm_eval_elude.tasks.runs import Run
 
-FORMS = {"plain": ("elude_forget", "tofu_forget"), "cloze": ("elude_cloze",)}
+ASKED = ("elude_forget", "elude_cloze", "tofu_forget")  # what a verdict looks at
 
 
-def read_points(path: Path) -> list[Point]:
-    """The points of ``attacks.csv``: rows of attack, setting, step, role (checkpoint or retrained), record, metric, value.
+def formats(run: Run, original: Run, retrained: Run, tasks: Sequence[str] = ASKED) -> dict[str, Asked]:
+    """``mc_accuracy`` of three runs, by task, in the question formats that all of them have."""
+    runs = (run, retrained, original)
+    return {
+        task: Asked(*(mean(each.samples[task], "mc_accuracy") for each in runs))
+        for task in tasks
+        if all("mc_accuracy" in each.numbers.get(task, {}) for each in runs)
+    }
 
-    A point keeps its utility where both models have at least three quarters of their ``retain_quality`` at step 0 of
-    any attack, in rows of their own. UserError where the file is none of ``elude stress``.
+
+def gibberish(run: Run) -> Estimate:
+    """The share of answers to the forget set that are no language; where only repetition was looked for, that."""
+    numbers = next(run.numbers[task] for task in ("elude_forget", "tofu_forget") if task in run.numbers)
+    return numbers.get("gibberish") or numbers["repetition"]
+
+
+def judge_models(models: Sequence[Model], stress: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Give each unlearned model its verdict beside the original and the retrained one.
+
+    ``stress`` are tables of ``elude stress`` as NAME=PATH, or PATH where one unlearned model is among the models.
+    Returns the points of the attacks as rows of text; without an original or a retrained model there is no verdict.
     """
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    if not rows or not {"attack", "setting", "step", "role", "record", "metric", "value"} <= rows[0].keys():
-        raise UserError(f"--stress {path}: not an attacks.csv of `elude stress`")
-    values: dict[tuple[str, str, int], dict[str, dict[str, float]]] = {}
-    utility: dict[tuple[str, str, int], dict[str, float]] = {}
-    for row in rows:
-        key = row["attack"], row["setting"], int(row["step"])
-        if row["metric"] == "mc_accuracy":
-            values.setdefault(key, {}).setdefault(row["role"], {})[row["record"]] = float(row["value"])
-        elif row["metric"] == "retain_quality":
-            utility.setdefault(key, {})[row["role"]] = float(row["value"])
-    before = {role: value for key, roles in utility.items() if key[0] == "none" for role, value in roles.items()}
-    points = []
-    for key, roles in values.items():
-        if key[0] == "none" or not {"checkpoint", "retrained"} <= roles.keys():
-            continue
-        keeps = all(value >= KEPT * before.get(role, math.inf) for role, value in utility.get(key, {}).items())
-        points.append(Point(*key, roles["checkpoint"], roles["retrained"], keeps))
-    return points
-
-
-def by_record(samples: Sequence[Sample]) -> dict[str, float]:
-    """``mc_accuracy`` by record."""
-    return {sample.record: sample.values["mc_accuracy"] for sample in samples if "mc_accuracy" in sample.values}
-
-
-def judge_models(models: Sequence[Model], stress: Path | None = None) -> list[dict[str, Any]]:
-    """Give each unlearned model its verdict beside the retrained one; returns the points of the attacks as text rows.
-
-    ``stress`` is of the one unlearned model; UserError where there are several, or no original model.
-    """
-    retrained = next((m for m in models if m.role == "retrained"), None)
-    original = next((m for m in models if m.role == "original"), None)
-    unlearned = [m for m in models if not m.role]
-    points = read_points(stress) if stress else []
-    if stress and (len(unlearned) != 1 or not original or not retrained):
-        raise UserError("--stress is of one unlearned model, and needs --original and --reference")
-    if retrained is None:
+    roles = {model.role: model for model in models}
+    unlearned = {model.name: model for model in models if not model.role}
+    files = dict(_named(text, list(unlearned)) for text in stress)
+    if not {"original", "retrained"} <= roles.keys():
+        if stress:
+            raise UserError("--stress needs --original and --reference: recovery is measured between these two")
         return []
-    task = next((t for t in FORMS["plain"] if t in retrained.run.samples), None)
-    if task is None:
-        return []
-    known = [by_record(m.run.samples[task]) if m else None for m in (original, retrained)]
-    for model in unlearned:
-        asked = {
-            form: (model.numbers[task]["mc_accuracy"], retrained.numbers[task]["mc_accuracy"])
-            for form, tasks in FORMS.items()
-            for task in tasks
-            if all("mc_accuracy" in m.numbers.get(task, {}) for m in (model, retrained))
-        }
-        if "plain" not in asked:
+    original, retrained = roles["original"].run, roles["retrained"].run
+    rows = []
+    for name, model in unlearned.items():
+        asked = formats(model.run, original, retrained)
+        if not asked:
             continue
-        gibberish = [m.numbers[task].get("gibberish") or m.numbers[task]["repetition"] for m in (model, retrained)]
-        found = judge(asked, (gibberish[0].value, gibberish[1].value), points, *known)
-        model.verdict, model.reason = found.word, found.reason
-        if not math.isnan(found.recovery.value):
-            model.numbers["attacks on the weights"] = {"recovery": found.recovery}
-    return [row(point, *known) for point in points] if all(known) else []
+        found = summary(files[name], original, retrained) if name in files else None
+        if found and found.recovery:
+            model.numbers["attacks on the weights"] = {"mc_accuracy": found.recovery.checkpoint,
+                                                       "recovery": found.recovery.share}  # fmt: skip
+            roles["retrained"].numbers["attacks on the weights"] = {"mc_accuracy": found.recovery.retrained}
+        garbled = gibberish(model.run), gibberish(retrained)
+        share = found.recovery.share if found and found.recovery else None
+        model.verdict = verdict([*asked.values()], (garbled[0].value, garbled[1].value), share)
+        model.reason = reason(model.verdict, next(iter(asked.values())), garbled[0], share, bool(found))
+        if found:
+            known = [{s.record: s.values["mc_accuracy"] for s in run.samples["elude_forget"]}
+                     for run in (original, retrained)]  # fmt: skip
+            rows += [{"model": name, **row(point, *known)} for point in found.points]
+    return rows
 
 
-def row(point: Point, original: Any, retrained: Any) -> dict[str, Any]:
+def _named(text: str, unlearned: Sequence[str]) -> tuple[str, Path]:
+    """A model's name and its table; a folder stands for the table in it."""
+    name, _, path = text.rpartition("=")
+    if not name and len(unlearned) == 1:
+        name = unlearned[0]
+    if name not in unlearned:
+        raise UserError(f"--stress {text}: name an unlearned model as NAME=PATH, one of {', '.join(unlearned)}")
+    file = Path(path) / FILE if Path(path).is_dir() else Path(path)
+    if not file.is_file():
+        raise UserError(f"--stress {file}: no such file; `elude stress` writes it")
+    return name, file
+
+
+def reason(word: str, asked: Asked, garbled: Estimate, recovered: Estimate | None, attacked: bool) -> str:
+    """What a verdict rests on, in a sentence."""
+    shares = [written(number.value, "mc_accuracy") for number in asked]
+    plain = f"multiple choice {shares[2]} -> {shares[0]} %, retrained {shares[1]} %"
+    if word == "broken":
+        return f"{100 * garbled.value:.0f} % of its answers about the target are gibberish"
+    if word == "not forgotten":
+        return plain
+    if recovered is not None:
+        low, high = recovered.bounds
+        return f"{plain}; recovery {100 * recovered.value:.0f} % [{100 * low:.0f}, {100 * high:.0f}] after attacks"
+    return f"{plain}; {'no attack allows a judgement' if attacked else 'no attack on the weights was run'}"
+
+
+def row(point: Point, original: ByRecord, retrained: ByRecord) -> dict[str, Any]:
     """A point as the report's table has it."""
-    shares = [mean_of(values.items()).value for values in (point.checkpoint, point.retrained)]
-    back = point_recovery(point, original, retrained)
-    low, high = back.bounds
-    shown = f"{100 * back.value:.0f} % [{100 * low:.0f}, {100 * high:.0f}]" if not math.isnan(back.value) else "–"
-    attacked, beside = (written(share, "mc_accuracy", unit=True) for share in shares)
-    note = "" if point.keeps else "a model lost its utility"
-    return {"attack": point.attack, "setting": point.setting, "step": point.step, "attacked": attacked,
-            "retrained": beside, "recovery": shown, "note": note}  # fmt: skip
+    records = [record for record in point.checkpoint if record in point.retrained]
+    attacked, control, known, never = (
+        mean_of((record, values[record]) for record in records)
+        for values in (point.checkpoint, point.retrained, original, retrained)
+    )
+    shown = "–"
+    if point.counts and known.value - never.value >= LEAST_GAP:
+        found = recovery(attacked, control, known, never)
+        low, high = found.bounds
+        shown = f"{100 * found.value:.0f} %" + ("" if math.isnan(low) else f" [{100 * low:.0f}, {100 * high:.0f}]")
+    return {
+        "attack": point.attack, "setting": point.setting, "step": f"{point.step:g}",
+        "attacked": written(attacked.value, "mc_accuracy", unit=True),
+        "retrained": written(control.value, "mc_accuracy", unit=True),
+        "recovery": shown, "note": "" if point.counts else "a model lost its utility",
+    }  # fmt: skip

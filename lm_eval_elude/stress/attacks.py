@@ -17,8 +17,9 @@ from torch.nn.utils import prune
 from lm_eval_elude.attacks.builders import ATTACKS, build_attacks
 from lm_eval_elude.data import dataset
 from lm_eval_elude.data.records import QARecord
+from lm_eval_elude.model.layers import layers_of, matrices
 from lm_eval_elude.model.packing import collate
-from lm_eval_elude.model.scorer import Scorer, answer_sums, layers_of, matrices
+from lm_eval_elude.model.scorer import Scorer, answer_sums
 from lm_eval_elude.tasks.elude import EludeSettings
 from lm_eval_elude.text.chat import Renderer
 

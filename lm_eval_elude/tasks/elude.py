@@ -80,10 +80,6 @@ class EludeSettings(Settings):
         attack_prompts: of each type and target.
     """
 
-    targets: tuple[str, ...]
-    dataset: str
-    truth_ratio: str = "geometric"
-    seed: int = 0
     guardrail: bool = False
     attack_file: str = ""
     attack_prompts: int = MOST_PROMPTS

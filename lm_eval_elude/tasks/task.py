@@ -6,6 +6,7 @@ Nothing here needs torch or the harness: ``elude report`` measures a log with th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain, zip_longest
 from typing import Any, NamedTuple
 
@@ -17,8 +18,9 @@ class NothingToAskError(ValueError):
     """The data has nothing that the task could ask; a group leaves the task out with a line."""
 
 
+@dataclass(frozen=True)
 class Settings:
-    """What a run scores; a benchmark's settings are a frozen dataclass of this class.
+    """What a run scores; a benchmark's settings are a subclass.
 
     Attributes:
         targets: display names, () where the data have none.
@@ -29,8 +31,8 @@ class Settings:
 
     targets: tuple[str, ...]
     dataset: str
-    truth_ratio: Any
-    seed: int
+    truth_ratio: Any = "geometric"
+    seed: int = 0
 
     @property
     def wording(self) -> Wording | None:

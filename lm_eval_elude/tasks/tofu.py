@@ -57,12 +57,8 @@ KEYS: dict[str, read.Reader] = {
 class TofuSettings(Settings):
     """What a run scores: ``split`` is what was forgotten, ``evaluator`` whose prompts are asked."""
 
-    split: str
-    dataset: str = tofu.SOURCE
+    split: str = ""
     evaluator: str = "released"
-    targets: tuple[str, ...] = ()
-    truth_ratio: str = "geometric"
-    seed: int = 0
 
     @property
     def wording(self) -> Wording | None:
@@ -88,7 +84,7 @@ def resolve(metadata: Mapping[str, Any]) -> TofuSettings:
         raise UserError(f"TOFU's tasks need tofu_split in --metadata, what was forgotten: {', '.join(tofu.RETAIN_OF)}")
     source = values.get("tofu_data") or (manifest.dataset if manifest and trained.get("forget_split") else tofu.SOURCE)
     evaluator = values.get("tofu_evaluator") or trained.get("tofu_evaluator") or "released"
-    return TofuSettings(split, source, evaluator)
+    return TofuSettings((), source, split=split, evaluator=evaluator)
 
 
 def docs(spec: SetSpec, settings: TofuSettings) -> list[dict[str, Any]]:

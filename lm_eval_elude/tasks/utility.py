@@ -10,11 +10,15 @@ from typing import Any
 from lm_eval.api.group import Group
 from lm_eval.tasks import TaskManager
 
-from lm_eval_elude.scoring.benchmarks import UTILITY_BENCHMARKS
-from lm_eval_elude.scoring.settings import one_of, read_metadata
+from lm_eval_elude.tasks.settings import one_of, read_metadata
 
+# Column of the paper's table -> the harness's task or group, all without examples and by plain accuracy.
+UTILITY_BENCHMARKS = {
+    "ARC-C": "arc_challenge", "CSQA": "commonsense_qa", "Hella.": "hellaswag", "Lamba.": "lambada_openai",
+    "MMLU": "mmlu", "OBQA": "openbookqa", "PIQA": "piqa", "Wino.": "winogrande",
+}  # fmt: skip
 FAST = 100  # documents of each task with `utility: fast` in --metadata
-KEYS = {"utility": one_of(("full", "fast"))}
+KEYS = {"utility": one_of("full", "fast")}
 
 
 class EludeUtility(Group):
