@@ -61,7 +61,8 @@ def test_an_object_becomes_a_dataclass():
     ("change", "place"),
     [
         ({"name": None}, "field 'name'"), ({"tags": "ab"}, "field 'tags'"), ({"tags": ["a", 1]}, "field 'tags[1]'"),
-        ({"sizes": {"x": True}}, "field 'sizes[...]'"), ({"rate": "1"}, "field 'rate'"), ({"seed": 1.5}, "field 'seed'"),
+        ({"sizes": {"x": True}}, "field 'sizes[...]'"), ({"rate": "1"}, "field 'rate'"),
+        ({"seed": 1.5}, "field 'seed'"),
         ({"notes": [[]]}, "field 'notes[0]'"), ({"kind": "c"}, "field 'kind'"),
     ],
 )  # fmt: skip
