@@ -11,7 +11,7 @@ export HF_HUB_OFFLINE := 1
 # The bundled model is too small for a second thread to help, and threads that wait for a busy core cost much.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: venv install demo test slow lint compat fuzz tofu-mini
+.PHONY: venv install demo test slow lint compat tofu-mini
 
 venv install: $(DEV)
 
@@ -55,10 +55,6 @@ test: lint
 
 slow: $(DEV)
 	$(BIN)/pytest -n 2 --dist loadfile -m slow
-
-# A hundred thousand mutated inputs (the suite has 2,000); another FUZZ_SEED gives others.
-fuzz: $(DEV)
-	FUZZ_CASES=100000 FUZZ_KILLS=20 $(BIN)/pytest -n 2 tests/fuzz
 
 # Installs each supported lm-eval (network) and scores the bundled model with it.
 compat: $(DEV)

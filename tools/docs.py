@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import click
+from lm_eval_elude.scoring.metrics import KEPT, METRICS, Metric
 
 from benchmarks.tables import between
 from lm_eval_elude.cli import cli as elude
 from lm_eval_elude.data.files import write_text
-from lm_eval_elude.scoring.metrics import KEPT, METRICS, Metric
 from optout_train.cli import command as optout_train
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
