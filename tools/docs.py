@@ -1,23 +1,23 @@
 """Write what pages take from the code: ``python -m tools.docs``, or ``--check`` to see whether it is stale.
 
-``docs/command-line.md`` is the ``--help`` of every command. ``docs/metrics.md`` has the table of metrics between two
-markers.
+``docs/commands.md`` is the ``--help`` of every command. Between markers stand the table of metrics in
+``docs/metrics.md`` and that of methods in ``docs/methods.md``.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from benchmarks.tables import between
 from lm_eval_elude.cli import cli as elude
-from lm_eval_elude.data.files import write_text
-from lm_eval_elude.scoring.metrics import KEPT, METRICS, Metric
+from lm_eval_elude.metrics.table import METRICS, Metric
+from lm_eval_elude.tasks import TASKS
 from optout_train.cli import command as optout_train
+from optout_train.presets import ROWS
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 WIDTH = 100  # of a help text, in characters
@@ -37,11 +37,11 @@ def commands(command: click.Command, name: str, parent: click.Context | None = N
 
 
 def command_line(page: str = "") -> str:
-    """The text of ``docs/command-line.md``, whatever the page said before."""
+    """The text of ``docs/commands.md``, whatever the page said before."""
     parts = [
-        "# Command line",
+        "# Commands",
         "`python -m tools.docs` writes this page from the commands' own `--help`. The tasks have no command of their "
-        "own: `lm_eval` runs them, and [settings](settings.md) says what they take.",
+        "own: `lm_eval` runs them, and [tasks](tasks.md) says what they take.",
     ]
     for name, text in [*commands(elude, "elude"), *commands(optout_train, "optout-train")]:
         parts += [f"## `{name}`", f"```text\n{text}\n```"]
@@ -49,48 +49,61 @@ def command_line(page: str = "") -> str:
 
 
 def direction(metric: Metric) -> str:
-    """Which direction is better, by kind of task where it differs."""
-    by_kind = {kind: metric.higher_is_better(kind) for kind in metric.kinds}
-    if len(set(by_kind.values())) == 1:
-        return DIRECTIONS[by_kind[metric.kinds[0]]]
-    forgotten = next(up for kind, up in by_kind.items() if kind not in KEPT)
-    kept = next(up for kind, up in by_kind.items() if kind in KEPT)
-    return f"forgotten: {DIRECTIONS[forgotten]}; kept: {DIRECTIONS[kept]}"
+    """Which direction is better, of what is forgotten and of what is kept where they differ."""
+    forgotten, kept = (DIRECTIONS[better] for better in metric.better)
+    return forgotten if forgotten == kept else f"forgotten {forgotten}, kept {kept}"
+
+
+def table(page: str, name: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A page with a table between its markers ``<!-- NAME -->`` and ``<!-- /NAME -->``."""
+    lines = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in (head, *rows)]
+    before, _, rest = page.partition(f"<!-- {name} -->")
+    _, marker, after = rest.partition(f"<!-- /{name} -->")
+    assert marker, f"the page needs the lines <!-- {name} --> and <!-- /{name} -->"
+    inner = "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
+    return f"{before}<!-- {name} -->\n{inner}\n{marker}{after}"
 
 
 def metrics(page: str) -> str:
-    """``docs/metrics.md`` with the table of today between its markers."""
-    lines = [
-        "| metric | in tables | unit | better | reported by | needs | what it is |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for metric in METRICS.values():
-        reported_by, needs = ", ".join(metric.kinds), metric.needs or "–"
-        cells = (f"`{metric.name}`", metric.label, metric.unit, direction(metric), reported_by, needs, metric.sentence)
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return between(page, "metrics", lines, DOCS / "metrics.md")
+    """``docs/metrics.md`` with today's metrics, and which task reports which."""
+    rows = [
+        (f"`{m.name}`", m.label, m.unit, direction(m), m.needs or "–", m.sentence) for m in METRICS.values()
+    ]  # fmt: skip
+    page = table(page, "metrics", ("metric", "in tables", "unit", "better", "needs", "what it is"), rows)
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for name, task in TASKS.items():
+        alike.setdefault(task.metrics, []).append(name)
+    listed = [[", ".join(f"`{name}`" for name in names) for names in pair] for pair in zip(alike.values(), alike)]
+    return table(page, "tasks", ("tasks", "metrics"), listed)
 
 
-PAGES: dict[str, Callable[[str], str]] = {
-    "command-line.md": command_line, "metrics.md": metrics,
-}  # fmt: skip
+def methods(page: str) -> str:
+    """``docs/methods.md`` with today's methods and where their settings differ from the defaults."""
+    rows = []
+    for name, row in ROWS.items():
+        settings = ", ".join(f"{key} {value}" for key, value in row.get("settings", {}).items())
+        rows.append((f"`{name}`", row["summary"], row["source"], settings or "–", "yes" if "suffixes" in row else "–"))
+    return table(page, "methods", ("method", "what it does", "source", "settings", "suffixes"), rows)
+
+
+PAGES: dict[str, Callable[[str], str]] = {"commands.md": command_line, "metrics.md": metrics, "methods.md": methods}
 
 
 def stale() -> dict[str, str]:
     """The pages that are not what the code says, with what they should be."""
-    texts = {name: (DOCS / name).read_text(encoding="utf-8") for name in PAGES}
+    texts = {name: (DOCS / name).read_text(encoding="utf-8") if (DOCS / name).exists() else "" for name in PAGES}
     return {name: made for name, make in PAGES.items() if (made := make(texts[name])) != texts[name]}
 
 
 def main() -> int:
     """Exit code 1 where ``--check`` finds a page that is not what the code says."""
-    found = stale()
+    found, checking = stale(), "--check" in sys.argv[1:]
     for name, text in found.items():
-        if "--check" in sys.argv[1:]:
+        if checking:
             print(f"docs/{name} is stale: python -m tools.docs writes it")
         else:
-            write_text(DOCS / name, text)
-    return int("--check" in sys.argv[1:] and bool(found))
+            (DOCS / name).write_text(text, encoding="utf-8")
+    return int(checking and bool(found))
 
 
 if __name__ == "__main__":
