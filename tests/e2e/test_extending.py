@@ -71,5 +71,5 @@ def test_a_new_attack_benchmark_and_metric_run_in_the_harness(extended):
     folder, command = extended
     command("-c", RUN, str(folder))
     found = json.loads((folder / "found.json").read_text())
-    assert found["elude_attack_rhyme"]["words,none"] > 0 and found["reworded_forget"]["words,none"] > 0
-    assert "couplet" in found["question"] or "verse" in found["question"]
+    assert found["elude_attack_rhyme"].keys() & found["reworded_forget"].keys() >= {"exact_match,none"}
+    assert "couplet" in found["question"]
