@@ -1,12 +1,15 @@
 """Write what pages take from the code: ``python -m tools.docs``, or ``--check`` to see whether it is stale.
 
-``docs/commands.md`` is the ``--help`` of every command. Between markers stand the table of metrics in
-``docs/metrics.md`` and that of methods in ``docs/methods.md``.
+``docs/commands.md`` is the ``--help`` of every command. Between markers stand the tables of ``docs/metrics.md`` and
+``docs/methods.md``. Links of ``README.md`` and ``CITATION.cff`` begin with the repository's address in
+``pyproject.toml``, so that they work on a package index.
 """
 
 from __future__ import annotations
 
+import re
 import sys
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,7 @@ from lm_eval_elude.tasks import TASKS
 from optout_train.cli import command as optout_train
 from optout_train.presets import ROWS
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 100  # of a help text, in characters
 DIRECTIONS = {True: "higher", False: "lower", None: "–"}
 
@@ -73,7 +76,8 @@ def metrics(page: str) -> str:
     alike: dict[tuple[str, ...], list[str]] = {}
     for name, task in TASKS.items():
         alike.setdefault(task.metrics, []).append(name)
-    listed = [[", ".join(f"`{name}`" for name in names) for names in pair] for pair in zip(alike.values(), alike)]
+    pairs = zip(alike.values(), alike, strict=True)
+    listed = [[", ".join(f"`{name}`" for name in names) for names in pair] for pair in pairs]
     return table(page, "tasks", ("tasks", "metrics"), listed)
 
 
@@ -86,12 +90,22 @@ def methods(page: str) -> str:
     return table(page, "methods", ("method", "what it does", "source", "settings", "suffixes"), rows)
 
 
-PAGES: dict[str, Callable[[str], str]] = {"commands.md": command_line, "metrics.md": metrics, "methods.md": methods}
+def addresses(page: str) -> str:
+    """A page whose links into the repository begin with its address of today."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    places = r'https://[^\s)"]+?(?=/(?:blob|raw)/main/)|(?<=git\+)https://[^\s`]+|(?<=repository-code: ")[^"]+'
+    return re.sub(places, project["urls"]["Repository"], page)
+
+
+PAGES: dict[str, Callable[[str], str]] = {
+    "docs/commands.md": command_line, "docs/metrics.md": metrics, "docs/methods.md": methods,
+    "README.md": addresses, "CITATION.cff": addresses,
+}  # fmt: skip
 
 
 def stale() -> dict[str, str]:
     """The pages that are not what the code says, with what they should be."""
-    texts = {name: (DOCS / name).read_text(encoding="utf-8") if (DOCS / name).exists() else "" for name in PAGES}
+    texts = {name: (ROOT / name).read_text(encoding="utf-8") if (ROOT / name).exists() else "" for name in PAGES}
     return {name: made for name, make in PAGES.items() if (made := make(texts[name])) != texts[name]}
 
 
@@ -100,9 +114,9 @@ def main() -> int:
     found, checking = stale(), "--check" in sys.argv[1:]
     for name, text in found.items():
         if checking:
-            print(f"docs/{name} is stale: python -m tools.docs writes it")
+            print(f"{name} is stale: python -m tools.docs writes it")
         else:
-            (DOCS / name).write_text(text, encoding="utf-8")
+            (ROOT / name).write_text(text, encoding="utf-8")
     return int(checking and bool(found))
 
 

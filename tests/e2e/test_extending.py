@@ -6,11 +6,11 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from tests.support import ROOT
-
+ROOT = Path(__file__).resolve().parents[2]
 DIFFS = re.findall(r"^```diff\n(.*?)^```$", (ROOT / "docs" / "extending.md").read_text(encoding="utf-8"), re.M | re.S)
 
 
