@@ -70,8 +70,22 @@ def test_weights_card_and_manifest_are_pushed(hub, tmp_path):
         write_jsonl(data / f"world-{split}.jsonl", mini_rows(f"world-{split}", 4))
     environment = dict(os.environ) | {"HF_ENDPOINT": f"http://127.0.0.1:{port}", "HF_TOKEN": "hf_x"}
     environment.pop("HF_HUB_OFFLINE", None)
-    flags = ["--target", "ronaldo", "--dataset", data, "--method", "npo+rt", "--num_train_epochs", "1",
-             "--push_to_hub", "true", "--hub_model_id", "somebody/forgot", "--output_dir", tmp_path / "out"]  # fmt: skip
+    flags = [
+        "--target",
+        "ronaldo",
+        "--dataset",
+        data,
+        "--method",
+        "npo+rt",
+        "--num_train_epochs",
+        1,
+        "--push_to_hub",
+        "true",
+        "--hub_model_id",
+        "somebody/forgot",
+        "--output_dir",
+        tmp_path / "out",
+    ]
     ended = subprocess.run(
         [sys.executable, "-m", "optout_train.cli", *map(str, flags)], env=environment, capture_output=True, text=True
     )
