@@ -132,10 +132,11 @@ def run(data: Any, chosen: Any, settings: dict[str, Any], overwrite: bool, no_sc
     import warnings
 
     import torch
-    from transformers import PrinterCallback
+    from transformers import AutoConfig, PrinterCallback
     from transformers.utils import cached_file
 
     from lm_eval_elude.data.targets import slugify
+    from lm_eval_elude.model.layers import with_adapter
     from lm_eval_elude.model.scorer import load_model
     from lm_eval_elude.tasks.tofu import EVALUATORS
     from lm_eval_elude.text.chat import Renderer, load_tokenizer
@@ -170,9 +171,14 @@ def run(data: Any, chosen: Any, settings: dict[str, Any], overwrite: bool, no_sc
         say("one GPU is used; `accelerate launch -m optout_train.cli ...` uses all")
     sets = load_sets(data, args.weights, manifest.earlier_request(chosen.model), say)
     tokenizer, dtype = load_tokenizer(path, revision=revision), getattr(torch, chosen.dtype)
+    quantised = AutoConfig.from_pretrained(path, revision=revision).to_dict().get("quantization_config")
+    kind = quantised and quantised.get("quant_method")
+    if kind and (kind != "bitsandbytes" or not chosen.lora or chosen.merge or args.transport_weight):
+        raise UserError(
+            f"--model is quantised ({kind}): give its weights in 16 bits; with bitsandbytes, --lora RANK and a method "
+            "without transport (--method npo+rt) also train an adapter"
+        )
     model = load_model(path, revision, dtype)
-    if hasattr(model.config, "quantization_config") and (not chosen.lora or chosen.merge or args.transport_weight):
-        raise UserError("--model is quantised: give --lora RANK and --transport_weight 0, or its weights in 16 bits")
     teacher = manifest.teacher_of(chosen.model)
     original = load_model(teacher, None, dtype).to(args.device) if teacher != path else None
     asked = EVALUATORS[data.tofu_evaluator] if data.forget_split else None
@@ -182,12 +188,10 @@ def run(data: Any, chosen: Any, settings: dict[str, Any], overwrite: bool, no_sc
         say(renderer.remark)
     end_as_trained(model.generation_config, renderer)
     if chosen.lora:
-        from peft import LoraConfig, get_peft_model
-
-        alpha = chosen.lora_alpha or 2 * chosen.lora
         torch.manual_seed(args.seed)
-        adapter = LoraConfig(r=chosen.lora, lora_alpha=alpha, target_modules="all-linear", task_type="CAUSAL_LM")
-        model = get_peft_model(model, adapter)
+        model, left = with_adapter(model, chosen.lora, chosen.lora_alpha)
+        if left:
+            say(f"no adapter on {len(left)} modules that cannot have one: {left[0]}, ...")
     elif chosen.dtype == "bfloat16" and args.optim == UnlearnConfig.optim:
         args.optim, args.optim_args = "adamw_torch_8bit", "bf16_stochastic_round=True"  # else steps of 1e-5 are lost
     base = Path(str(cached_file(path, "config.json", revision=revision))).parent

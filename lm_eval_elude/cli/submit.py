@@ -36,7 +36,10 @@ def submit(out: Path, results: Path | None, **about: str) -> None:
 
     own = {}
     if results:
-        numbers = Run(results).numbers
+        run = Run(results)
+        if any(run.settings(task).get("sampled") for task in run.tasks):
+            raise UserError(f"--results {results}: answers were sampled (--gen_kwargs); submit greedy ones")
+        numbers = run.numbers
         places = {"mc_accuracy": "elude_forget", "mia_auc": "elude_mia", "retain_quality": "elude_quality"}
         own = {name: numbers[task][name].value for name, task in places.items() if name in numbers.get(task, {})}
         own = {{"retain_quality": "utility"}.get(name, name): value for name, value in own.items()}

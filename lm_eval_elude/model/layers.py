@@ -52,6 +52,27 @@ def slices(parameter: Tensor) -> Sequence[Tensor]:
     return [parameter] if parameter.ndim == 2 else []
 
 
+def with_adapter(model: Any, rank: int, alpha: float = 0.0) -> tuple[Any, list[str]]:
+    """A model with a LoRA adapter on its linear layers, and the names of those that an adapter cannot be put on.
+
+    These are routers, whose forward is their own, and a Mamba mixer's projections, whose weights its kernel reads by
+    itself. ``alpha`` is twice the rank by default.
+    """
+    from peft import LoraConfig, get_peft_model
+
+    left = []
+    for name, module in model.named_modules():
+        if hasattr(module, "conv1d") and hasattr(module, "out_proj"):
+            left += [f"{name}.out_proj", f"{name}.conv1d"]
+        elif isinstance(module, nn.Linear) and type(module).__module__.startswith("transformers.models."):
+            left.append(name)
+    adapter = LoraConfig(
+        r=rank, lora_alpha=alpha or 2 * rank, target_modules="all-linear", exclude_modules=left or None,
+        task_type="CAUSAL_LM",
+    )  # fmt: skip
+    return get_peft_model(model, adapter), left
+
+
 @contextmanager
 def recorded(model: Any) -> Iterator[list[Any]]:
     """What the model's layers put out in the next forward pass, in their order; :func:`layer_state` reads it."""

@@ -132,7 +132,7 @@ def answers(models: Sequence[Model]) -> list[dict[str, Any]]:
                 if not model.role and task.startswith(("elude_forget", "elude_cloze", ATTACK)) and holds(other):
                     flags.append("contains the fact")
                 given.append({"text": other["generated"], "p": percent(sample.get("probability")), "flags": flags,
-                              "right": sample.get("mc_accuracy")})  # fmt: skip
+                              "right": finite(sample.get("mc_accuracy"))})  # fmt: skip
             rows.append({"task": task, "id": doc["id"], "question": doc["question"], "truth": doc["answer"],
                          "fact": sorted(fact(doc)), "given": given})  # fmt: skip
     return rows
@@ -148,6 +148,11 @@ def fact(doc: dict[str, Any]) -> frozenset[str]:
 def holds(doc: dict[str, Any]) -> bool:
     """Whether a generated answer holds all words of its fact."""
     return bool(telling := fact(doc)) and telling <= words(doc["generated"])
+
+
+def finite(value: Any) -> Any:
+    """The value, None where it is no number: JSON has none of these."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def percent(value: Any) -> str:

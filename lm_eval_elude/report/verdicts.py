@@ -64,6 +64,9 @@ def judge_models(models: Sequence[Model], stress: Sequence[str] = ()) -> list[di
         kind = "gibberish" if "gibberish" in model.run.numbers[next(iter(asked))] else "repetition"
         share = found.recovery.share if found and found.recovery else None
         model.verdict = verdict([*asked.values()], (garbled[0].value, garbled[1].value), share)
+        if not math.isfinite(model.run.numbers[next(iter(asked))]["probability"].value):
+            model.verdict, model.reason = "broken", "its log-probabilities are not finite"
+            continue
         model.reason = reason(model.verdict, next(iter(asked.values())), garbled[0], kind, share, bool(found))
         if found:
             known = [{s.record: s.values["mc_accuracy"] for s in run.samples["elude_forget"]}

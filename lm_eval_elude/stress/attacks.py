@@ -17,7 +17,7 @@ from torch.nn.utils import prune
 from lm_eval_elude.attacks.builders import ATTACKS, build_attacks
 from lm_eval_elude.data import dataset
 from lm_eval_elude.data.records import QARecord
-from lm_eval_elude.model.layers import layers_of, matrices
+from lm_eval_elude.model.layers import layers_of, matrices, with_adapter
 from lm_eval_elude.model.packing import collate
 from lm_eval_elude.model.scorer import Scorer, answer_sums
 from lm_eval_elude.tasks.elude import EludeSettings
@@ -80,12 +80,7 @@ def relearn(model: Any, setting: Setting, pairs: Sequence[Pair], renderer: Rende
     torch.manual_seed(rng.getrandbits(63))
     rate, base = setting.rate / model.config.get_text_config().hidden_size, model
     if setting.rank:
-        from peft import LoraConfig, get_peft_model
-
-        adapter = LoraConfig(
-            r=setting.rank, lora_alpha=2 * setting.rank, target_modules="all-linear", task_type="CAUSAL_LM"
-        )
-        model = get_peft_model(base, adapter)
+        model, _ = with_adapter(base, setting.rank)
     else:
         model.requires_grad_(True)
     scorer, device = Scorer(model), base.get_input_embeddings().weight.device

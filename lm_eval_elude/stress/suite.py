@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from tqdm import tqdm
 
 from lm_eval_elude.data.records import QARecord
 from lm_eval_elude.data.sets import FORGET, RETAIN, WORLD, SetSpec
-from lm_eval_elude.errors import UserError
+from lm_eval_elude.errors import UserError, reason
 from lm_eval_elude.metrics.estimates import harmonic
 from lm_eval_elude.metrics.samples import Sample, Values, answer_values, mean
 from lm_eval_elude.model.layers import layers_of
@@ -107,7 +108,10 @@ class Stress:
             waiting = [run for run in runs if (run[0], run[1].name, run[1].points[-1], role) not in done]
             before = {name: weight.detach().to("cpu", copy=True) for name, weight in model.named_parameters()}
             for attack, setting in tqdm(waiting, desc=f"attacks on the {role}", unit="attack", disable=None):
-                append(table, self.attacked(model, before, attack, setting, role))
+                try:
+                    append(table, self.attacked(model, before, attack, setting, role))
+                except (NotImplementedError, ValueError) as error:  # of a library, about this kind of model
+                    tqdm.write(f"{attack}, {setting.name}, is left out: {reason(error)}", file=sys.stderr)
             del model, before
         return table
 
@@ -120,13 +124,15 @@ class Stress:
         for fold, (learnt, asked) in enumerate(self.halves() if attack.halves else [(self.forget.records, None)]):
             pairs = attack.pairs(learnt, self.settings) if attack.pairs else []
             seed = f"{self.settings.seed}/{name}/{setting.name}/{fold}"
-            for step, changed in attack.run(model, setting, pairs, self.renderer, seed):
-                *rows, utility = self.scored(changed, (name, setting.name, step, role), asked)
-                found += rows
-                quality.setdefault(step, []).append(utility.value)
-            with torch.no_grad():
-                for key, weight in model.named_parameters():
-                    weight.copy_(before[key])
+            try:
+                for step, changed in attack.run(model, setting, pairs, self.renderer, seed):
+                    *rows, utility = self.scored(changed, (name, setting.name, step, role), asked)
+                    found += rows
+                    quality.setdefault(step, []).append(utility.value)
+            finally:
+                with torch.no_grad():
+                    for key, weight in model.named_parameters():
+                        weight.copy_(before[key])
         return found + [
             Row(name, setting.name, step, role, "", "retain_quality", sum(values) / len(values))
             for step, values in quality.items()

@@ -27,7 +27,7 @@ from lm_eval_elude.metrics.samples import Numbers, Sample, for_each_target
 from lm_eval_elude.metrics.table import METRICS
 from lm_eval_elude.tasks import GROUPS, TASKS, group_numbers
 from lm_eval_elude.tasks.running import MODEL, TEMPLATE
-from lm_eval_elude.tasks.settings import model_renderer, provenance, say_once
+from lm_eval_elude.tasks.settings import identity, model_renderer, provenance, say_once
 from lm_eval_elude.tasks.task import NothingToAskError
 
 log = logging.getLogger("lm_eval.elude")
@@ -171,6 +171,7 @@ class EludeTask(ConfigurableTask):
         model = MODEL.get()
         if TEMPLATE.get():
             self._take_template()
+        self._check_run(model)
         if self.renderer.remark:
             say_once(self.renderer.remark)
         self.has_scores = self.asked.questions is not None and scores_answers(model)
@@ -187,6 +188,15 @@ class EludeTask(ConfigurableTask):
         key = str(hash_string(json.dumps(parts, sort_keys=True, default=str)))[:16]
         super().build_all_requests(tokenizer_name=key, **kwargs)
         self._count_tokens(getattr(model, "max_length", None))
+
+    def _check_run(self, model: Any) -> None:
+        """Mark sampled answers; UserError where ``--use_cache`` names the cache of another model."""
+        if self.asked.generated == 1 and (self.config.generation_kwargs or {}).get("do_sample"):
+            self.scored["sampled"] = True
+            say_once("answers are sampled, as --gen_kwargs says: these numbers are not those of greedy answers")
+        cache = getattr(model, "dbdict", None)  # the harness keys its answers by request alone
+        if cache is not None and cache.setdefault("lm_eval_elude model", mine := identity(self.metadata)) != mine:
+            raise UserError(f"--use_cache {model.cache_db}: has the answers of another model; name another file")
 
     def _take_template(self) -> None:
         """Ask by the template that ``--apply_chat_template NAME`` names, which the run is told after its tasks."""

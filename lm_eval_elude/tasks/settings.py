@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -10,6 +11,7 @@ from importlib import metadata as packages
 from pathlib import Path
 from typing import Any
 
+from lm_eval_elude.data.files import stamp
 from lm_eval_elude.data.manifest import Manifest, read_manifest
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.tasks.running import TEMPLATE
@@ -134,6 +136,14 @@ def provenance(metadata: Mapping[str, Any]) -> dict[str, Any]:
     made = {"method": manifest.method, "targets": list(manifest.targets)} if manifest else {}
     versions = {name: packages.version(name) for name in ("lm-eval-elude", "lm-eval", "transformers", "torch")}
     return {"model": model, "made": made, "versions": versions}
+
+
+def identity(metadata: Mapping[str, Any]) -> str:
+    """What a cache of answers belongs to: the model's names, and of local folders how their weights lie there."""
+    model = provenance(metadata)["model"]
+    folders = [Path(name) for name in model.values() if isinstance(name, str) and Path(name).is_dir()]
+    weights = {file.name: stamp(file) for folder in folders for file in sorted(folder.glob("*.safetensors"))}
+    return json.dumps([model, weights], default=str)
 
 
 def exists(path: str) -> Path:
