@@ -85,7 +85,8 @@ CHANGED = {
     "evaluate renamed": ("lm_eval.evaluator", "module.run_all = module.evaluate"),
     "registry renamed": (
         "lm_eval.models",
-        "import lm_eval.api.registry as r; models = r.model_registry; del r.model_registry\nafter:r.model_registry = models",
+        "import lm_eval.api.registry as r; models = r.model_registry; del r.model_registry\n"
+        "after:r.model_registry = models",
     ),
 }  # fmt: skip
 QUICK = ("as it is", "execute gone", "another signature")
