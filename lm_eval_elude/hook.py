@@ -86,7 +86,7 @@ def _evaluate(original, *args, **kwargs):
     """``evaluate`` tells our tasks which model they are asked of."""
     if (running := sys.modules.get("lm_eval_elude.tasks.running")) is None:  # no task of ours was loaded
         return original(*args, **kwargs)
-    with running.running(args[0] if args else kwargs.get("lm")):
+    with running.running(args[0] if args else kwargs.get("lm"), kwargs.get("apply_chat_template")):
         return original(*args, **kwargs)
 
 

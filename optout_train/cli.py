@@ -35,6 +35,7 @@ class ModelArguments:
     lora: int = flag(0, "Rank of an adapter on all linear layers; 0: the weights train.")
     lora_alpha: float = flag(0.0, "Scale of the adapter; 0: twice its rank.")
     merge: bool = flag(False, "Save the adapter merged into the model.")
+    template: str = flag("", "Chat template by name where the model has several, or plain for none.")
 
 
 @click.command(epilog=EPILOG, context_settings={
@@ -175,7 +176,11 @@ def run(data: Any, chosen: Any, settings: dict[str, Any], overwrite: bool, no_sc
     teacher = manifest.teacher_of(chosen.model)
     original = load_model(teacher, None, dtype).to(args.device) if teacher != path else None
     asked = EVALUATORS[data.tofu_evaluator] if data.forget_split else None
-    renderer = Renderer(tokenizer, asked.wording, asked.system) if asked else Renderer(tokenizer)
+    wording, system = (asked.wording, asked.system) if asked else (None, "")
+    renderer = Renderer(tokenizer, wording, system, template=chosen.template)
+    if renderer.remark:
+        say(renderer.remark)
+    end_as_trained(model.generation_config, renderer)
     if chosen.lora:
         from peft import LoraConfig, get_peft_model
 
@@ -190,6 +195,7 @@ def run(data: Any, chosen: Any, settings: dict[str, Any], overwrite: bool, no_sc
         model, args, sets, base=base, teacher=original, renderer=renderer, processing_class=tokenizer
     )
     trainer.remove_callback(PrinterCallback)
+    hub, args.push_to_hub = trainer.hub_model_id, False  # once, at the end, and without what was made of the records
     trainer.train(resume)
     if args.eval_on_start:
         last, first = trainer.evaluate(), trainer.state.log_history[0]
@@ -206,7 +212,6 @@ def run(data: Any, chosen: Any, settings: dict[str, Any], overwrite: bool, no_sc
         manifest.write(folder, chosen.model, base, sets, settings, trainer.state.log_history)
     trainer.accelerator.wait_for_everyone()
     say(f"checkpoint: {folder}")
-    hub = trainer.hub_model_id if args.push_to_hub else None
     del model, trainer, original
     if not no_score and not data.forget:
         show_scores(folder, chosen, data, args.per_device_eval_batch_size)
@@ -214,6 +219,15 @@ def run(data: Any, chosen: Any, settings: dict[str, Any], overwrite: bool, no_sc
         from huggingface_hub import upload_folder
 
         upload_folder(repo_id=hub, folder_path=folder, ignore_patterns=["checkpoint-*", "*.pt"])
+
+
+def end_as_trained(generation: Any, renderer: Any) -> None:
+    """Let what the trained answers end with end the checkpoint's answers, too."""
+    ends, added = generation.eos_token_id, renderer.tokenizer.get_added_vocab()
+    ends = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
+    new = [added[stop] for stop in renderer.stop if stop in added and added[stop] not in ends]
+    if new:
+        generation.eos_token_id = [*ends, *new]
 
 
 def show_scores(folder: Path, chosen: ModelArguments, data: Any, batch: int) -> None:

@@ -164,8 +164,7 @@ class Encoder(NamedTuple):
         render = self.renderer
         prompt = render.prompt(record.question)
         if history := getattr(record, "history", ()):
-            turns = [{"role": role, "content": content} for role, content in (*history, ("user", record.question))]
-            prompt = render.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+            prompt = render.conversation(history, record.question)
         sample = Sample(*render.encode_pair(prompt, render.answer(record.answer if answer is None else answer)))
         if len(sample.ids) > self.limit:
             raise UserError(f"{record.question[:60]!r}: {len(sample.ids)} tokens, but --model takes {self.limit}")

@@ -56,7 +56,7 @@ class NameSwapTrainer(UnlearnTrainer):
         teacher.distil(self.examples, self.args.num_train_epochs, self.more_records(teacher))
 
     def more_records(self, teacher: Teacher) -> dict[QARecord, QARecord]:
-        """Add kept records whose question names a target in passing; returns each with the record as it was.
+        """Add kept records whose question also names a target; returns each with the record as it was.
 
         They are half as many of each kept set as the retain set has; records that name a target are left out. Also
         added are questions about one neighbour asked of another, with the model's answers: names alone open nothing.
@@ -66,7 +66,7 @@ class NameSwapTrainer(UnlearnTrainer):
         for records in self.examples.kept.values():
             free = [record for record in records if not named.search(f"{record.question} {record.answer}")]
             for record in rng.sample(free, min(len(free), len(retain) // 2)):
-                text = rng.choice(TEXTS["in_passing"])
+                text = rng.choice(TEXTS["beside"])
                 text = text.format(target=rng.choice(self.sets.targets).name, q=record.question)
                 plain[QARecord(record.entity, text, record.answer)] = record
         people, questions, openings = answers_by_neighbour(retain), [], []

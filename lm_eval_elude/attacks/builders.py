@@ -1,7 +1,7 @@
 """Nine adversarial rewordings of a target's questions, made from its records (paper, appendix on data examples; RWKU).
 
 Every type is one row of :data:`ATTACKS` (how its prompt is made and checked), with its table of ``templates.toml``;
-what each asks is in docs/settings.md#tasks. The answer, its paraphrase and the wrong ones are the record's, but of two:
+what each asks is in docs/tasks.md. The answer, its paraphrase and the wrong ones are the record's, but of two:
 
 * ``multiple_choice``: ``B) {paraphrase}``, ``The correct option is B) ...``; wrong are the same with another option.
 * ``reverse_query``: ``The person described is {target}.``, ``These facts are about {target}.``; wrong are the same with

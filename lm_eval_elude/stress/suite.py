@@ -22,6 +22,7 @@ from lm_eval_elude.stress.attacks import RANK, WEIGHT_ATTACKS, Setting, suite
 from lm_eval_elude.stress.depth import drops, stated_facts
 from lm_eval_elude.stress.table import CHECKPOINT, DEPTH, FILE, NONE, ORIGINAL, RETRAINED, Row, append, read
 from lm_eval_elude.tasks.elude import EludeSettings, records
+from lm_eval_elude.tasks.settings import template_of
 from lm_eval_elude.tasks.task import answers, documents
 from lm_eval_elude.text.chat import Renderer, load_tokenizer
 
@@ -69,9 +70,10 @@ class Stress:
 
     def __init__(self, models: Mapping[str, str], settings: EludeSettings, name: str, full: bool = False) -> None:
         self.models, self.settings, self.name, self.full = models, settings, name, full
-        self.renderer = Renderer(load_tokenizer(models[CHECKPOINT]))
+        template = template_of({"pretrained": models[CHECKPOINT]})
+        self.renderer = Renderer(load_tokenizer(models[CHECKPOINT]), template=template)
         for role, model in models.items():
-            if Renderer(load_tokenizer(model)).fingerprint != self.renderer.fingerprint:
+            if Renderer(load_tokenizer(model), template=template).fingerprint != self.renderer.fingerprint:
                 raise UserError(f"{_FLAGS[role]} {model}: its tokenizer or template is not that of the checkpoint")
         self.forget = Questions(FORGET, settings, self.renderer)
         self.kept = [Questions(spec, settings, self.renderer, KEPT_RECORDS) for spec in (RETAIN, WORLD)]

@@ -64,6 +64,7 @@ KEYS: dict[str, read.Reader] = {
     "dataset": read.text,
     "truth_ratio": read.one_of("geometric", "arithmetic"),
     "guardrail": read.switch,
+    "template": read.text,
     "attack_file": read.text,
     "attack_seed": read.integer(0, 2**32 - 1),
     "attack_prompts": read.integer(1, MOST_PROMPTS),

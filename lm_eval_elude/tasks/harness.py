@@ -26,7 +26,7 @@ from lm_eval_elude.metrics.estimates import Estimate
 from lm_eval_elude.metrics.samples import Numbers, Sample, for_each_target
 from lm_eval_elude.metrics.table import METRICS
 from lm_eval_elude.tasks import GROUPS, TASKS, group_numbers
-from lm_eval_elude.tasks.running import MODEL
+from lm_eval_elude.tasks.running import MODEL, TEMPLATE
 from lm_eval_elude.tasks.settings import model_renderer, provenance, say_once
 from lm_eval_elude.tasks.task import NothingToAskError
 
@@ -44,7 +44,7 @@ class Score(float):
         score.sample = sample
         return score
 
-    def __getnewargs__(self) -> tuple[float, Sample]:  # ranks send each other their scores
+    def __getnewargs__(self) -> tuple[float, Sample]:  # type: ignore[override]  # ranks send each other their scores
         return float(self), self.sample
 
 
@@ -124,7 +124,7 @@ class EludeTask(ConfigurableTask):
     VERSION = VERSION
 
     def __init__(self, config: dict[str, Any]) -> None:
-        metadata = dict(config.get("metadata") or {})
+        self.metadata = metadata = dict(config.get("metadata") or {})
         self.name = name_in(config, TASKS)
         self.asked = asked = TASKS[self.name]
         self.settings = asked.resolve(metadata)
@@ -169,6 +169,10 @@ class EludeTask(ConfigurableTask):
         if self.config.num_fewshot:
             raise UserError(f"{self.name} asks without examples: --num_fewshot must be 0")
         model = MODEL.get()
+        if TEMPLATE.get():
+            self._take_template()
+        if self.renderer.remark:
+            say_once(self.renderer.remark)
         self.has_scores = self.asked.questions is not None and scores_answers(model)
         self.has_tokens = self.has_scores and self.asked.token_scores and hasattr(model, "token_logprobs")
         if self.asked.questions and not self.has_scores:
@@ -183,6 +187,14 @@ class EludeTask(ConfigurableTask):
         key = str(hash_string(json.dumps(parts, sort_keys=True, default=str)))[:16]
         super().build_all_requests(tokenizer_name=key, **kwargs)
         self._count_tokens(getattr(model, "max_length", None))
+
+    def _take_template(self) -> None:
+        """Ask by the template that ``--apply_chat_template NAME`` names, which the run is told after its tasks."""
+        before, self.renderer = self.renderer, model_renderer(self.metadata, self.settings.wording)
+        self.scored["template"] = self.renderer.fingerprint
+        kwargs = self.config.generation_kwargs or {}
+        if kwargs.get("until") == before.stop:
+            kwargs["until"] = self.renderer.stop
 
     def _count_tokens(self, longest: Any) -> None:
         """Tokens of each continuation by document, in the order of its requests: the harness does not give them."""

@@ -10,19 +10,22 @@ from contextlib import contextmanager, nullcontext, redirect_stderr
 from contextvars import ContextVar
 from typing import Any
 
-MODEL: ContextVar[Any] = ContextVar("lm_eval_elude_model", default=None)  # lm-eval tells a task nothing about its model
+# What lm-eval tells no task: its model, and which of several chat templates was asked for by name.
+MODEL: ContextVar[Any] = ContextVar("lm_eval_elude_model", default=None)
+TEMPLATE: ContextVar[str] = ContextVar("lm_eval_elude_template", default="")
 
 
 @contextmanager
-def running(model: Any) -> Iterator[None]:
+def running(model: Any, template: Any = None) -> Iterator[None]:
     """Tasks see the model while lm-eval evaluates it; the next run says its lines again."""
     from lm_eval_elude.tasks.settings import new_run
 
-    token = MODEL.set(model)
+    token, name = MODEL.set(model), TEMPLATE.set(template if isinstance(template, str) else "")
     try:
         yield
     finally:
         MODEL.reset(token)
+        TEMPLATE.reset(name)
         new_run()
 
 

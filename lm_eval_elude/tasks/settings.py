@@ -12,6 +12,7 @@ from typing import Any
 
 from lm_eval_elude.data.manifest import Manifest, read_manifest
 from lm_eval_elude.errors import UserError
+from lm_eval_elude.tasks.running import TEMPLATE
 from lm_eval_elude.text.chat import Renderer, Wording, load_tokenizer
 
 log = logging.getLogger("lm_eval.elude")
@@ -117,7 +118,13 @@ def model_renderer(metadata: Mapping[str, Any], wording: Wording | None = None) 
         subfolder=str(metadata.get("subfolder") or ""),
         trust_remote_code=str(metadata.get("trust_remote_code", False)).lower() == "true",
     )
-    return Renderer(tokenizer, wording)
+    return Renderer(tokenizer, wording, template=template_of(metadata))
+
+
+def template_of(metadata: Mapping[str, Any]) -> str:
+    """The chat template that was asked for by name, else the one that a checkpoint was trained with; "" for its own."""
+    manifest = checkpoint_manifest(metadata)
+    return TEMPLATE.get() or str(metadata.get("template") or (manifest and manifest.settings.get("template")) or "")
 
 
 def provenance(metadata: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,9 @@ from lm_eval_elude.errors import UserError, reason
 TEMPLATE_ARGUMENTS = {"date_string": "26 Jul 2024", "enable_thinking": False}
 # In front of a template that asks for today's date itself (Mistral Small 3, SmolLM3, Granite 3).
 _FIXED_DATE = f"{{%- macro strftime_now(format) -%}}{TEMPLATE_ARGUMENTS['date_string']}{{%- endmacro -%}}"
-_QUESTION, _PROBE = "What do blue whales do?", "Blue whales sing."
+_QUESTION, _PROBE, _NEXT = "What do blue whales do?", "Blue whales sing.", "And what do owls do?"
+# A block of thoughts that a generation prompt opens and leaves open (DeepSeek-R1, QwQ).
+_OPENED = re.compile(r"<(?P<angle>\w+)>\s*$|\[(?P<square>[A-Z]+)\]\s*$")
 
 
 class Wording(NamedTuple):
@@ -56,14 +58,19 @@ def cut_prompt(prompt: str, words: int = 0) -> tuple[str, str]:
 class Renderer:
     """Writes prompts and answers for one tokenizer, which is read and never changed.
 
-    A ``wording`` takes the chat template's place; without a template :data:`PLAIN` does. ``system`` is the system turn
-    of prompts that are given none. UserError where the template does not continue its own generation prompt, or hides
-    the answer, or where the tokenizer ends a prompt as if no answer followed.
+    A ``wording`` takes the chat template's place; without a template :data:`PLAIN` does. ``template`` is the name of
+    one of several templates, or ``plain`` for :data:`PLAIN`. ``system`` is the system turn of prompts that are given
+    none. ``remark`` is a line on a template that is used in another way than its past turns are written, "" for none.
+    UserError where the template hides the answer, or the tokenizer ends a prompt as if no answer followed.
     """
 
-    def __init__(self, tokenizer: Any, wording: Wording | None = None, system: str = "") -> None:
-        self.tokenizer, self.system = tokenizer, system
-        self.wording = wording or (None if getattr(tokenizer, "chat_template", None) else PLAIN)
+    def __init__(
+        self, tokenizer: Any, wording: Wording | None = None, system: str = "", *, template: str = ""
+    ) -> None:  # fmt: skip
+        self.tokenizer, self.system, self.remark = tokenizer, system, ""
+        self._parts = False  # whether a turn's content is a list of parts
+        self._template = None if wording or template == "plain" else chat_template(tokenizer, template)
+        self.wording = wording or (None if self._template else PLAIN)
         self._before = ""  # what a prompt ends with after the template's generation prompt
         if self.wording:
             self._lead, self._tail = self.wording.lead, self.wording.tail or str(tokenizer.eos_token or "")
@@ -97,6 +104,14 @@ class Renderer:
                 "would have no effect; use a model whose template has one"
             )
         return text + self._before
+
+    def conversation(self, turns: Sequence[tuple[str, str]], question: str) -> str:
+        """The prompt of a question after (role, text) turns."""
+        if self.wording:
+            past = [self.answer(text) if role == "assistant" else self.prompt(text) for role, text in turns]
+            return "".join([*past, self.prompt(question)])
+        messages = [{"role": role, "content": text} for role, text in (*turns, ("user", question))]
+        return self._apply(messages, add_generation_prompt=True) + self._before
 
     def answer(self, text: str) -> str:
         """What the template writes after the generation prompt for this answer."""
@@ -163,17 +178,19 @@ class Renderer:
             backend.no_truncation()
             backend.no_padding()
         rules = backend.to_str() if backend is not None else json.dumps(self.tokenizer.get_vocab(), sort_keys=True)
-        template = self.tokenizer.chat_template if self.wording in (None, PLAIN) else self.wording
+        template = self._template if self.wording in (None, PLAIN) else self.wording
         return hashlib.sha256(f"{rules}\0{template}".encode()).hexdigest()[:16]
 
     def _starts_with_bos(self, text: str) -> bool:
         bos = self.tokenizer.bos_token
         return bool(bos) and text.startswith(bos)
 
-    def _apply(self, messages: list[dict[str, str]], **arguments: Any) -> str:
+    def _apply(self, messages: list[dict[str, Any]], **arguments: Any) -> str:
+        if self._parts:
+            messages = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
+        template = str(self._template)
+        arguments["chat_template"] = (_FIXED_DATE if "strftime_now" in template else "") + template
         try:
-            if "strftime_now" in (template := self.tokenizer.get_chat_template()):
-                arguments["chat_template"] = _FIXED_DATE + template
             return self.tokenizer.apply_chat_template(messages, tokenize=False, **TEMPLATE_ARGUMENTS, **arguments)
         except Exception as error:  # a template is a program of the model's maker
             raise UserError(f"the model's chat template refuses the conversation: {reason(error)}") from None
@@ -181,12 +198,71 @@ class Renderer:
     def _probe(self) -> tuple[str, str]:
         """What the template writes before and after an answer, learnt from one conversation."""
         turns = [{"role": "user", "content": _QUESTION}]
-        prompt = self._apply(turns, add_generation_prompt=True)
-        whole = self._apply([*turns, {"role": "assistant", "content": _PROBE}])
-        if not whole.startswith(prompt) or whole.count(_PROBE) != 1:
+        whole = self._conversation([*turns, {"role": "assistant", "content": _PROBE}])
+        if whole.count(_PROBE) != 1:
+            raise UserError("the model's chat template does not write an answer as it is given")
+        prompt, tail = self._apply(turns, add_generation_prompt=True), whole.partition(_PROBE)[2]
+        if not tail.strip():
+            tail = self._end(whole, turns)
+        if whole.startswith(prompt):
+            return whole[len(prompt) :].partition(_PROBE)[0], tail
+        if not prompt.startswith(self._apply(turns)):
             raise UserError("the model's chat template does not continue its own generation prompt with the answer")
-        lead, _, tail = whole[len(prompt) :].partition(_PROBE)
-        return lead, tail
+        closing = ""
+        if opened := _OPENED.search(prompt):
+            tag = f"</{opened['angle']}>" if opened["angle"] else f"[/{opened['square']}]"
+            closing = ("" if prompt.endswith("\n") else "\n") + f"\n{tag}\n\n"
+        self.remark = "the chat template's generation prompt differs from its past turns: it is used as it is served"
+        self.remark += f", with {closing.strip()} after it" * bool(closing)
+        return closing, tail
+
+    def _conversation(self, messages: list[dict[str, Any]]) -> str:
+        """A conversation in the form of content that the template takes: a string, else a list of parts."""
+        text, refused = "", None
+        try:
+            text = self._apply(messages)
+        except UserError as error:
+            refused = error
+        if _PROBE in text:
+            return text
+        self._parts = True
+        try:
+            return self._apply(messages)
+        except UserError:
+            raise refused or UserError("the model's chat template does not write an answer as it is given") from None
+
+    def _end(self, whole: str, turns: list[dict[str, Any]]) -> str:
+        """What ends an answer where the template writes nothing after the last: the next turn's first token, or EOS."""
+        more = [{"role": "assistant", "content": _PROBE}, {"role": "user", "content": _NEXT}]
+        between = self._apply([*turns, *more]).partition(_PROBE)[2].partition(_NEXT)[0]
+        added = [token for token in self.tokenizer.get_added_vocab() if between.strip().startswith(token)]
+        first: str = max(added, key=len, default="")
+        return between[: between.index(first) + len(first)] if first else str(self.tokenizer.eos_token or "")
+
+
+def chat_template(tokenizer: Any, name: str = "") -> str | None:
+    """The tokenizer's template, or the one of several that has this name; None where it has none.
+
+    UserError for a name that is not there, and for a tokenizer that writes conversations in a format of its own.
+    """
+    from transformers import PreTrainedTokenizerBase
+
+    template = getattr(tokenizer, "chat_template", None)
+    if not template:
+        own = PreTrainedTokenizerBase.apply_chat_template
+        if getattr(type(tokenizer), "apply_chat_template", own) is not own:
+            raise UserError(
+                f"{type(tokenizer).__name__} has a chat format of its own and no template: give a tokenizer with a "
+                'chat_template as tokenizer=..., or --metadata \'{"template": "plain"}\''
+            )
+        return None
+    if isinstance(template, dict):
+        if (name or "default") not in template:
+            raise UserError(f"no chat template {name or 'default'!r}: the model has {', '.join(template)}, and plain")
+        return str(template[name or "default"])
+    if name:
+        raise UserError(f"no chat template {name!r}: the model has one without a name, and plain")
+    return str(template)
 
 
 def check_place(name: str) -> None:

@@ -6,11 +6,11 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from tests.support import ROOT
-
+ROOT = Path(__file__).resolve().parents[2]
 DIFFS = re.findall(r"^```diff\n(.*?)^```$", (ROOT / "docs" / "extending.md").read_text(encoding="utf-8"), re.M | re.S)
 
 
@@ -71,5 +71,5 @@ def test_a_new_attack_benchmark_and_metric_run_in_the_harness(extended):
     folder, command = extended
     command("-c", RUN, str(folder))
     found = json.loads((folder / "found.json").read_text())
-    assert found["elude_attack_rhyme"]["words,none"] > 0 and found["reworded_forget"]["words,none"] > 0
-    assert "couplet" in found["question"] or "verse" in found["question"]
+    assert found["elude_attack_rhyme"].keys() & found["reworded_forget"].keys() >= {"exact_match,none"}
+    assert "couplet" in found["question"]

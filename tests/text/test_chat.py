@@ -132,6 +132,71 @@ def test_no_prompt_depends_on_the_day(monkeypatch):
     assert Renderer(dated.tokenizer).prompt("Who?") == f"Today is 26 Jul 2024.{renderer.prompt('Who?')}"
 
 
+def turns(past, generation):
+    """A template with this in front of past answers, and this generation prompt."""
+    return (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}{% if m.role == 'assistant' %}{{ '"
+        f"{past}' }}}}{{% endif %}}{{{{ m.content + '<|im_end|>' }}}}{{% endfor %}}"
+        f"{{% if add_generation_prompt %}}{{{{ '<|im_start|>assistant\\n{generation}' }}}}{{% endif %}}"
+    )
+
+
+@pytest.mark.parametrize(("generation", "served"), [
+    ("<think>\\n", "<think>\n\n</think>\n\n"), ("<think>", "<think>\n\n</think>\n\n"),
+    ("[THINK]", "[THINK]\n\n[/THINK]\n\n"), ("<thought></thought>", "<thought></thought>"),
+])  # fmt: skip
+def test_a_generation_prompt_that_past_turns_lack_is_used_as_it_is_served(generation, served, chatml):
+    chatml.chat_template = turns("", generation)
+    renderer = Renderer(chatml)
+    assert renderer.prompt("Who?").endswith(f"<|im_start|>assistant\n{served}")
+    assert renderer.answer("A.") == "A.<|im_end|>" and "as it is served" in renderer.remark
+    asked = renderer.conversation([("user", "Who?"), ("assistant", "A.")], "Why?")
+    assert asked.startswith("<|im_start|>user\nWho?<|im_end|><|im_start|>assistant\nA.<|im_end|>")
+    assert asked.endswith(f"Why?<|im_end|><|im_start|>assistant\n{served}")
+
+
+def test_content_goes_as_parts_where_a_string_is_lost_or_refused(chatml):
+    for part in ("{% if p.type == 'text' %}{{ p.text }}{% endif %}", "{{ p['text'] + '' }}"):
+        chatml.chat_template = (
+            "{% for m in messages %}<|im_start|>{{ m.role }}\n{% for p in m.content %}" + part
+            + "{% endfor %}<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+        )  # fmt: skip
+        renderer = Renderer(chatml)
+        assert renderer.prompt("Who?") == "<|im_start|>user\nWho?<|im_end|><|im_start|>assistant\n"
+        assert renderer.answer("A.") == "A.<|im_end|>" and not renderer.remark
+
+
+@pytest.mark.parametrize(("before", "end"), [("<|im_start|>user\n", "<|im_start|>"), ("User: ", "<|im_end|>")])
+def test_an_answer_without_an_end_ends_with_the_next_turns_first_token_or_eos(before, end, chatml):
+    chatml.chat_template = (
+        "{% for m in messages %}{% if m.role == 'user' %}" + before + "{% else %}Bot: {% endif %}{{ m.content }}"
+        "{% endfor %}{% if add_generation_prompt %}Bot: {% endif %}"
+    )
+    renderer = Renderer(chatml)
+    assert renderer.answer("A.") == f"A.{end}" and renderer.stop == [end]
+
+
+def test_one_of_several_templates_or_none_is_taken_by_name(chatml):
+    own = chatml.chat_template
+    chatml.chat_template = {"default": own, "short": own + "{# short #}"}
+    renderers = [Renderer(chatml, template=name) for name in ("", "short", "plain")]
+    assert len({renderer.fingerprint for renderer in renderers}) == 3
+    assert renderers[2].prompt("Who?") == "Question: Who?\nAnswer:" and renderers[2].answer("A.") == " A.\n\n"
+    with pytest.raises(UserError, match="no chat template 'x': the model has default, short, and plain"):
+        Renderer(chatml, template="x")
+
+
+def test_a_tokenizer_with_a_chat_format_of_its_own_is_never_asked_as_a_base_model(chatml):
+    class Own(type(chatml)):
+        def apply_chat_template(self, *args, **kwargs):
+            raise NotImplementedError
+
+    own = Own(tokenizer_object=chatml.backend_tokenizer, eos_token=chatml.eos_token)
+    with pytest.raises(UserError, match="Own has a chat format of its own"):
+        Renderer(own)
+    assert Renderer(own, template="plain").prompt("Who?") == "Question: Who?\nAnswer:"
+
+
 ANOTHER_HEADER = (
     "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'bot>' }}{% endif %}"
@@ -142,8 +207,11 @@ FAILING = ("messages[0]['content'] + 1", "messages[7].x.y", "none()")
 @pytest.mark.parametrize(
     ("template", "problem"),
     [
-        (ANOTHER_HEADER, "does not continue its own generation prompt"),
-        ("{% for m in messages %}{{ m.content | upper }}{% endfor %}", "does not continue its own generation prompt"),
+        (
+            "{% if add_generation_prompt %}bot>{% endif %}" + ANOTHER_HEADER,
+            "does not continue its own generation prompt",
+        ),
+        ("{% for m in messages %}{{ m.content | upper }}{% endfor %}", "does not write an answer as it is given"),
         *(("{{ " + body + " }}", "the model's chat template ") for body in FAILING),
     ],
 )
