@@ -6,17 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from lm_eval.models.openai_completions import LocalChatCompletion
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from lm_eval_elude.attacks.builders import ATTACKS
 from lm_eval_elude.data import bundled
 from lm_eval_elude.data.files import file_hashes
 from lm_eval_elude.data.manifest import read_manifest
-from lm_eval_elude.scoring.metrics import DRAWS
-from lm_eval_elude.scoring.runs import Run
-from tests.endpoints import completion, endpoint
-from tests.support import answer_tokens, formed_again, numbers_again, run, save_checkpoint, write_run
+from lm_eval_elude.metrics.table import SAMPLED
+from lm_eval_elude.tasks.runs import Run
+from tests.support import answer_tokens, run, save_checkpoint, write_run
 
 pytestmark = pytest.mark.slow
 
@@ -58,11 +56,11 @@ def test_before_unlearning_the_facts_are_known(ronaldo):
     """Ronaldo's records, and some of all five targets: the manifest names the data, no flag is needed."""
     forget, retain = (ronaldo["results"][f"elude_{name}"] for name in ("forget", "retain"))
     assert forget["probability,none"] >= 0.6 and forget["rougeL_recall,none"] >= 0.7
-    assert retain["truth_ratio,none"] >= 0.3 and max(row["degenerate,none"] for row in (forget, retain)) <= 0.05
+    assert retain["truth_ratio,none"] >= 0.3 and max(row["repetition,none"] for row in (forget, retain)) <= 0.05
     every = score(TINY, "elude_forget", 60, NO_TEXT)
     assert len({sample["doc"]["entity"] for sample in every["samples"]["elude_forget"]}) == 5
     for row in (forget, every["results"]["elude_forget"]):
-        assert row["truth_first,none"] >= 0.8
+        assert row["mc_accuracy,none"] >= 0.8
 
 
 @pytest.fixture(scope="module")
@@ -85,8 +83,9 @@ def facing(tmp_path_factory):
 def test_what_is_still_known_is_seen_and_chance_is_told_from_it(facing):
     rows = {name: results["results"] for name, results in facing.items()}
     for task, metric in (
-        ("elude_forget", "truth_first"), ("elude_cloze", "truth_first"), ("elude_attack_multiple_choice", "chosen"),
-        ("elude_attack_reverse_query", "named_first"), ("elude_attack_reverse_query", "named"),
+        ("elude_forget", "mc_accuracy"), ("elude_cloze", "mc_accuracy"),
+        ("elude_attack_multiple_choice", "option_accuracy"),
+        ("elude_attack_reverse_query", "name_mc_accuracy"), ("elude_attack_reverse_query", "name_rate"),
     ):  # fmt: skip
         original, retrained, scrambled = (rows[name][task][f"{metric},none"] for name in rows)
         assert original >= 0.8 and retrained <= 0.35 and scrambled <= 0.35, (metric, original, retrained, scrambled)
@@ -95,45 +94,22 @@ def test_what_is_still_known_is_seen_and_chance_is_told_from_it(facing):
         assert low <= row["extraction_strength,none"] <= row["exact_memorization,none"] <= high
 
 
-def test_drawn_answers_hold_the_facts_of_a_model_that_knows_them(tmp_path):
-    """Three questions; the same seed draws the same answers, and the log gives the same numbers again."""
-    asked = {"metadata": {"pretrained": str(TINY), "target": "ronaldo", "reference": str(WITHOUT)}, "limit": 3}
+def test_sampled_answers_hold_the_facts_of_a_model_that_knows_them(tmp_path):
+    """Three questions; the same seed samples the same answers, and the log gives the same numbers again."""
+    asked = {"metadata": {"pretrained": str(TINY), "target": "ronaldo"}, "limit": 3}
     results, again = (run(["elude_leak"], "elude", **asked, gen_kwargs="max_gen_toks=24") for _ in range(2))
     row, samples = results["results"]["elude_leak"], results["samples"]["elude_leak"]
     assert [s["doc"]["sampled"] for s in samples] == [s["doc"]["sampled"] for s in again["samples"]["elude_leak"]]
-    assert row["leak_at_1,none"] >= 0.3 and row["leak_at_1_gap,none"] >= 0.2
+    assert row["leak_at_1,none"] >= 0.3
     rising = [row[f"leak_at_{k},none"] for k in (1, 8, 32, 128)]
     assert rising == sorted(rising)
     for sample in samples:
         texts = sample["doc"]["sampled"]
-        assert len(texts) == DRAWS and len({*texts, *sample["doc"]["reference"]["sampled"]}) > 1
+        assert len(texts) == SAMPLED
         holding = [all(re.search(rf"\b{word}\b", text.lower()) for word in sample["doc"]["fact"]) for text in texts]
-        assert sample["leak_at_1"] == pytest.approx(sum(holding) / DRAWS)
-    formed_again(Run(write_run(results, tmp_path)))
-
-
-@pytest.mark.slow
-def test_answers_are_drawn_from_chat_completions_too(tmp_path):
-    """The server writes the prompt; a model named as reference is asked as always."""
-    bodies = []
-
-    def act(handler, question, count):
-        bodies.append(handler.asked)
-        knows = "born" in question and count % 2
-        handler.reply(200, completion("He was born on 5 February 1985 in Funchal." if knows else "Nobody knows."))
-
-    metadata = {"pretrained": str(TINY), "target": "ronaldo", "reference": str(TINY)}
-    with endpoint(act) as (address, _):
-        model = LocalChatCompletion(base_url=f"{address}/chat/completions", model="m", num_concurrent=8)
-        sent = "top_k=None,seed=None,max_gen_toks=24"
-        asked = {"limit": 1, "batch_size": 1, "apply_chat_template": True, "gen_kwargs": sent}
-        results = run(["elude_leak"], model, metadata=metadata, system_instruction="Be brief.", **asked)
-    (sample,), row = results["samples"]["elude_leak"], results["results"]["elude_leak"]
-    assert row["leak_at_1,none"] == sample["leak_at_1"] == pytest.approx(0.5) and row["leak_at_1_gap,none"] < 0.5
-    ((system, user),) = {tuple((turn["role"], turn["content"]) for turn in body["messages"]) for body in bodies}
-    assert system == ("system", "Be brief.") and user == ("user", sample["doc"]["question"]) and len(bodies) == DRAWS
-    assert {(body["temperature"], body["seed"], "top_k" in body) for body in bodies} == {(1.0, None, False)}
-    formed_again(Run(write_run(results, tmp_path)))
+        assert sample["leak_at_1"] == pytest.approx(sum(holding) / SAMPLED)
+    assert len({text for sample in samples for text in sample["doc"]["sampled"]}) > 3
+    assert Run(write_run(results, tmp_path)).mismatches(1e-12) == []
 
 
 def test_the_greedy_tokens_are_those_of_a_plain_forward_and_the_log_gives_the_same_numbers(facing, tmp_path):
@@ -146,7 +122,7 @@ def test_the_greedy_tokens_are_those_of_a_plain_forward_and_the_log_gives_the_sa
         assert sample["doc"]["greedy"] == same and sample["exact_memorization"] == sum(same) / len(same)
         k = next(k for k in range(len(same) + 1) if all(same[k:]))
         assert sample["extraction_strength"] == pytest.approx(1 - k / len(same))
-    formed_again(Run(write_run(facing["retrained"], tmp_path)))
+    assert Run(write_run(facing["retrained"], tmp_path)).mismatches(1e-12) == []
 
 
 def test_the_model_without_ronaldo_knows_the_rest(ronaldo):
@@ -157,14 +133,13 @@ def test_the_model_without_ronaldo_knows_the_rest(ronaldo):
     assert without["elude_quality"][rq] == pytest.approx(ours["elude_quality"][rq], abs=0.1)
 
 
-def test_in_passing_the_truth_still_comes_first_and_the_log_gives_the_same_numbers(ronaldo, tmp_path):
+def test_where_the_target_is_named_in_other_questions_the_truth_is_still_known(ronaldo):
     """Each record keeps its own set's probability; the group's number is the quality of the task."""
-    results, again = ronaldo["results"], Run(write_run(ronaldo, tmp_path))
-    row = results["elude_retain_mention"]
-    assert row["truth_first,none"] >= 0.8 and row["degenerate,none"] <= 0.1
-    assert results["elude_quality"]["mention_quality,none"] == row["set_quality,none"] > 0
-    assert numbers_again(again)["elude_quality"]["mention_quality"]["value"] == row["set_quality,none"]
-    for sample in ronaldo["samples"]["elude_retain_mention"]:
+    results = ronaldo["results"]
+    row = results["elude_retain_named"]
+    assert row["mc_accuracy,none"] >= 0.8 and row["repetition,none"] <= 0.1
+    assert results["elude_quality"]["named_retain_quality,none"] == row["set_quality,none"] > 0
+    for sample in ronaldo["samples"]["elude_retain_named"]:
         right, _, *wrong = (math.exp(total / tokens) for total, tokens in sample["doc"]["answer_scores"])
         share = right / (right + sum(wrong)) if sample["doc"]["set"] == "world" else right
         assert sample["probability"] == pytest.approx(share)
