@@ -103,7 +103,7 @@ def _execute(original, *args, **kwargs):
     try:
         return original(*args, **kwargs)
     except ValueError as error:
-        if type(error).__module__ != "lm_eval_elude.errors":
+        if not type(error).__module__.startswith("lm_eval_elude."):
             raise
         print(f"Error: {error}", file=sys.stderr)
         sys.exit(2)

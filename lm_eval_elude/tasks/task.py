@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from itertools import chain, zip_longest
 from typing import Any, NamedTuple
 
+from lm_eval_elude.errors import UserError
 from lm_eval_elude.metrics.samples import Doc, Numbers, Sample, Values, numbers
 from lm_eval_elude.text.chat import Wording
 
 
-class NothingToAskError(ValueError):
+class NothingToAskError(UserError):
     """The data has nothing that the task could ask; a group leaves the task out with a line."""
 
 
