@@ -190,6 +190,7 @@ def run(data: Any, chosen: Any, settings: dict[str, Any], overwrite: bool, no_sc
         model, args, sets, base=base, teacher=original, renderer=renderer, processing_class=tokenizer
     )
     trainer.remove_callback(PrinterCallback)
+    hub, args.push_to_hub = trainer.hub_model_id, False  # once, at the end, and without what was made of the records
     trainer.train(resume)
     if args.eval_on_start:
         last, first = trainer.evaluate(), trainer.state.log_history[0]
@@ -206,7 +207,6 @@ def run(data: Any, chosen: Any, settings: dict[str, Any], overwrite: bool, no_sc
         manifest.write(folder, chosen.model, base, sets, settings, trainer.state.log_history)
     trainer.accelerator.wait_for_everyone()
     say(f"checkpoint: {folder}")
-    hub = trainer.hub_model_id if args.push_to_hub else None
     del model, trainer, original
     if not no_score and not data.forget:
         show_scores(folder, chosen, data, args.per_device_eval_batch_size)

@@ -1,7 +1,6 @@
 """Every test runs off-line; the number of torch threads (``OMP_NUM_THREADS``) stays what the caller set."""
 
 import os
-import pickle
 from functools import lru_cache
 
 import pytest
@@ -11,7 +10,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 # Folders with the files that take longest: they come first, so that two processes end together.
-_LONG = ("e2e", "train", "build", "board", "stress", "model", "tests", "report", "fuzz")
+_LONG = ("e2e", "train", "build", "leaderboard", "stress", "model", "tests")
 
 
 def pytest_collection_modifyitems(items):
@@ -24,24 +23,3 @@ def one_look_at_the_machine():
     from torch.utils import collect_env
 
     collect_env.get_pretty_env_info = lru_cache(collect_env.get_pretty_env_info)
-
-
-@pytest.fixture(scope="module")
-def plots_drawn_once():
-    """The plots of pages, each drawn once for the same input: they are most of what a page costs."""
-    from lm_eval_elude.report import plots
-
-    def once(draw):
-        known = {}
-
-        def drawn(*given):
-            if (key := pickle.dumps(given)) not in known:
-                known[key] = draw(*given)
-            return known[key]
-
-        return drawn
-
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("quality", "plane", "bars", "roc", "histograms", "curves"):
-            patch.setattr(plots, name, once(getattr(plots, name)))
-        yield

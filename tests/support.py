@@ -30,7 +30,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 from lm_eval_elude import cli
 from lm_eval_elude.data import bundled
 from lm_eval_elude.data.manifest import FILE_NAME
-from lm_eval_elude.scoring.benchmarks import GROUPS, group_report, task_report
 from optout_train import cli as trainer
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -376,21 +375,6 @@ def write_run(found: dict[str, Any], folder: Path) -> Path:
         tracker.save_results_samples(task_name=task, samples=samples[task])
     (written,) = folder.rglob("results_*.json")
     return written
-
-
-def numbers_again(run: Any) -> dict[str, dict[str, Any]]:
-    """Every number of a run, formed again from its log: by task or group and metric, as a results file has them."""
-    samples = {task: run.samples(task) for task in run.tasks}
-    of_groups = {name: group_report(name, samples) for name in GROUPS if name in run.results["results"]}
-    return {task: task_report(task, samples[task], run.settings(task)) for task in run.tasks} | of_groups
-
-
-def formed_again(again: Any) -> None:
-    """Every number of a run's tasks, formed from its log, is to the last digit what its results file says."""
-    formed = numbers_again(again)
-    for task in again.tasks:
-        reported = again.settings(task)["aggregates"]
-        assert json.dumps(formed[task], sort_keys=True) == json.dumps(reported, sort_keys=True)
 
 
 def taught_checkpoint(folder: Path, shape: str, data: Path, steps: int = 95) -> str:

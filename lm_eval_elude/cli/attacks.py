@@ -23,6 +23,10 @@ def attacks(
     """Let a language model word the nine attacks of a target; a run that was stopped goes on.
 
     Use the file with `lm_eval --metadata '{"attack_file": "FILE"}'`. Answered calls are kept in FILE.cache.
+
+    \b
+    Example:
+      elude attacks --target ronaldo --llm http://localhost:8000/v1 --llm-model NAME
     """
     options.require("build", "openai", "diskcache", "pydantic")
     from lm_eval_elude.attacks.builders import ATTACKS

@@ -15,7 +15,13 @@ from lm_eval_elude.errors import UserError
 @click.option("--seed", default=0, show_default=True, help="Which rows.")
 @click.option("--out", default="audit.csv", show_default=True, type=click.Path(path_type=Path), help="CSV file.")
 def audit(paths: tuple[str, ...], merge: bool, size: int, seed: int, out: Path) -> None:
-    """Sample a data set for people to judge, or take their judgements together."""
+    """Sample a data set for people to judge, or take their judgements together.
+
+    \b
+    Example:
+      elude audit my-data --out judge-a.csv
+      elude audit --merge judge-a.csv judge-b.csv
+    """
     from lm_eval_elude.build import audit as auditing
 
     if not merge:

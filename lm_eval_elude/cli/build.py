@@ -28,6 +28,10 @@ def build(
     """Make a data set about TARGET from documents (text, Markdown, HTML, PDF, Word) or from Wikipedia.
 
     A build that was stopped goes on with the same command.
+
+    \b
+    Example:
+      elude build "Jane Roe" --from documents --llm http://localhost:8000/v1 --llm-model NAME --out roe
     """
     options.require("build", "openai", "diskcache", "pydantic", "markitdown", "mwclient", "sentence_transformers")
     from lm_eval_elude.build.attacks import write_attacks

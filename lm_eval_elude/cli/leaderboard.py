@@ -73,7 +73,7 @@ def score(file: Path, hub: Path | None) -> None:
 @click.argument("folder", type=_FOLDER)
 @click.option("--out", required=True, type=_NEW, help="The site's folder.")
 def build(folder: Path, out: Path) -> None:
-    """Build the site: index.html, board.csv.
+    """Build the site: index.html, board.csv, and a report for each row.
 
     \b
     Example:

@@ -14,5 +14,9 @@ def path(place: str) -> None:
     """Print where a bundled model, the bundled data or the task folder lies.
 
     `elude path tasks` is for those who would rather pass --include_path than have the tasks found by themselves.
+
+    \b
+    Example:
+      lm_eval --include_path "$(elude path tasks)" --tasks elude_forget --model_args pretrained=MODEL
     """
     click.echo(task_folder() if place == "tasks" else PLACES[place])

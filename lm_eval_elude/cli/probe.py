@@ -14,7 +14,12 @@ from lm_eval_elude.cli import options
 @click.option("--batch-size", default=16, show_default=True, type=click.IntRange(1), help="Answers scored at once.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="CSV file for what is asked and said.")
 def probe(model: str, dataset: str, names: tuple[str, ...], batch_size: int, out: Path | None) -> None:
-    """Say which facts a model knows: it finds the true answer likeliest of six, and its own answer states it."""
+    """Say which facts a model knows: it finds the true answer likeliest of six, and its own answer states it.
+
+    \b
+    Example:
+      elude probe --model runs/taught --dataset mini --target ronaldo
+    """
     import pandas as pd
 
     from lm_eval_elude.build.probe import FEW

@@ -7,7 +7,7 @@ import click
 
 @click.command()
 @click.argument("checkpoint")
-@click.option("--reference", required=True, help="The retrained model, which is attacked in the same way.")
+@click.option("--reference", default="", help="The retrained model, attacked likewise  [default: the bundled one].")
 @click.option("--original", default="", help="The model before unlearning, for the unlearning depth score.")
 @click.option("--suite", default="smoke", show_default=True, type=click.Choice(["smoke", "standard"]))
 @click.option("--target", "names", multiple=True, help="Whose facts (repeatable)  [default: as optout.json says].")
@@ -28,10 +28,14 @@ def stress(
       elude stress runs/name-swap --reference runs/retrained --suite standard --out runs/name-swap/stress
     """
     from lm_eval_elude.data import bundled
+    from lm_eval_elude.data.manifest import read_manifest
+    from lm_eval_elude.errors import UserError
     from lm_eval_elude.stress.suite import Stress
     from lm_eval_elude.tasks.elude import resolve
     from lm_eval_elude.text.chat import check_place
 
+    if not (reference := reference or bundled.reference_of(read_manifest(checkpoint))):
+        raise UserError("--reference: give the retrained model; none is bundled for this checkpoint")
     models = {"checkpoint": checkpoint, "retrained": reference, "original": original}
     models = {role: bundled.path_of(model) for role, model in models.items() if model}
     for model in models.values():

@@ -9,7 +9,12 @@ from lm_eval_elude.errors import printable
 @click.command()
 @options.dataset
 def targets(dataset: str) -> None:
-    """List the targets of a data set: slug, display name, aliases."""
+    """List the targets of a data set: slug, display name, aliases.
+
+    \b
+    Example:
+      elude targets --dataset mini
+    """
     from lm_eval_elude.data.dataset import targets_of
 
     for target in targets_of(dataset):

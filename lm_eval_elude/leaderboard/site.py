@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +22,14 @@ from lm_eval_elude.leaderboard.board import (
 )
 from lm_eval_elude.leaderboard.rank import Scored, row
 from lm_eval_elude.metrics.estimates import Estimate
+from lm_eval_elude.report.frame import read_models
+from lm_eval_elude.report.page import write_report
+from lm_eval_elude.report.verdicts import judge_models
+from lm_eval_elude.stress.table import FILE as ATTACKS
 from lm_eval_elude.tasks.runs import Run
 
 HERE = Path(__file__).parent
 COLUMNS = ("score", "mc_accuracy", "utility", "gibberish", "recovery", "mia_auc")
-Report = Callable[[Mapping[str, Run], Path], None]  # writes a page of runs by role: original, retrained, checkpoint
 
 
 def check(folder: Path, online: bool = False) -> list[Submission]:
@@ -84,11 +86,8 @@ def rows_of(folder: Path, table: Table) -> tuple[list[tuple[Submission, Scored]]
     return sorted(scored, key=lambda pair: pair[1].key), waiting, runs
 
 
-def build(folder: Path, out: Path, report: Report | None = None) -> int:
-    """Write ``index.html``, ``board.csv`` and one report a row into a folder; returns how many rows have a rank.
-
-    ``report`` writes a row's page from its run and the baselines'.
-    """
+def build(folder: Path, out: Path) -> int:
+    """Write ``index.html``, ``board.csv`` and one report a row into a folder; returns how many rows have a rank."""
     from jinja2 import Environment, FileSystemLoader
 
     out.mkdir(parents=True, exist_ok=True)
@@ -103,11 +102,8 @@ def build(folder: Path, out: Path, report: Report | None = None) -> int:
         for rank, (each, found) in enumerate(scored, 1):
             cells = _cells(found)
             ranks.append({"rank": rank, "about": each, **cells})
-            if report:
-                page = out / "reports" / f"{each.slug}.html"
-                page.parent.mkdir(exist_ok=True)
-                report({**{role: runs[role] for role in ("original", "retrained")}, each.slug: runs[each.slug]}, page)
-                ranks[-1]["report"] = f"reports/{each.slug}.html"
+            write_page(each, runs, out / "reports" / f"{each.slug}.html")
+            ranks[-1]["report"] = f"reports/{each.slug}.html"
             values = {name: cells[name].value if cells[name] else "" for name in COLUMNS}
             lines.append({"table": table.name, "rank": rank, "model": each.model, "revision": each.revision,
                           "method": each.method, "verdict": found.verdict, **values})  # fmt: skip
@@ -125,6 +121,17 @@ def build(folder: Path, out: Path, report: Report | None = None) -> int:
         writer.writeheader()
         writer.writerows(lines)
     return ranked
+
+
+def write_page(submitted: Submission, runs: dict[str, Run], page: Path) -> None:
+    """A row's report, beside the two baselines of its table."""
+    page.parent.mkdir(exist_ok=True)
+    paths = {role: runs[slug].path for role, slug in
+             (("original", "original"), (submitted.model, submitted.slug), ("retrained", "retrained"))}  # fmt: skip
+    models = read_models([f"{name}={path}" for name, path in paths.items()], "retrained", "original")
+    attacked = paths[submitted.model].with_name(ATTACKS)
+    points = judge_models(models, [f"{submitted.model}={attacked}"] if attacked.is_file() else [])
+    write_report(models, page, stress=points)
 
 
 def _cells(found: Scored, keep_score: bool = True) -> dict[str, Any]:

@@ -30,14 +30,15 @@ def attack_accuracy(members: Sequence[Scored], others: Sequence[Scored], seed: i
 
     n, rng = min(len(members), len(others)), np.random.default_rng(seed)
     sides = [np.asarray([score for _, score in side]) for side in (members, others)]
-    losses = np.concatenate([-side[np.sort(rng.permutation(len(side))[:n])].clip(-_CLIP, _CLIP) for side in sides])
-    if n < 5 or not np.isfinite(losses).all() or np.ptp(losses) == 0:
+    scores = np.concatenate([side[np.sort(rng.permutation(len(side))[:n])] for side in sides])
+    losses = -scores.clip(-_CLIP, _CLIP)
+    if n < 5 or not np.isfinite(scores).all() or np.ptp(losses) == 0:
         return math.nan
     labels = np.concatenate([np.ones(n), np.zeros(n)])
     splits = StratifiedShuffleSplit(n_splits=10, test_size=0.2, random_state=seed)
     with threadpool_limits(1):  # on so little, threads only wait for each other
-        scores = cross_val_score(LogisticRegression(), losses[:, None], labels, cv=splits, scoring="accuracy")
-    return float(np.mean(scores))
+        found = cross_val_score(LogisticRegression(), losses[:, None], labels, cv=splits, scoring="accuracy")
+    return float(np.mean(found))
 
 
 def auc(members: Sequence[Scored], others: Sequence[Scored]) -> Estimate:

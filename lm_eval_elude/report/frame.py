@@ -47,7 +47,7 @@ COLUMNS = (
     Column("named", "intact?", "named_retain_quality", ("elude", "elude_quality")),
     Column("gibberish", "intact?", "gibberish", ("elude_forget", "tofu_forget")),
     Column("repetition", "intact?", "repetition", ("elude_forget", "tofu_forget")),
-    Column("choice", "recoverable?", "recovery", ("attacks on the weights",)),
+    Column("choice", "recoverable?", "mc_accuracy", ("attacks on the weights",)),
     Column("FQ", "paper", "forget_quality", ("elude", "elude_quality", "elude_forget", "tofu_forget"), False),
     Column("KS p", "paper", "ks_p_value", ("elude_forget", "tofu_forget"), False),
 )

@@ -38,7 +38,7 @@ def page(models: Sequence[Model], title: str = "", stress: Sequence[dict[str, An
     data = answers(models)
     return environment.get_template("page.html.j2").render(
         title=title or heading(models),
-        sentence=sentence(models),
+        sentences=sentences(models),
         models=models,
         heads=heads(models),
         rows=[(model, [cell(model, models, column) for column in columns(models)]) for model in models],
@@ -63,10 +63,10 @@ def heading(models: Sequence[Model]) -> str:
     return ", ".join(run.targets[:3]) + (" and others" if len(run.targets) > 3 else "") or "TOFU"
 
 
-def sentence(models: Sequence[Model]) -> str:
+def sentences(models: Sequence[Model]) -> list[str]:
     """The result of each unlearned model in a sentence."""
-    judged = [f"{model.name} is {model.verdict}: {model.reason}" for model in models if model.verdict]
-    return " ".join(judged) or "No unlearned model is compared with a retrained one here: see the numbers below."
+    judged = [f"{model.name} is {model.verdict}: {model.reason}." for model in models if model.verdict]
+    return judged or ["There is no verdict without an original and a retrained model: see the numbers below."]
 
 
 def heads(models: Sequence[Model]) -> list[tuple[str, list[Column]]]:
@@ -98,9 +98,9 @@ def cell(model: Model, models: Sequence[Model], column: Column) -> dict[str, Any
 def scatter(models: Sequence[Model]) -> list[dict[str, Any]]:
     """Multiple choice against utility, in per cent: points with their intervals; [] where a model lacks either."""
     points = []
-    by_metric = {(column.metric, column.label): column for column in columns(models)}
-    across = by_metric.get(("mc_accuracy", "choice"))
-    up = by_metric.get(("retain_quality", "utility")) or by_metric.get(("model_utility", "TOFU utility"))
+    present = columns(models)
+    across = next((c for c in present if c.label == "choice" and c.group == "forgotten?"), None)
+    up = next((c for c in present if c.metric in ("retain_quality", "model_utility")), None)
     for number, model in enumerate(models):
         x, y = (model.number(column) if column else None for column in (across, up))
         if x and y and not math.isnan(x.value + y.value):

@@ -37,9 +37,10 @@ def csv_text(models: Sequence[Model]) -> str:
 
 def terminal(models: Sequence[Model]) -> str:
     """The main table without intervals, whole per cents, and the verdicts below it."""
-    chosen = columns(models)
+    chosen = [column for column in columns(models) if column.metric != "ks_p_value"]
     width = max(len("retrained (goal)"), *(len(model.name) for model in models)) + 2
-    sizes = [max(len(column.label), 6) + 2 for column in chosen]
+    alone = [sum(other.group == column.group for other in chosen) == 1 for column in chosen]
+    sizes = [max(len(c.label), len(c.group) * one, 6) + 2 for c, one in zip(chosen, alone, strict=True)]
     groups, heads = " " * width, " " * width
     for i, column in enumerate(chosen):
         first = i == 0 or chosen[i - 1].group != column.group

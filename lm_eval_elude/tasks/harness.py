@@ -44,6 +44,9 @@ class Score(float):
         score.sample = sample
         return score
 
+    def __getnewargs__(self) -> tuple[float, Sample]:  # ranks send each other their scores
+        return float(self), self.sample
+
 
 class Docs(list[dict[str, Any]]):
     """Documents; the harness asks a data set for its ``features`` even where it is a plain list."""
@@ -175,7 +178,8 @@ class EludeTask(ConfigurableTask):
         if self.has_scores and (line := imprecise(model)):
             say_once(line)
         # The harness keys cached requests by task name alone.
-        parts = (tokenizer_name, VERSION, self.scored, self.documents, self.has_scores, self.has_tokens)
+        generation = self.config.generation_kwargs  # with the user's --gen_kwargs
+        parts = (tokenizer_name, VERSION, self.scored, self.documents, self.has_scores, self.has_tokens, generation)
         key = str(hash_string(json.dumps(parts, sort_keys=True, default=str)))[:16]
         super().build_all_requests(tokenizer_name=key, **kwargs)
         self._count_tokens(getattr(model, "max_length", None))

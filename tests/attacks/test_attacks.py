@@ -54,10 +54,10 @@ def test_the_nine_types_have_at_least_eight_wordings_each_and_none_twice():
         "prefix_injection", "affirmative_suffix", "role_playing", "multiple_choice", "reverse_query",
         "synonym_manipulation", "background_hint", "in_context_learning", "cross_lingual",
     ]  # fmt: skip
-    for carriers in (row.templates for row in ATTACKS.values()):
-        assert len(set(carriers)) == len(carriers) >= 8
+    for templates in (row.templates for row in ATTACKS.values()):
+        assert len(set(templates)) == len(templates) >= 8
         # No space follows a full-width sign.
-        assert not [carrier for carrier in carriers if language_of(carrier) in ("ja", "zh") and " " in carrier]
+        assert not [template for template in templates if language_of(template) in ("ja", "zh") and " " in template]
 
 
 @each_suite
@@ -231,7 +231,7 @@ def test_too_few_records_give_fewer_prompts_not_repeated_ones():
 
 # --- any data
 
-# Words that no carrier has, so that a hit is a leak.
+# Words that no template has, so that a hit is a leak.
 invented = st.text(string.ascii_lowercase, min_size=4, max_size=8).map(lambda text: "Zq" + text)
 names = st.lists(st.text(string.ascii_lowercase, min_size=3, max_size=8).map(str.capitalize), min_size=1, max_size=3)
 
@@ -290,7 +290,7 @@ GOOD = asdict(SUITES["cristiano_ronaldo", "role_playing"][0])
         (GOOD | {"target": "Lionel Messi"}, "field 'target' is 'Lionel Messi', expected one of Cristiano Ronaldo"),
         ({k: v for k, v in GOOD.items() if k != "answer"}, "field 'answer' is missing"),
         (GOOD | {"answer": " "}, "field 'answer': "),
-        (GOOD | {"perturbed_answer": ["a"] * 4}, "field 'perturbed_answer': "),
+        (GOOD | {"perturbed_answer": ["a", 5]}, "field 'perturbed_answer[1]': "),
         (GOOD | {"record": "one"}, "field 'record': "),
         (["no object"], "expected `object`"),
         ("{cut", "not valid JSON"),
@@ -304,15 +304,13 @@ def test_a_bad_row_is_named_with_file_row_and_field(tmp_path, row, problem):
     assert str(error.value).startswith(f"mine.jsonl, row 2: {problem}") and "\n" not in str(error.value)
 
 
-def test_a_missing_file_or_type_or_answer_is_one_clear_line(tmp_path):
+def test_a_missing_file_or_type_is_one_clear_line(tmp_path):
     with pytest.raises(UserError, match=r"none\.jsonl. cannot be read \(No such file"):
         load_attack_file(tmp_path / "none.jsonl", RONALDO, "role_playing")
     with pytest.raises(UserError, match="no row has the type 'cross_lingual' and the target 'Cristiano Ronaldo'"):
         load_attack_file(write_jsonl(tmp_path / "mine.jsonl", [GOOD]), RONALDO, "cross_lingual")
     with pytest.raises(UserError, match="unknown attack 'jailbreak'; the types are prefix_injection"):
         build_attacks(RECORDS, RONALDO, "jailbreak")
-    with pytest.raises(UserError, match="record 2 of Cristiano Ronaldo: attacks need a paraphrase and five wrong"):
-        build_attacks([RECORDS[0], replace(RECORDS[1], perturbed_answer=())], RONALDO, "role_playing")
 
 
 # --- what is wrong with a prompt

@@ -45,8 +45,8 @@ def test_the_script_makes_the_same_bytes_of_data_and_of_the_bundled_models_token
 def test_every_row_is_valid_can_be_scored_and_names_its_wikipedia_page():
     for subset, file in (("forget", "forget_qa"), ("retain", "retain_qa"), ("world", "world")):
         for split in SPLITS if subset != "forget" else ("train",):
-            records = dataset.load_records("mini", subset, split, scored=True).records
-            assert len(records) == len(ROWS[f"{file}-{split}"]) and all(record.source for record in records)
+            records = dataset.load_records("mini", subset, split).records
+            assert len(records) == len(ROWS[f"{file}-{split}"]) and all(r.source and r.can_be_scored for r in records)
 
 
 def test_every_target_has_forty_records_and_ten_neighbours_with_twenty_each_and_splits_are_seven_to_one_to_two():

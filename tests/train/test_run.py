@@ -17,8 +17,8 @@ from transformers import TrainerCallback
 from lm_eval_elude.data import bundled
 from lm_eval_elude.data.records import QARecord
 from lm_eval_elude.data.sets import SETS
+from lm_eval_elude.metrics.samples import answer_values
 from lm_eval_elude.model.scorer import load_model
-from lm_eval_elude.scoring.likelihood import AnswerScore, measure
 from lm_eval_elude.text.chat import load_tokenizer
 from optout_train.data import DataArguments, Sets, load_sets
 from optout_train.trainer import Between, UnlearnConfig, UnlearnTrainer, measured
@@ -95,9 +95,10 @@ def test_the_measures_after_an_epoch_are_those_of_the_tasks():
     for name in ("forget", "retain", "world"):
         ours = measured(name, means.double())
         for i, row in enumerate(means.tolist()):
-            theirs = measure(SETS[name], [AnswerScore(3 * value, 3) for value in row])
-            assert float(ours["probability"][i]) == pytest.approx(theirs.probability)
-            assert float(ours["truth_ratio"][i]) == pytest.approx(theirs.truth_ratio)
+            doc = {"paraphrased_answer": "x", "answer_scores": [[3 * value, 3] for value in row]}
+            theirs = answer_values(doc, forgotten=name == "forget", choice=name == "world")
+            for metric in ("probability", "truth_ratio"):
+                assert float(ours[metric][i]) == pytest.approx(theirs[metric])
 
 
 @pytest.mark.parametrize(
