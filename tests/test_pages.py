@@ -196,6 +196,6 @@ def test_every_method_has_a_formula_or_a_section() -> None:
 
 
 def test_the_citation_names_the_paper() -> None:
-    cited = yaml.safe_load(text_of(ROOT / "CITATION.cff"))["references"][0]
+    cited = yaml.safe_load(text_of(ROOT / "CITATION.cff"))["preferred-citation"]
     assert cited["title"] in text_of(ROOT / "README.md").replace("\n> ", " ").replace("\n", " ")
     assert [a["family-names"] for a in cited["authors"]] == ["Choi", "Rim", "Lee", "Choo"]
