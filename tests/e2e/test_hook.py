@@ -99,6 +99,7 @@ test_split: test
 output_type: loglikelihood
 doc_to_text: "{{question}}"
 doc_to_target: "{{answer}}"
+metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]
 """
 
 
