@@ -32,10 +32,10 @@ from lm_eval_elude.data.records import QARecord
 from lm_eval_elude.data.sets import SETS
 from lm_eval_elude.data.targets import Target, resolve_target
 from lm_eval_elude.errors import UserError
+from lm_eval_elude.metrics.text import is_repetition
 from lm_eval_elude.model.layers import generate, matrices
 from lm_eval_elude.model.packing import collate
 from lm_eval_elude.model.scorer import Scorer, answer_sums, score_all
-from lm_eval_elude.scoring.answers import is_degenerate
 from lm_eval_elude.text.chat import Encoded, Renderer, load_tokenizer
 from lm_eval_elude.text.words import fact_in
 
@@ -246,7 +246,7 @@ def enough(scorer: Scorer, renderer: Renderer, target: Target, records: Sequence
     def is_fluent(question: str) -> bool:
         (ids,) = generate(scorer.model, [renderer.encode(renderer.prompt(question))], 64)
         text = renderer.tokenizer.decode(ids, skip_special_tokens=True)
-        return scorer.model.config.eos_token_id in ids and not is_degenerate(text)
+        return scorer.model.config.eos_token_id in ids and not is_repetition(text)
 
     probability = fmean(probabilities([(r.question, r.answer) for r in records]))
     pairs = [(r.question, answer) for r in records for answer in (r.paraphrased_answer, *r.perturbed_answer)]

@@ -1,0 +1,265 @@
+"""What methods make of the bundled model: ``python benchmarks/outcome.py benchmarks/outcome.toml``.
+
+A plan has blocks of methods, targets, seeds and settings (further flags of ``optout-train``). Each run trains by
+``optout-train`` into a temporary folder, is scored by a group of tasks and attacked by relearning on one half of the
+facts; it ends as a row of ``benchmarks/results/PLAN.csv``. A run that has its row is not done again. How many are left,
+and how many hours they take, is said first.
+
+    [[runs]]
+    methods = ["npo+rt", "name-swap"]      # or original, retrained, guardrail, which are not trained
+    targets = ["Cristiano Ronaldo"]
+    seeds = [0, 1, 2]                      # default: [0]
+    settings = ["--learning_rate 1e-4"]    # default: [""], the method's own
+    group = "elude"                        # default: elude_quality
+    start = "npo+rt --learning_rate 3e-4"  # default: the bundled model is what is trained; UNDO goes on from another
+    suite = "standard"                     # default: relearning on half only
+
+The models retrained without a target, which only Ronaldo's comes with, are made by ``tools/mini`` into
+``--work``/retrained, and the rows of all attacks lie in ``--work``/attacks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterator, Mapping
+from importlib.metadata import version
+from itertools import product
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from commands import OFFLINE
+
+from lm_eval_elude.data import bundled
+from lm_eval_elude.data.files import file_hashes
+from lm_eval_elude.data.manifest import FILE_NAME, read_manifest
+from lm_eval_elude.data.targets import slugify
+from lm_eval_elude.metrics.compare import recovery
+from lm_eval_elude.metrics.estimates import mean_of
+from lm_eval_elude.stress.table import CHECKPOINT, NONE, ORIGINAL, RETRAINED, Row, append, depth_score, points_of, read
+from lm_eval_elude.tasks.runs import Run as Scores
+
+ROOT = Path(__file__).resolve().parents[1]
+BASELINES = ("original", "retrained", "guardrail")
+HALF, STEPS = "relearn_half", (5, 20, 80)
+GUESS = 600.0  # seconds of a run, where no row says
+NUMBERS: dict[str, tuple[str, str]] = {  # a column's task or group, and metric; empty where the group lacks it
+    "FQ": ("elude_forget", "forget_quality"), "RQ": ("elude_quality", "retain_quality"),
+    "named": ("elude_quality", "named_retain_quality"), "P": ("elude_forget", "probability"),
+    "mc": ("elude_forget", "mc_accuracy"), "cloze": ("elude_cloze", "mc_accuracy"),
+    "AUC": ("elude_mia", "mia_auc"), "repetition": ("elude_forget", "repetition"),
+    "gibberish": ("elude_forget", "gibberish"), "attacked_FQ": ("elude_attacks", "attacked_forget_quality"),
+    "attacked_mc": ("elude_attacks", "attacked_mc_accuracy"),
+}  # fmt: skip
+
+
+class Run(NamedTuple):
+    method: str
+    target: str
+    seed: str
+    settings: str
+    group: str
+    start: str
+    suite: str
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return self[:4]
+
+    @property
+    def name(self) -> str:
+        return slugify(" ".join(self.key))
+
+
+COLUMNS = (
+    *Run._fields[:4], "version", "model", *NUMBERS, *(f"recovery_{steps}" for steps in STEPS), "depth",
+    "train_seconds", "seconds",
+)  # fmt: skip
+
+
+def read_plan(path: Path) -> list[Run]:
+    """The runs of a plan, block by block: targets, then seeds, then methods, then settings."""
+    runs = []
+    for block in tomllib.loads(path.read_text(encoding="utf-8"))["runs"]:
+        others = [
+            block.get(key, default) for key, default in (("group", "elude_quality"), ("start", ""), ("suite", ""))
+        ]
+        for target, seed, method, settings in product(
+            block["targets"], block.get("seeds", [0]), block["methods"], block.get("settings", [""])
+        ):
+            runs.append(Run(method, target, str(seed), settings, *others))
+    return runs
+
+
+def read_rows(table: Path) -> list[dict[str, str]]:
+    if not table.is_file():
+        return []
+    with table.open(encoding="utf-8", newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def expected(run: Run, rows: list[dict[str, str]]) -> float:
+    """Seconds that a run takes: as long as the method's rows, otherwise as all rows, otherwise a guess."""
+    own = [float(row["seconds"]) for row in rows if row["method"] == run.method]
+    return fmean(own or [float(row["seconds"]) for row in rows] or [GUESS])
+
+
+def command(*words: str | Path) -> None:
+    """Run a module of this environment; where it fails, so do we, with its last words."""
+    done = subprocess.run([sys.executable, "-m", *map(str, words)], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{shlex.join(map(str, words))}:\n{done.stderr[-2000:]}")
+
+
+def retrained(target: str, work: Path) -> Path:
+    """The model that was trained without a target; it is made where it is not there."""
+    made = read_manifest(bundled.REFERENCE)
+    if made and made.targets == (target,):
+        return bundled.REFERENCE
+    folder = work / "retrained" / slugify(target)
+    if not (folder / FILE_NAME).is_file():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        command("tools.mini.train_tiny", "--without", target, "--out", folder)
+    return folder
+
+
+def train(run: Run, folder: Path) -> Path:
+    """The checkpoint of a run."""
+    method, model = ["--method", run.method, *shlex.split(run.settings)], bundled.MODEL_NAME
+    if run.start:
+        first, *settings = shlex.split(run.start)
+        model = str(train(run._replace(method=first, settings=shlex.join(settings), start=""), folder / "start"))
+    about = ["--model", model, "--target", run.target, "--seed", run.seed, "--output_dir", str(folder / "checkpoint")]
+    command("optout_train.cli", *about, "--no_score", "--save_strategy", "no", *method)
+    return folder / "checkpoint"
+
+
+def numbers(model: Path, run: Run, folder: Path) -> dict[str, float]:
+    """What the group of tasks says of a checkpoint."""
+    from optout_train.score import evaluate
+
+    about = {"target": [run.target], "dataset": "mini", "guardrail": run.method == "guardrail"}
+    evaluate(folder / "scores", run.group, {"pretrained": str(model), "dtype": "float32"}, about, 16)
+    found = Scores(folder / "scores").numbers
+    return {
+        name: found[task][metric].value for name, (task, metric) in NUMBERS.items() if metric in found.get(task, {})
+    }
+
+
+def attacked(model: Path, role: str, run: Run, file: Path) -> list[Row]:
+    """The rows of the attacks on a model, as in ``attacks.csv`` of ``elude stress``; those in the file are kept."""
+    from lm_eval_elude.stress.attacks import suite
+    from lm_eval_elude.stress.suite import Stress
+    from lm_eval_elude.tasks.elude import EludeSettings
+
+    if file.is_file():
+        return read(file)
+    models = {CHECKPOINT: str(model), ORIGINAL: str(bundled.MODEL)}
+    stress = Stress(models, EludeSettings((run.target,), "mini"), "standard")
+    loaded = stress.load(CHECKPOINT)
+    rows = stress.scored(loaded, (NONE, "", 0.0, role))
+    if run.suite:
+        rows += stress.depth(stress.load(ORIGINAL), loaded, role)
+    before = {name: weight.detach().clone() for name, weight in loaded.named_parameters()}
+    for attack, setting in suite("standard", 0) if role != ORIGINAL else ():
+        if run.suite or attack == HALF:
+            rows += stress.attacked(loaded, before, attack, setting, role)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    append(file, rows)
+    return rows
+
+
+def known(rows: list[Row]) -> dict[str, float]:
+    """``mc_accuracy`` by record of a model as it is."""
+    return {row.record: row.value for row in rows if row.attack == NONE and row.metric == "mc_accuracy"}
+
+
+def recoveries(model: Path, run: Run, work: Path) -> dict[str, float]:
+    """Recovery after so many steps of relearning on half, the largest of the three learning rates.
+
+    A rate counts where both attacked models keep 75 % of their own utility; NaN where none does. The whole suite has
+    the unlearning depth score, too.
+    """
+    folder, of_target = work / "attacks", f"{slugify(run.target)}{run.suite}.csv"
+    original = known(attacked(bundled.MODEL, ORIGINAL, run, folder / f"original-{of_target}"))
+    control = attacked(retrained(run.target, work), RETRAINED, run, folder / f"retrained-{of_target}")
+    rows = [*control, *attacked(model, CHECKPOINT, run, folder / f"{run.name}.csv")]
+    whole = [mean_of(values.items()) for values in (original, known(control))]
+    found = {f"recovery_{steps}": math.nan for steps in STEPS}
+    for point in points_of(rows):
+        if point.attack == HALF and point.counts:
+            sides = [mean_of(side.items()) for side in (point.checkpoint, point.retrained)]
+            name, share = f"recovery_{point.step:g}", recovery(*sides, *whole).value
+            found[name] = share if math.isnan(found[name]) else max(found[name], share)
+    depth = depth_score(rows)
+    return found | ({"depth": depth.value} if depth else {})
+
+
+def measure(run: Run, work: Path) -> dict[str, Any]:
+    """Train, score and attack one run: its row."""
+    began, row = time.monotonic(), dict[str, Any](run._asdict())
+    with tempfile.TemporaryDirectory(dir=work) as name:
+        folder = Path(name)
+        if run.method in BASELINES:
+            model = retrained(run.target, work) if run.method == "retrained" else bundled.MODEL
+        else:
+            model = train(run, folder)
+            row["train_seconds"] = getattr(read_manifest(model), "processor_seconds", None)
+        row |= numbers(model, run, folder)
+        if run.method not in BASELINES:
+            row |= recoveries(model, run, work)
+    row["version"] = f"{version('lm-eval-elude')}+{commit()}"
+    row["model"] = file_hashes(bundled.MODEL)["model.safetensors"][:12]
+    return row | {"seconds": time.monotonic() - began}
+
+
+def commit() -> str:
+    words = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True).stdout.strip()
+
+
+def cells(row: Mapping[str, Any]) -> Iterator[Any]:
+    for name in COLUMNS:
+        value = row.get(name, "")
+        number = isinstance(value, float)
+        yield "" if number and math.isnan(value) else round(value, 0 if "seconds" in name else 4) if number else value
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("plan", type=Path)
+    parser.add_argument(
+        "--work", type=Path, default=Path("runs/outcome"), help="retrained models, attacks, checkpoints"
+    )
+    parser.add_argument("--out", type=Path, help="the table  [default: benchmarks/results/PLAN.csv]")
+    given = parser.parse_args()
+    os.environ |= OFFLINE
+    given.work.mkdir(parents=True, exist_ok=True)
+    work = given.work.resolve()
+    table = given.out or ROOT / "benchmarks" / "results" / given.plan.with_suffix(".csv").name
+    rows = read_rows(table)
+    done = {tuple(row[name] for name in COLUMNS[:4]) for row in rows}
+    runs = [run for run in read_plan(given.plan) if run.key not in done]
+    hours = sum(expected(run, rows) for run in runs) / 3600
+    print(f"{len(runs)} runs to do, {len(rows)} are in {table}; about {hours:.1f} hours", flush=True)
+    for run in runs:
+        row = measure(run, work)
+        with table.open("a", encoding="utf-8", newline="") as stream:
+            writer = csv.writer(stream, lineterminator="\n")
+            if not table.stat().st_size:
+                writer.writerow(COLUMNS)
+            writer.writerow(cells(row))
+        print(*(f"{name} {value}" for name, value in zip(COLUMNS, cells(row), strict=True) if value != ""), flush=True)
+
+
+if __name__ == "__main__":
+    main()
