@@ -10,7 +10,7 @@ and how many hours they take, is said first.
     targets = ["Cristiano Ronaldo"]
     seeds = [0, 1, 2]                      # default: [0]
     settings = ["--learning_rate 1e-4"]    # default: [""], the method's own
-    group = "elude"                        # default: elude_quality
+    group = "elude"                        # tasks  [default: elude_quality,elude_mia]
     start = "npo+rt --learning_rate 3e-4"  # default: the bundled model is what is trained; UNDO goes on from another
     suite = "standard"                     # default: relearning on half only
 
