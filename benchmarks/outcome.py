@@ -12,10 +12,10 @@ and how many hours they take, is said first.
     settings = ["--learning_rate 1e-4"]    # default: [""], the method's own
     group = "elude"                        # tasks  [default: elude_quality,elude_mia]
     start = "npo+rt --learning_rate 3e-4"  # default: the bundled model is what is trained; UNDO goes on from another
-    suite = "standard"                     # default: relearning on half only
+    attacks = ["relearn_half", "depth"]    # of `elude stress --suite standard`  [default: relearn_half]
 
-The models retrained without a target, which only Ronaldo's comes with, are made by ``tools/mini`` into
-``--work``/retrained, and the rows of all attacks lie in ``--work``/attacks.
+The models retrained without a target, of which only Ronaldo's is bundled, are made by ``tools/mini`` into
+``--work``/retrained. The rows of all attacks lie in ``--work``/attacks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
 from itertools import product
 from pathlib import Path
@@ -45,7 +45,18 @@ from lm_eval_elude.data.manifest import FILE_NAME, read_manifest
 from lm_eval_elude.data.targets import slugify
 from lm_eval_elude.metrics.compare import recovery
 from lm_eval_elude.metrics.estimates import mean_of
-from lm_eval_elude.stress.table import CHECKPOINT, NONE, ORIGINAL, RETRAINED, Row, append, depth_score, points_of, read
+from lm_eval_elude.stress.table import (
+    CHECKPOINT,
+    DEPTH,
+    NONE,
+    ORIGINAL,
+    RETRAINED,
+    Row,
+    append,
+    depth_score,
+    points_of,
+    read,
+)  # fmt: skip
 from lm_eval_elude.tasks.runs import Run as Scores
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -69,7 +80,7 @@ class Run(NamedTuple):
     settings: str
     group: str
     start: str
-    suite: str
+    attacks: tuple[str, ...]
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -78,6 +89,14 @@ class Run(NamedTuple):
     @property
     def name(self) -> str:
         return slugify(" ".join(self.key))
+
+
+class Models(NamedTuple):
+    """What a plan is about; both models are made where they are not there yet, of a target in a work folder."""
+
+    original: Callable[[str, Path], Path]
+    retrained: Callable[[str, Path], Path]
+    name: str = ""  # of the original for ``optout-train``, where that is not its folder
 
 
 COLUMNS = (
@@ -90,9 +109,8 @@ def read_plan(path: Path) -> list[Run]:
     """The runs of a plan, block by block: targets, then seeds, then methods, then settings."""
     runs = []
     for block in tomllib.loads(path.read_text(encoding="utf-8"))["runs"]:
-        others = [
-            block.get(key, default) for key, default in (("group", "elude_quality"), ("start", ""), ("suite", ""))
-        ]
+        attacks = tuple(block.get("attacks", [HALF]))
+        others = (block.get("group", "elude_quality,elude_mia"), block.get("start", ""), attacks)
         for target, seed, method, settings in product(
             block["targets"], block.get("seeds", [0]), block["methods"], block.get("settings", [""])
         ):
@@ -120,8 +138,8 @@ def command(*words: str | Path) -> None:
         sys.exit(f"{shlex.join(map(str, words))}:\n{done.stderr[-2000:]}")
 
 
-def retrained(target: str, work: Path) -> Path:
-    """The model that was trained without a target; it is made where it is not there."""
+def without(target: str, work: Path) -> Path:
+    """The bundled model trained without a target."""
     made = read_manifest(bundled.REFERENCE)
     if made and made.targets == (target,):
         return bundled.REFERENCE
@@ -132,14 +150,18 @@ def retrained(target: str, work: Path) -> Path:
     return folder
 
 
-def train(run: Run, folder: Path) -> Path:
-    """The checkpoint of a run."""
-    method, model = ["--method", run.method, *shlex.split(run.settings)], bundled.MODEL_NAME
+BUNDLED = Models(lambda target, work: bundled.MODEL, without, bundled.MODEL_NAME)
+
+
+def train(run: Run, model: str, folder: Path) -> Path:
+    """The checkpoint of a run that begins with a model."""
+    method = ["--method", run.method, *shlex.split(run.settings)]
     if run.start:
         first, *settings = shlex.split(run.start)
-        model = str(train(run._replace(method=first, settings=shlex.join(settings), start=""), folder / "start"))
-    about = ["--model", model, "--target", run.target, "--seed", run.seed, "--output_dir", str(folder / "checkpoint")]
-    command("optout_train.cli", *about, "--no_score", "--save_strategy", "no", *method)
+        model = str(train(run._replace(method=first, settings=shlex.join(settings), start=""), model, folder / "start"))
+    about = ["--model", model, "--dataset", "mini", "--target", run.target, "--seed", run.seed]
+    about += ["--output_dir", str(folder / "checkpoint"), "--no_score", "--save_strategy", "no"]
+    command("optout_train.cli", *about, *method)
     return folder / "checkpoint"
 
 
@@ -155,7 +177,7 @@ def numbers(model: Path, run: Run, folder: Path) -> dict[str, float]:
     }
 
 
-def attacked(model: Path, role: str, run: Run, file: Path) -> list[Row]:
+def attacked(model: Path, role: str, run: Run, file: Path, original: Path) -> list[Row]:
     """The rows of the attacks on a model, as in ``attacks.csv`` of ``elude stress``; those in the file are kept."""
     from lm_eval_elude.stress.attacks import suite
     from lm_eval_elude.stress.suite import Stress
@@ -163,15 +185,15 @@ def attacked(model: Path, role: str, run: Run, file: Path) -> list[Row]:
 
     if file.is_file():
         return read(file)
-    models = {CHECKPOINT: str(model), ORIGINAL: str(bundled.MODEL)}
+    models = {CHECKPOINT: str(model), ORIGINAL: str(original)}
     stress = Stress(models, EludeSettings((run.target,), "mini"), "standard")
     loaded = stress.load(CHECKPOINT)
     rows = stress.scored(loaded, (NONE, "", 0.0, role))
-    if run.suite:
+    if DEPTH in run.attacks and role != ORIGINAL:
         rows += stress.depth(stress.load(ORIGINAL), loaded, role)
     before = {name: weight.detach().clone() for name, weight in loaded.named_parameters()}
     for attack, setting in suite("standard", 0) if role != ORIGINAL else ():
-        if run.suite or attack == HALF:
+        if attack in run.attacks:
             rows += stress.attacked(loaded, before, attack, setting, role)
     file.parent.mkdir(parents=True, exist_ok=True)
     append(file, rows)
@@ -183,16 +205,17 @@ def known(rows: list[Row]) -> dict[str, float]:
     return {row.record: row.value for row in rows if row.attack == NONE and row.metric == "mc_accuracy"}
 
 
-def recoveries(model: Path, run: Run, work: Path) -> dict[str, float]:
+def recoveries(model: Path, run: Run, models: Models, work: Path) -> dict[str, float]:
     """Recovery after so many steps of relearning on half, the largest of the three learning rates.
 
-    A rate counts where both attacked models keep 75 % of their own utility; NaN where none does. The whole suite has
-    the unlearning depth score, too.
+    A rate counts where both attacked models keep 75 % of their own utility; NaN where none does. Beside it, where it
+    was asked for, the unlearning depth score.
     """
-    folder, of_target = work / "attacks", f"{slugify(run.target)}{run.suite}.csv"
-    original = known(attacked(bundled.MODEL, ORIGINAL, run, folder / f"original-{of_target}"))
-    control = attacked(retrained(run.target, work), RETRAINED, run, folder / f"retrained-{of_target}")
-    rows = [*control, *attacked(model, CHECKPOINT, run, folder / f"{run.name}.csv")]
+    folder, before, never = work / "attacks", models.original(run.target, work), models.retrained(run.target, work)
+    of_target = f"{slugify(run.target)}-{'-'.join(run.attacks)}.csv"
+    original = known(attacked(before, ORIGINAL, run, folder / f"original-{slugify(run.target)}.csv", before))
+    control = attacked(never, RETRAINED, run, folder / f"retrained-{of_target}", before)
+    rows = [*control, *attacked(model, CHECKPOINT, run, folder / f"{run.name}.csv", before)]
     whole = [mean_of(values.items()) for values in (original, known(control))]
     found = {f"recovery_{steps}": math.nan for steps in STEPS}
     for point in points_of(rows):
@@ -204,21 +227,22 @@ def recoveries(model: Path, run: Run, work: Path) -> dict[str, float]:
     return found | ({"depth": depth.value} if depth else {})
 
 
-def measure(run: Run, work: Path) -> dict[str, Any]:
+def measure(run: Run, models: Models, work: Path) -> dict[str, Any]:
     """Train, score and attack one run: its row."""
+    original = models.original(run.target, work)
     began, row = time.monotonic(), dict[str, Any](run._asdict())
     with tempfile.TemporaryDirectory(dir=work) as name:
         folder = Path(name)
         if run.method in BASELINES:
-            model = retrained(run.target, work) if run.method == "retrained" else bundled.MODEL
+            model = models.retrained(run.target, work) if run.method == "retrained" else original
         else:
-            model = train(run, folder)
+            model = train(run, models.name or str(original), folder)
             row["train_seconds"] = getattr(read_manifest(model), "processor_seconds", None)
         row |= numbers(model, run, folder)
         if run.method not in BASELINES:
-            row |= recoveries(model, run, work)
+            row |= recoveries(model, run, models, work)
     row["version"] = f"{version('lm-eval-elude')}+{commit()}"
-    row["model"] = file_hashes(bundled.MODEL)["model.safetensors"][:12]
+    row["model"] = file_hashes(original)["model.safetensors"][:12]
     return row | {"seconds": time.monotonic() - began}
 
 
@@ -234,8 +258,8 @@ def cells(row: Mapping[str, Any]) -> Iterator[Any]:
         yield "" if number and math.isnan(value) else round(value, 0 if "seconds" in name else 4) if number else value
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(description: str | None = __doc__, models: Models = BUNDLED) -> None:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("plan", type=Path)
     parser.add_argument(
         "--work", type=Path, default=Path("runs/outcome"), help="retrained models, attacks, checkpoints"
@@ -252,7 +276,7 @@ def main() -> None:
     hours = sum(expected(run, rows) for run in runs) / 3600
     print(f"{len(runs)} runs to do, {len(rows)} are in {table}; about {hours:.1f} hours", flush=True)
     for run in runs:
-        row = measure(run, work)
+        row = measure(run, models, work)
         with table.open("a", encoding="utf-8", newline="") as stream:
             writer = csv.writer(stream, lineterminator="\n")
             if not table.stat().st_size:
