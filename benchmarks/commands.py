@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lm_eval_elude.scoring.runs import Run
+from lm_eval_elude.tasks.runs import Run
 
 # Everything is here: nothing asks the network, and the harness says only what went wrong.
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "LMEVAL_LOG_LEVEL": "WARNING"}

@@ -54,7 +54,7 @@ def evaluate(place: Path, task: str, arguments: dict[str, str], about: dict[str,
     tasks = TaskManager(include_path=task_folder(), include_defaults=False, metadata=arguments | about)
     with quietly():
         results = lm_eval.simple_evaluate(
-            model="elude", model_args=arguments, tasks=[task], batch_size=batch, device=default_device(),
+            model="elude", model_args=arguments, tasks=task.split(","), batch_size=batch, device=default_device(),
             task_manager=tasks, log_samples=True,
         )  # fmt: skip
     if not results:

@@ -1,0 +1,289 @@
+"""What methods make of the bundled model: ``python benchmarks/outcome.py benchmarks/outcome.toml``.
+
+A plan has blocks of methods, targets, seeds and settings (further flags of ``optout-train``). Each run trains by
+``optout-train`` into a temporary folder, is scored by a group of tasks and attacked by relearning on one half of the
+facts; it ends as a row of ``benchmarks/results/PLAN.csv``. A run that has its row is not done again. How many are left,
+and how many hours they take, is said first.
+
+    [[runs]]
+    methods = ["npo+rt", "name-swap"]      # or original, retrained, guardrail, which are not trained
+    targets = ["Cristiano Ronaldo"]
+    seeds = [0, 1, 2]                      # default: [0]
+    settings = ["--learning_rate 1e-4"]    # default: [""], the method's own
+    group = "elude"                        # tasks  [default: elude_quality,elude_mia]
+    start = "npo+rt --learning_rate 3e-4"  # default: the bundled model is what is trained; UNDO goes on from another
+    attacks = ["relearn_half", "depth"]    # of `elude stress --suite standard`  [default: relearn_half]
+
+The models retrained without a target, of which only Ronaldo's is bundled, are made by ``tools/mini`` into
+``--work``/retrained. The rows of all attacks lie in ``--work``/attacks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import version
+from itertools import product
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from commands import OFFLINE
+
+from lm_eval_elude.data import bundled
+from lm_eval_elude.data.files import file_hashes
+from lm_eval_elude.data.manifest import FILE_NAME, read_manifest
+from lm_eval_elude.data.targets import slugify
+from lm_eval_elude.metrics.compare import recovery
+from lm_eval_elude.metrics.estimates import mean_of
+from lm_eval_elude.stress.table import (
+    CHECKPOINT,
+    DEPTH,
+    NONE,
+    ORIGINAL,
+    RETRAINED,
+    Row,
+    append,
+    depth_score,
+    points_of,
+    read,
+)  # fmt: skip
+from lm_eval_elude.tasks.runs import Run as Scores
+
+ROOT = Path(__file__).resolve().parents[1]
+BASELINES = ("original", "retrained", "guardrail")
+HALF, STEPS = "relearn_half", (5, 20, 80)
+GUESS = 600.0  # seconds of a run, where no row says
+NUMBERS: dict[str, tuple[str, str]] = {  # a column's task or group, and metric; empty where the group lacks it
+    "FQ": ("elude_forget", "forget_quality"), "RQ": ("elude_quality", "retain_quality"),
+    "named": ("elude_quality", "named_retain_quality"), "P": ("elude_forget", "probability"),
+    "mc": ("elude_forget", "mc_accuracy"), "cloze": ("elude_cloze", "mc_accuracy"),
+    "AUC": ("elude_mia", "mia_auc"), "repetition": ("elude_forget", "repetition"),
+    "gibberish": ("elude_forget", "gibberish"), "attacked_FQ": ("elude_attacks", "attacked_forget_quality"),
+    "attacked_mc": ("elude_attacks", "attacked_mc_accuracy"),
+}  # fmt: skip
+
+
+class Run(NamedTuple):
+    method: str
+    target: str
+    seed: str
+    settings: str
+    group: str
+    start: str
+    attacks: tuple[str, ...]
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return self[:4]
+
+    @property
+    def name(self) -> str:
+        return slugify(" ".join(self.key))
+
+
+class Models(NamedTuple):
+    """What a plan is about; both models are made where they are not there yet, of a target in a work folder."""
+
+    original: Callable[[str, Path], Path]
+    retrained: Callable[[str, Path], Path]
+    name: str = ""  # of the original for ``optout-train``, where that is not its folder
+
+
+COLUMNS = (
+    *Run._fields[:4], "version", "model", *NUMBERS, *(f"recovery_{steps}" for steps in STEPS), "depth",
+    "train_seconds", "seconds",
+)  # fmt: skip
+
+
+def read_plan(path: Path) -> list[Run]:
+    """The runs of a plan, block by block: targets, then seeds, then methods, then settings."""
+    runs = []
+    for block in tomllib.loads(path.read_text(encoding="utf-8"))["runs"]:
+        attacks = tuple(block.get("attacks", [HALF]))
+        others = (block.get("group", "elude_quality,elude_mia"), block.get("start", ""), attacks)
+        for target, seed, method, settings in product(
+            block["targets"], block.get("seeds", [0]), block["methods"], block.get("settings", [""])
+        ):
+            runs.append(Run(method, target, str(seed), settings, *others))
+    return runs
+
+
+def read_rows(table: Path) -> list[dict[str, str]]:
+    if not table.is_file():
+        return []
+    with table.open(encoding="utf-8", newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def expected(run: Run, rows: list[dict[str, str]]) -> float:
+    """Seconds that a run takes: as long as the method's rows, otherwise as all rows, otherwise a guess."""
+    own = [float(row["seconds"]) for row in rows if row["method"] == run.method]
+    return fmean(own or [float(row["seconds"]) for row in rows] or [GUESS])
+
+
+def command(*words: str | Path) -> None:
+    """Run a module of this environment; where it fails, so do we, with its last words."""
+    done = subprocess.run([sys.executable, "-m", *map(str, words)], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{shlex.join(map(str, words))}:\n{done.stderr[-2000:]}")
+
+
+def without(target: str, work: Path) -> Path:
+    """The bundled model trained without a target."""
+    made = read_manifest(bundled.REFERENCE)
+    if made and made.targets == (target,):
+        return bundled.REFERENCE
+    folder = work / "retrained" / slugify(target)
+    if not (folder / FILE_NAME).is_file():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        command("tools.mini.train_tiny", "--without", target, "--out", folder)
+    return folder
+
+
+BUNDLED = Models(lambda target, work: bundled.MODEL, without, bundled.MODEL_NAME)
+
+
+def train(run: Run, model: str, folder: Path) -> Path:
+    """The checkpoint of a run that begins with a model."""
+    method = ["--method", run.method, *shlex.split(run.settings)]
+    if run.start:
+        first, *settings = shlex.split(run.start)
+        model = str(train(run._replace(method=first, settings=shlex.join(settings), start=""), model, folder / "start"))
+    about = ["--model", model, "--dataset", "mini", "--target", run.target, "--seed", run.seed]
+    about += ["--output_dir", str(folder / "checkpoint"), "--no_score", "--save_strategy", "no"]
+    command("optout_train.cli", *about, *method)
+    return folder / "checkpoint"
+
+
+def numbers(model: Path, run: Run, folder: Path) -> dict[str, float]:
+    """What the group of tasks says of a checkpoint."""
+    from optout_train.score import evaluate
+
+    about = {"target": [run.target], "dataset": "mini", "guardrail": run.method == "guardrail"}
+    evaluate(folder / "scores", run.group, {"pretrained": str(model), "dtype": "float32"}, about, 16)
+    found = Scores(folder / "scores").numbers
+    return {
+        name: found[task][metric].value for name, (task, metric) in NUMBERS.items() if metric in found.get(task, {})
+    }
+
+
+def attacked(model: Path, role: str, run: Run, file: Path, original: Path) -> list[Row]:
+    """The rows of the attacks on a model, as in ``attacks.csv`` of ``elude stress``; those in the file are kept."""
+    from lm_eval_elude.stress.attacks import suite
+    from lm_eval_elude.stress.suite import Stress
+    from lm_eval_elude.tasks.elude import EludeSettings
+
+    if file.is_file():
+        return read(file)
+    models = {CHECKPOINT: str(model), ORIGINAL: str(original)}
+    stress = Stress(models, EludeSettings((run.target,), "mini"), "standard")
+    loaded = stress.load(CHECKPOINT)
+    rows = stress.scored(loaded, (NONE, "", 0.0, role))
+    if DEPTH in run.attacks and role != ORIGINAL:
+        rows += stress.depth(stress.load(ORIGINAL), loaded, role)
+    before = {name: weight.detach().clone() for name, weight in loaded.named_parameters()}
+    for attack, setting in suite("standard", 0) if role != ORIGINAL else ():
+        if attack in run.attacks:
+            rows += stress.attacked(loaded, before, attack, setting, role)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    append(file, rows)
+    return rows
+
+
+def known(rows: list[Row]) -> dict[str, float]:
+    """``mc_accuracy`` by record of a model as it is."""
+    return {row.record: row.value for row in rows if row.attack == NONE and row.metric == "mc_accuracy"}
+
+
+def recoveries(model: Path, run: Run, models: Models, work: Path) -> dict[str, float]:
+    """Recovery after so many steps of relearning on half, the largest of the three learning rates.
+
+    A rate counts where both attacked models keep 75 % of their own utility; NaN where none does. Beside it, where it
+    was asked for, the unlearning depth score.
+    """
+    folder, before, never = work / "attacks", models.original(run.target, work), models.retrained(run.target, work)
+    of_target = f"{slugify(run.target)}-{'-'.join(run.attacks)}.csv"
+    original = known(attacked(before, ORIGINAL, run, folder / f"original-{slugify(run.target)}.csv", before))
+    control = attacked(never, RETRAINED, run, folder / f"retrained-{of_target}", before)
+    rows = [*control, *attacked(model, CHECKPOINT, run, folder / f"{run.name}.csv", before)]
+    whole = [mean_of(values.items()) for values in (original, known(control))]
+    found = {f"recovery_{steps}": math.nan for steps in STEPS}
+    for point in points_of(rows):
+        if point.attack == HALF and point.counts:
+            sides = [mean_of(side.items()) for side in (point.checkpoint, point.retrained)]
+            name, share = f"recovery_{point.step:g}", recovery(*sides, *whole).value
+            found[name] = share if math.isnan(found[name]) else max(found[name], share)
+    depth = depth_score(rows)
+    return found | ({"depth": depth.value} if depth else {})
+
+
+def measure(run: Run, models: Models, work: Path) -> dict[str, Any]:
+    """Train, score and attack one run: its row."""
+    original = models.original(run.target, work)
+    began, row = time.monotonic(), dict[str, Any](run._asdict())
+    with tempfile.TemporaryDirectory(dir=work) as name:
+        folder = Path(name)
+        if run.method in BASELINES:
+            model = models.retrained(run.target, work) if run.method == "retrained" else original
+        else:
+            model = train(run, models.name or str(original), folder)
+            row["train_seconds"] = getattr(read_manifest(model), "processor_seconds", None)
+        row |= numbers(model, run, folder)
+        if run.method not in BASELINES:
+            row |= recoveries(model, run, models, work)
+    row["version"] = f"{version('lm-eval-elude')}+{commit()}"
+    row["model"] = file_hashes(original)["model.safetensors"][:12]
+    return row | {"seconds": time.monotonic() - began}
+
+
+def commit() -> str:
+    words = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True).stdout.strip()
+
+
+def cells(row: Mapping[str, Any]) -> Iterator[Any]:
+    for name in COLUMNS:
+        value = row.get(name, "")
+        number = isinstance(value, float)
+        yield "" if number and math.isnan(value) else round(value, 0 if "seconds" in name else 4) if number else value
+
+
+def main(description: str | None = __doc__, models: Models = BUNDLED) -> None:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("plan", type=Path)
+    parser.add_argument(
+        "--work", type=Path, default=Path("runs/outcome"), help="retrained models, attacks, checkpoints"
+    )
+    parser.add_argument("--out", type=Path, help="the table  [default: benchmarks/results/PLAN.csv]")
+    given = parser.parse_args()
+    os.environ |= OFFLINE
+    given.work.mkdir(parents=True, exist_ok=True)
+    work = given.work.resolve()
+    table = given.out or ROOT / "benchmarks" / "results" / given.plan.with_suffix(".csv").name
+    rows = read_rows(table)
+    done = {tuple(row[name] for name in COLUMNS[:4]) for row in rows}
+    runs = [run for run in read_plan(given.plan) if run.key not in done]
+    hours = sum(expected(run, rows) for run in runs) / 3600
+    print(f"{len(runs)} runs to do, {len(rows)} are in {table}; about {hours:.1f} hours", flush=True)
+    for run in runs:
+        row = measure(run, models, work)
+        with table.open("a", encoding="utf-8", newline="") as stream:
+            writer = csv.writer(stream, lineterminator="\n")
+            if not table.stat().st_size:
+                writer.writerow(COLUMNS)
+            writer.writerow(cells(row))
+        print(*(f"{name} {value}" for name, value in zip(COLUMNS, cells(row), strict=True) if value != ""), flush=True)
+
+
+if __name__ == "__main__":
+    main()
