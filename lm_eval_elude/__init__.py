@@ -4,7 +4,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 
 def task_folder() -> "Path":
