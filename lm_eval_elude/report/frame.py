@@ -12,7 +12,6 @@ from lm_eval_elude.errors import UserError
 from lm_eval_elude.metrics.estimates import Estimate
 from lm_eval_elude.metrics.samples import Numbers, for_each_target
 from lm_eval_elude.metrics.table import METRICS, written
-from lm_eval_elude.tasks import TASKS
 from lm_eval_elude.tasks.elude import ATTACK, CONTROL
 from lm_eval_elude.tasks.runs import Run
 
@@ -178,5 +177,5 @@ def long_rows(models: Sequence[Model]) -> list[dict[str, Any]]:
             for target, tasks in for_each_target(model.run.samples).items():
                 for task, samples in tasks.items():
                     if samples:
-                        add(model, task, target, TASKS[task].numbers(samples, model.run.settings(task)))
+                        add(model, task, target, model.run.of_task(task, samples))
     return rows
