@@ -16,11 +16,9 @@ def score(folder: Path, manifest: Manifest, before: dict[str, str], after: dict[
 
     Every process calls it; the first one gets the table, the others "".
     """
-    from lm_eval_elude.report.fluency import measure
     from lm_eval_elude.report.frame import read_models
     from lm_eval_elude.report.text import terminal
     from lm_eval_elude.report.verdicts import judge_models
-    from lm_eval_elude.tasks.runs import Run
 
     split = manifest.settings["forget_split"]
     about = {"tofu_split": split, "tofu_evaluator": manifest.settings["tofu_evaluator"], "tofu_data": manifest.dataset}
@@ -37,7 +35,6 @@ def score(folder: Path, manifest: Manifest, before: dict[str, str], after: dict[
             first = evaluate(place, "tofu" if split else "elude_quality", arguments, about, batch)
     if not first:
         return ""
-    measure([Run(folder / "scores" / name) for name in models], before["pretrained"], before.get("revision"))
     places = [f"{name}={folder / 'scores' / name}" for name in models]
     scored = read_models(places, original="original", reference="retrained" if retrained else "")
     judge_models(scored)

@@ -90,9 +90,6 @@ def score(folder: Path, submitted: Submission, hub: Path | None = None) -> Path:
                 for other, its_weights in work:
                     assemble(its_weights, table, here / other, hub)
                 attack(here, slug, table, place)
-                original = baseline_slug(table, "original")
-                with chdir(here):
-                    measure([Run(folder / RESULTS / each) for each, _ in [*work, (slug, "")]], original)
     return folder / RESULTS / submitted.slug
 
 

@@ -26,7 +26,7 @@ from lm_eval_elude.metrics.estimates import Estimate
 from lm_eval_elude.tasks.runs import Run
 
 HERE = Path(__file__).parent
-COLUMNS = ("score", "mc_accuracy", "utility", "gibberish", "recovery", "mia_auc")
+COLUMNS = ("score", "mc_accuracy", "utility", "repetition", "recovery", "mia_auc")
 Report = Callable[[Mapping[str, Run], Path], None]  # writes a page of runs by role: original, retrained, checkpoint
 
 

@@ -44,8 +44,8 @@ COLUMNS = (
     Column("utility", "intact?", "retain_quality", ("elude", "elude_quality")),
     Column("TOFU utility", "intact?", "model_utility", ("tofu",)),
     Column("named", "intact?", "named_retain_quality", ("elude", "elude_quality")),
-    Column("gibberish", "intact?", "gibberish", ("elude_forget", "tofu_forget")),
     Column("repetition", "intact?", "repetition", ("elude_forget", "tofu_forget")),
+    Column("gibberish", "intact?", "gibberish", ("elude_forget", "tofu_forget")),
     Column("choice", "recoverable?", "recovery", ("attacks on the weights",)),
     Column("FQ", "paper", "forget_quality", ("elude", "elude_quality", "elude_forget", "tofu_forget"), False),
     Column("KS p", "paper", "ks_p_value", ("elude_forget", "tofu_forget"), False),
@@ -116,10 +116,8 @@ def read_models(results: Sequence[str], reference: str = "", original: str = "")
 
 
 def columns(models: Sequence[Model]) -> list[Column]:
-    """The columns that some model has; gibberish stands in the place of repetition where it was measured."""
-    present = [column for column in COLUMNS if any(model.number(column) for model in models)]
-    measured = any(column.metric == "gibberish" for column in present)
-    return [column for column in present if not (measured and column.metric == "repetition")]
+    """The columns that some model has."""
+    return [column for column in COLUMNS if any(model.number(column) for model in models)]
 
 
 def chance(models: Sequence[Model]) -> float:
