@@ -13,8 +13,8 @@ from lm_eval_elude.metrics.text import is_refusal, is_repetition
 
 FLUENCY = ("fluency_gap", "gibberish")
 # Share of its own sampled answers that the original model finds less likely than an answer must be to be gibberish;
-# chosen on one half of the labelled answers, tests/golden/gibberish.jsonl.
-QUANTILE = 0.1
+# the best F1 on one half of the labelled answers, tests/golden/gibberish.jsonl.
+QUANTILE = 0.2
 
 
 class Reading(NamedTuple):

@@ -111,7 +111,7 @@ _ROWS = (
            "all about an invented name: the mean log-probability of a token.", _ORIGINAL),
     Metric("gibberish", "gibberish (estimate)", "share", LOWER,
            "Estimated share of answers that are no language: repetition, or no refusal and less likely to the original "
-           "model than nine in ten of its own sampled answers. Too coarse for a verdict.", _ORIGINAL),
+           "model than four in five of its own sampled answers. Too coarse for a verdict.", _ORIGINAL),
 )  # fmt: skip
 METRICS: dict[str, Metric] = {row.name: row for row in _ROWS}
 

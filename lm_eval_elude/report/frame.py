@@ -45,7 +45,6 @@ COLUMNS = (
     Column("TOFU utility", "intact?", "model_utility", ("tofu",)),
     Column("named", "intact?", "named_retain_quality", ("elude", "elude_quality")),
     Column("repetition", "intact?", "repetition", ("elude_forget", "tofu_forget")),
-    Column("gibberish", "intact?", "gibberish", ("elude_forget", "tofu_forget")),
     Column("choice", "recoverable?", "recovery", ("attacks on the weights",)),
     Column("FQ", "paper", "forget_quality", ("elude", "elude_quality", "elude_forget", "tofu_forget"), False),
     Column("KS p", "paper", "ks_p_value", ("elude_forget", "tofu_forget"), False),

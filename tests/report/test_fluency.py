@@ -1,7 +1,7 @@
 """The original model's pass over logged answers: its file beside the samples, and how far ``gibberish`` can be trusted.
 
-``tests/golden/gibberish.jsonl`` holds 200 answers of real runs, each read and labelled by hand, with the log-probability
-that the original model gave it and the bound that its own sampled answers set; ``half`` says which chose the quantile.
+``tests/golden/gibberish.jsonl`` holds 200 answers of real runs, each read and labelled, with the log-probability that
+the original model gave it and the bound that its own sampled answers set; ``half`` says which chose the quantile.
 """
 
 import gzip
@@ -37,8 +37,8 @@ def judged(row):
 
 def test_recall_and_precision_are_those_of_the_docs():
     assert len(ROWS) == 200 and len({(row["question"], row["answer"], row["method"]) for row in ROWS}) == 200
-    assert share(TOLD, judged) == (0.88, 0.88)
-    assert share(TOLD, lambda row: is_repetition(row["answer"])) == (0.14, 1.0)
+    assert share(TOLD, judged) == (0.84, 0.84)
+    assert share(TOLD, lambda row: is_repetition(row["answer"])) == (0.16, 1.0)
     refusals = [row for row in ROWS if row["kind"] == "refusing"]
     assert len(refusals) > 15 and not any(map(judged, refusals))
 
@@ -61,6 +61,7 @@ def run(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_pass_is_kept_beside_the_samples_and_made_once(run, monkeypatch):
     assert "gibberish" not in Run(run).numbers["elude_forget"]
     fluency.measure([Run(run)], str(bundled.MODEL))
