@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from lm_eval_elude.metrics.estimates import Estimate, combine, complement, harmonic
 from lm_eval_elude.metrics.verdict import LEAST_GAP, WORDS, Word, verdict
-from lm_eval_elude.report.verdicts import ASKED, formats, gibberish
+from lm_eval_elude.report.verdicts import ASKED, formats, repetition
 from lm_eval_elude.stress.table import FILE, summary
 from lm_eval_elude.tasks.elude import ATTACK, CONTROL
 from lm_eval_elude.tasks.runs import Run
@@ -25,7 +25,7 @@ class Scored(NamedTuple):
     score: Estimate
     mc_accuracy: Estimate
     utility: Estimate
-    gibberish: Estimate
+    repetition: Estimate
     mia_auc: Estimate
     recovery: Estimate | None
 
@@ -41,18 +41,18 @@ def row(run: Run, original: Run, retrained: Run) -> Scored:
     found = summary(file, original, retrained).recovery if file.is_file() else None
     recovery = found.share if found else None
     asked = [*formats(run, original, retrained).values()]
-    garbled = gibberish(run)
+    repeated = repetition(run)
     attacks = tuple(task for task in run.samples if task.startswith(ATTACK) and task != CONTROL)
     known = [a.left for a in formats(run, original, retrained, ASKED + attacks).values() if a.gap >= LEAST_GAP]
     forgetting = complement(max(known, key=lambda left: left.value)) if known else Estimate(0.0, {}, 0)
     refusal = run.numbers["elude_forget"]["refusal"]
-    fluency = combine(1 - garbled.value - REFUSAL * refusal.value, [garbled, refusal], [-1.0, -REFUSAL])
+    fluency = combine(1 - repeated.value - REFUSAL * refusal.value, [repeated, refusal], [-1.0, -REFUSAL])
     utility, goal = (r.numbers["elude_quality"]["retain_quality"] for r in (run, retrained))
     parts = [forgetting, _over(utility, goal.value), fluency, *([complement(recovery)] if recovery else [])]
     return Scored(
-        verdict(asked, (garbled.value, gibberish(retrained).value), recovery),
+        verdict(asked, (repeated.value, repetition(retrained).value), recovery),
         harmonic([_bounded(part) for part in parts]),
-        run.numbers["elude_forget"]["mc_accuracy"], utility, garbled, run.numbers["elude_mia"]["mia_auc"], recovery,
+        run.numbers["elude_forget"]["mc_accuracy"], utility, repeated, run.numbers["elude_mia"]["mia_auc"], recovery,
     )  # fmt: skip
 
 

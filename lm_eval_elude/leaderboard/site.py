@@ -29,7 +29,7 @@ from lm_eval_elude.stress.table import FILE as ATTACKS
 from lm_eval_elude.tasks.runs import Run
 
 HERE = Path(__file__).parent
-COLUMNS = ("score", "mc_accuracy", "utility", "gibberish", "recovery", "mia_auc")
+COLUMNS = ("score", "mc_accuracy", "utility", "repetition", "recovery", "mia_auc")
 
 
 def check(folder: Path, online: bool = False) -> list[Submission]:

@@ -106,11 +106,12 @@ _ROWS = (
            "(A - A_ref) / A_ref with A = 1 - AUC of the loss (MUSE, Shi et al. 2024, has it on Min-K%): below 0 "
            "membership leaks more than in the reference run. Non-members are paraphrases here, so values are not "
            "MUSE's.", _TWO_RUNS),
-    Metric("fluency_gap", "fluency gap", "nats per token", LOWER,
-           "How much less likely the original model finds an answer than its own to the same question, both about an "
-           "invented name: the mean log-probability of a token.", _ORIGINAL),
-    Metric("gibberish", "gibberish", "share", LOWER,
-           "Share of answers that are repetition or no language.", _ORIGINAL),
+    Metric("fluency_gap", "fluency gap", "nats per token", NEITHER,
+           "How much less likely the original model finds an answer than those that it samples itself to the question, "
+           "all about an invented name: the mean log-probability of a token.", _ORIGINAL),
+    Metric("gibberish", "gibberish (estimate)", "share", LOWER,
+           "Estimated share of answers that are no language: repetition, or no refusal and less likely to the original "
+           "model than four in five of its own sampled answers. Too coarse for a verdict.", _ORIGINAL),
 )  # fmt: skip
 METRICS: dict[str, Metric] = {row.name: row for row in _ROWS}
 

@@ -24,7 +24,7 @@ KEPT = 0.75  # of its own retain quality, which a model must keep at a point for
 LEAST_GAP = 0.2  # of original and retrained model: below it a recovery has nothing to be a share of
 LEAST_RECORDS = 20
 HALF = 0.5  # of what the original knows beyond the retrained model
-GIBBERISH = 0.2  # more than the retrained model's: then the checkpoint is broken
+REPETITION = 0.2  # more than the retrained model's: then the checkpoint is broken
 
 ByRecord = Mapping[str, float]
 
@@ -98,19 +98,19 @@ class Asked(NamedTuple):
         return combine(excess.value / self.gap, [excess], [1 / self.gap])._replace(n=excess.n)
 
 
-def verdict(asked: Sequence[Asked], gibberish: tuple[float, float], attacked: Estimate | None = None) -> Word:
+def verdict(asked: Sequence[Asked], repetition: tuple[float, float], attacked: Estimate | None = None) -> Word:
     """The word for a checkpoint.
 
     Args:
         asked: plain questions and cloze; a format in which the original knows no more than the retrained model by
             :data:`LEAST_GAP` says nothing and is passed over.
-        gibberish: share of gibberish answers of the checkpoint and of the retrained model.
+        repetition: share of answers that are empty or repeat themselves, of the checkpoint and of the retrained model.
         attacked: the recovery, :func:`strongest` (...).share; None where there is none.
 
     A share counts as above 0 where its 95 % interval is, and one whose interval holds 0 and a half alike cannot be
     judged.
     """
-    if gibberish[0] - gibberish[1] >= GIBBERISH:
+    if repetition[0] - repetition[1] >= REPETITION:
         return "broken"
     left = [format.left for format in asked if format.gap >= LEAST_GAP]
     found = [*left, *([attacked] if attacked else [])]

@@ -12,7 +12,6 @@ from lm_eval_elude.errors import UserError
 from lm_eval_elude.metrics.estimates import Estimate
 from lm_eval_elude.metrics.samples import Numbers, for_each_target
 from lm_eval_elude.metrics.table import METRICS, written
-from lm_eval_elude.tasks import TASKS
 from lm_eval_elude.tasks.elude import ATTACK, CONTROL
 from lm_eval_elude.tasks.runs import Run
 
@@ -45,7 +44,6 @@ COLUMNS = (
     Column("utility", "intact?", "retain_quality", ("elude", "elude_quality")),
     Column("TOFU utility", "intact?", "model_utility", ("tofu",)),
     Column("named", "intact?", "named_retain_quality", ("elude", "elude_quality")),
-    Column("gibberish", "intact?", "gibberish", ("elude_forget", "tofu_forget")),
     Column("repetition", "intact?", "repetition", ("elude_forget", "tofu_forget")),
     Column("choice", "recoverable?", "mc_accuracy", ("attacks on the weights",)),
     Column("FQ", "paper", "forget_quality", ("elude", "elude_quality", "elude_forget", "tofu_forget"), False),
@@ -117,10 +115,8 @@ def read_models(results: Sequence[str], reference: str = "", original: str = "")
 
 
 def columns(models: Sequence[Model]) -> list[Column]:
-    """The columns that some model has; gibberish stands in the place of repetition where it was measured."""
-    present = [column for column in COLUMNS if any(model.number(column) for model in models)]
-    measured = any(column.metric == "gibberish" for column in present)
-    return [column for column in present if not (measured and column.metric == "repetition")]
+    """The columns that some model has."""
+    return [column for column in COLUMNS if any(model.number(column) for model in models)]
 
 
 def chance(models: Sequence[Model]) -> float:
@@ -178,5 +174,5 @@ def long_rows(models: Sequence[Model]) -> list[dict[str, Any]]:
             for target, tasks in for_each_target(model.run.samples).items():
                 for task, samples in tasks.items():
                     if samples:
-                        add(model, task, target, TASKS[task].numbers(samples, model.run.settings(task)))
+                        add(model, task, target, model.run.of_task(task, samples))
     return rows

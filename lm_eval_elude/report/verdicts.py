@@ -30,10 +30,9 @@ def formats(run: Run, original: Run, retrained: Run, tasks: Sequence[str] = ASKE
     }
 
 
-def gibberish(run: Run) -> Estimate:
-    """The share of answers to the forget set that are no language; where only repetition was looked for, that."""
-    numbers = next(run.numbers[task] for task in ("elude_forget", "tofu_forget") if task in run.numbers)
-    return numbers.get("gibberish") or numbers["repetition"]
+def repetition(run: Run) -> Estimate:
+    """The share of answers to the forget set that are empty or repeat themselves."""
+    return next(run.numbers[task]["repetition"] for task in ("elude_forget", "tofu_forget") if task in run.numbers)
 
 
 def judge_models(models: Sequence[Model], stress: Sequence[str] = ()) -> list[dict[str, Any]]:
@@ -60,14 +59,13 @@ def judge_models(models: Sequence[Model], stress: Sequence[str] = ()) -> list[di
             model.numbers["attacks on the weights"] = {"mc_accuracy": found.recovery.checkpoint,
                                                        "recovery": found.recovery.share}  # fmt: skip
             roles["retrained"].numbers["attacks on the weights"] = {"mc_accuracy": found.recovery.retrained}
-        garbled = gibberish(model.run), gibberish(retrained)
-        kind = "gibberish" if "gibberish" in model.run.numbers[next(iter(asked))] else "repetition"
+        repeated = repetition(model.run), repetition(retrained)
         share = found.recovery.share if found and found.recovery else None
-        model.verdict = verdict([*asked.values()], (garbled[0].value, garbled[1].value), share)
+        model.verdict = verdict([*asked.values()], (repeated[0].value, repeated[1].value), share)
         if not math.isfinite(model.run.numbers[next(iter(asked))]["probability"].value):
             model.verdict, model.reason = "broken", "its log-probabilities are not finite"
             continue
-        model.reason = reason(model.verdict, next(iter(asked.values())), garbled[0], kind, share, bool(found))
+        model.reason = reason(model.verdict, next(iter(asked.values())), repeated[0], share, bool(found))
         if found:
             known = [{s.record: s.values["mc_accuracy"] for s in run.samples["elude_forget"]}
                      for run in (original, retrained)]  # fmt: skip
@@ -88,13 +86,11 @@ def _named(text: str, unlearned: Sequence[str]) -> tuple[str, Path]:
     return name, file
 
 
-def reason(
-    word: str, asked: Asked, garbled: Estimate, kind: str, recovered: Estimate | None, attacked: bool
-) -> str:  # fmt: skip
+def reason(word: str, asked: Asked, repeated: Estimate, recovered: Estimate | None, attacked: bool) -> str:
     """What a verdict rests on, in a sentence."""
     plain = f"choice {100 * asked.checkpoint.value:.0f} %, retrained {100 * asked.retrained.value:.0f} %"
     if word == "broken":
-        return f"{100 * garbled.value:.0f} % of its answers about the target are {kind}"
+        return f"{100 * repeated.value:.0f} % of its answers about the target are empty or repeat themselves"
     if word == "not forgotten":
         return plain
     if recovered is not None:

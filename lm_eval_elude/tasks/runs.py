@@ -9,9 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from lm_eval_elude.data import jsonio
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.metrics.compare import distances
-from lm_eval_elude.metrics.samples import Numbers, Sample
+from lm_eval_elude.metrics.fluency import FLUENCY, Reading, fluency_values, lowest
+from lm_eval_elude.metrics.samples import Numbers, Sample, numbers
 from lm_eval_elude.tasks import GROUPS, TASKS, leaves
 
 
@@ -52,6 +54,11 @@ class Run:
             raise UserError(f"{file}: the samples of {task} are not there; run lm_eval with --log_samples")
         return file
 
+    @property
+    def fluency_file(self) -> Path:
+        """Where what the original model finds of the answers is kept (:mod:`lm_eval_elude.report.fluency`)."""
+        return self.path.with_name("fluency" + self.path.name.removeprefix("results"))
+
     @cached_property
     def docs(self) -> dict[str, list[dict[str, Any]]]:
         """The logged documents by task, in the order in which they were asked."""
@@ -73,12 +80,23 @@ class Run:
                     tables[task].append(TASKS[task].sample(doc, settings))
                 except (LookupError, TypeError, ValueError) as error:
                     raise UserError(f"{self.sample_file(task)}, row {number}: cannot be measured ({error!r})") from None
+        kept = jsonio.load(self.fluency_file) if self.fluency_file.is_file() else {}
+        for task in kept.keys() & tables.keys():
+            readings = [Reading(*pair) for pair in kept[task]]
+            least, docs = lowest(readings), self.docs[task]
+            for i, (doc, reading) in enumerate(zip(docs, readings, strict=True)):
+                more = fluency_values(doc["generated"], reading, least)
+                tables[task][i] = tables[task][i]._replace(values={**tables[task][i].values, **more})
         return tables
+
+    def of_task(self, task: str, samples: list[Sample]) -> Numbers:
+        """The numbers of some samples of a task, those of the original model's pass among them."""
+        return TASKS[task].numbers(samples, self.settings(task)) | numbers(samples, FLUENCY)
 
     @cached_property
     def numbers(self) -> dict[str, Numbers]:
         """Every number by task and group, computed from the samples."""
-        found = {task: TASKS[task].numbers(samples, self.settings(task)) for task, samples in self.samples.items()}
+        found = {task: self.of_task(task, samples) for task, samples in self.samples.items()}
         for name, group in GROUPS.items():
             below = leaves(name)
             if name in self.results.get("results", {}) and all(task in self.samples for task in group_tasks(below)):
