@@ -28,7 +28,9 @@ def test_the_cache_of_another_model_is_refused(about, tmp_path):
 
 
 def test_sampled_answers_are_marked_and_not_submitted(about, tmp_path):
-    found = run(["elude_forget"], metadata=about[0], gen_kwargs={"do_sample": True, "temperature": 0.7}, log_samples=True)
+    found = run(
+        ["elude_forget"], metadata=about[0], gen_kwargs={"do_sample": True, "temperature": 0.7}, log_samples=True
+    )
     results = write_run(found, tmp_path / "out")
     assert Run(results).settings("elude_forget")["sampled"] is True
     done = elude(
