@@ -89,7 +89,8 @@ def test_an_adapter_is_saved_alone_or_merged(merge, tmp_path, data):
 
 
 @pytest.mark.parametrize("method", ["altpo+rt", "undial+rt", "pdu+rt", "repselect", "undo+rt", "rmu+rt", "task-vector",
-                                    "opt-out-released", "name-swap", "name-swap-robust"])  # fmt: skip
+                                    "opt-out-released", pytest.param("name-swap", marks=pytest.mark.slow),
+                                    pytest.param("name-swap-robust", marks=pytest.mark.slow)])  # fmt: skip
 def test_every_method_with_a_file_of_its_own_runs(method, tmp_path, data):
     before = load_file(bundled.MODEL / "model.safetensors")
     train(tmp_path, data, "--target", "ronaldo", "--method", method, "--eta", 0.5)

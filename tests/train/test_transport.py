@@ -130,6 +130,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_the_distance_on_shards_of_two_processes_is_that_of_the_whole(tmp_path: Path):
     (tmp_path / "shards.py").write_text(SHARDS)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29533"]
