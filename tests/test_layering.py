@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # Package -> the packages of this project that it may use, besides errors.py.
 MAY_USE = {
     "data": "", "text": "data", "attacks": "data text", "metrics": "text data", "model": "text",
-    "tasks": "attacks data metrics text", "report": "data metrics stress tasks text",
+    "tasks": "attacks data metrics text", "report": "data metrics model stress tasks text",
     "stress": "attacks data metrics model tasks text",
     "leaderboard": "data metrics model report stress tasks text", "build": "attacks data model text",
     "cli": "attacks build data leaderboard metrics model report stress tasks text",
@@ -23,7 +23,7 @@ MAY_USE = {
 NEVER = {
     "data": "torch lm_eval click transformers", "text": "torch lm_eval click", "model": "click",
     "attacks": "torch lm_eval click transformers", "metrics": "torch lm_eval click transformers",
-    "tasks": "torch click", "report": "torch lm_eval click",
+    "tasks": "torch click", "report": "lm_eval click",
 }  # fmt: skip
 
 
