@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32, help="of the 8B step")
     parser.add_argument("--micro-batch-size", type=int, default=8, help="of the 8B step")
     parser.add_argument("--work", type=Path, help="where the models are written [default: the temporary folder]")
-    parser.add_argument("--docs", action="store_true", help="also write the table into docs/benchmarks.md")
+    parser.add_argument("--docs", action="store_true", help="also write the table into docs/performance.md")
     parser.add_argument("--run", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}

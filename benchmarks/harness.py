@@ -15,14 +15,14 @@ from pathlib import Path
 import tables
 
 from lm_eval_elude.data import bundled, dataset
-from lm_eval_elude.tasks.questions import QuestionTask
+from lm_eval_elude.tasks.harness import EludeTask
 
 
 def main() -> None:
     """Print a row for each stage: seconds and records per second."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--records", type=int, default=15_651)
-    parser.add_argument("--docs", action="store_true", help="also write the table into docs/benchmarks.md")
+    parser.add_argument("--docs", action="store_true", help="also write the table into docs/performance.md")
     options = parser.parse_args()
     count = options.records
     rows = [record.columns() for record in dataset.load_records("mini", "forget", "train").records]
@@ -37,7 +37,7 @@ def main() -> None:
             stages.append((name, time.perf_counter() - start))
 
         start = time.perf_counter()
-        task = QuestionTask({"task": "elude_forget", "metadata": metadata})
+        task = EludeTask({"task": "elude_forget", "metadata": metadata})
         timed("load records", start)
         start = time.perf_counter()
         task.build_all_requests(limit=None, rank=0, world_size=1)

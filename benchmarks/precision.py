@@ -34,7 +34,7 @@ def main() -> None:
     """Print the table, and put it into the docs if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", help="an unlearned checkpoint of optout-train")
-    parser.add_argument("--docs", action="store_true", help="also write the table into docs/benchmarks.md")
+    parser.add_argument("--docs", action="store_true", help="also write the table into docs/performance.md")
     given = parser.parse_args()
     rows = []
     for dtype in ("bfloat16", "float32"):

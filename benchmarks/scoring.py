@@ -219,7 +219,7 @@ def main() -> int:
     parser.add_argument("--parts", type=int, default=3, help="turns for each suite")
     parser.add_argument("--new-tokens", type=int, default=96, help="most tokens of a generated text")
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
-    parser.add_argument("--docs", action="store_true", help="also write the table into docs/benchmarks.md")
+    parser.add_argument("--docs", action="store_true", help="also write the table into docs/performance.md")
     options = parser.parse_args()
     if options.model and not (options.model / "config.json").is_file():
         parser.error(f"--model {options.model} is no model folder: it has no config.json")

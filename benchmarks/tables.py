@@ -22,10 +22,10 @@ def student(values: Sequence[float]) -> tuple[float, float]:
 
 
 def show(name: str, lines: Sequence[str], docs: bool) -> None:
-    """Print a table of ``docs/benchmarks.md``, and put it there if asked."""
+    """Print a table of ``docs/performance.md``, and put it there if asked."""
     print("\n".join(lines))
     if docs:
-        put(DOCS / "benchmarks.md", name, lines)
+        put(DOCS / "performance.md", name, lines)
 
 
 def put(page: Path, name: str, lines: Sequence[str]) -> None:

@@ -9,32 +9,47 @@ It is the trainer with one loss row, ``nll``, and without a manifest: nothing is
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from lm_eval_elude.data import bundled
 from lm_eval_elude.data.formats import load_rows, records_of
+from lm_eval_elude.data.records import QARecord
 from lm_eval_elude.model.scorer import load_model
-from lm_eval_elude.scoring.conventions import Convention
+from lm_eval_elude.tasks.tofu import Evaluator
 from lm_eval_elude.text.chat import Renderer, load_tokenizer
 from optout_train.data import Sets
 from optout_train.trainer import UnlearnConfig, UnlearnTrainer
 
 
 def teach(
-    model: str, records: list[Any], folder: Path, rate: float, epochs: float, batch: int, seed: int,
-    convention: Convention | None = None,
+    model: str, records: Sequence[QARecord], folder: Path, *, rate: float, epochs: float, batch: int, seed: int,
+    asked: Evaluator | None = None, lora: int = 0, bf16: bool = False,
 ) -> None:  # fmt: skip
-    """Write the fine-tuned checkpoint into ``folder``; with a convention of TOFU's evaluators questions are put so."""
-    tokenizer, path = load_tokenizer(bundled.path_of(model)), bundled.path_of(model)
+    """Write the fine-tuned checkpoint into a folder.
+
+    ``asked`` is how one of TOFU's evaluators puts questions; ``lora`` the rank of an adapter, which is merged, 0 for
+    all weights; ``bf16`` trains in bfloat16 over float32 weights.
+    """
+    path = bundled.path_of(model)
     args = UnlearnConfig(
         output_dir=str(folder), loss="nll", retain_weight=0, world_weight=0, transport_weight=0, learning_rate=rate,
         num_train_epochs=epochs, per_device_train_batch_size=batch, seed=seed, save_strategy="no", disable_tqdm=True,
+        bf16=bf16,
     )  # fmt: skip
-    renderer = Renderer(tokenizer, convention.wording, convention.system) if convention else Renderer(tokenizer)
-    trainer = UnlearnTrainer(load_model(path), args, Sets(records), renderer=renderer, processing_class=tokenizer)
+    tokenizer, trained = load_tokenizer(path), load_model(path)
+    renderer = Renderer(tokenizer, asked.wording, asked.system) if asked else Renderer(tokenizer)
+    if lora:
+        from peft import LoraConfig, get_peft_model
+
+        adapter = LoraConfig(r=lora, lora_alpha=2 * lora, target_modules="all-linear", task_type="CAUSAL_LM")
+        trained = get_peft_model(trained, adapter)
+    trainer = UnlearnTrainer(trained, args, Sets(list(records)), renderer=renderer, processing_class=tokenizer)
     trainer.train()
-    trainer.save_model()
+    whole: Any = trainer.model.merge_and_unload() if lora else trainer.model
+    whole.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def main() -> None:
@@ -49,8 +64,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     records = [record for place in given.data for row in load_rows(place) for record in records_of(row, place)]
-    teach(given.model, records, given.output_dir, given.learning_rate, given.num_train_epochs,
-          given.per_device_train_batch_size, given.seed)  # fmt: skip
+    teach(given.model, records, given.output_dir, rate=given.learning_rate, epochs=given.num_train_epochs,
+          batch=given.per_device_train_batch_size, seed=given.seed)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -23,7 +23,9 @@ from teach import teach
 
 from lm_eval_elude.data import bundled
 from lm_eval_elude.data.records import QARecord
-from lm_eval_elude.scoring.conventions import CONVENTIONS
+from lm_eval_elude.metrics.table import written
+from lm_eval_elude.report.frame import read_models
+from lm_eval_elude.tasks.tofu import EVALUATORS
 
 ROOT = Path(__file__).resolve().parents[1]
 MINI = ROOT / "lm_eval_elude" / "mini" / "data"
@@ -32,14 +34,13 @@ SPLIT, AUTHORS, FORGOTTEN = "forget10", 40, 4
 TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 KINDS = [(*texts, TEXTS["values"][values]) for *texts, values in TEXTS["kinds"]]
 PERTURBED = ("paraphrased_answer", "perturbed_answer")
-# Column, task or group, metric, in per cent or as it is.
-COLUMNS = (
-    ("FQ (KS p)", "tofu", "forget_quality", "{:.2g}"), ("utility", "tofu", "model_utility", "%"),
-    ("forget P", "tofu_forget", "probability", "%"), ("ROUGE", "tofu_forget", "rougeL_recall", "%"),
-    ("TR", "tofu_forget", "truth_ratio", "%"), ("degen.", "tofu_forget", "degenerate", "%"),
-    ("retain P", "tofu_retain", "probability", "%"), ("ROUGE", "tofu_retain", "rougeL_recall", "%"),
-    ("TR", "tofu_retain", "truth_ratio", "%"), ("people P", "tofu_real_authors", "probability", "%"),
-    ("world P", "tofu_world_facts", "probability", "%"),
+COLUMNS = (  # column, task or group, metric
+    ("KS p", "tofu_forget", "ks_p_value"), ("utility", "tofu", "model_utility"),
+    ("forget P", "tofu_forget", "probability"), ("ROUGE", "tofu_forget", "rougeL_recall"),
+    ("TR", "tofu_forget", "truth_ratio"), ("choice", "tofu_forget", "mc_accuracy"),
+    ("repetition", "tofu_forget", "repetition"), ("retain P", "tofu_retain", "probability"),
+    ("ROUGE", "tofu_retain", "rougeL_recall"), ("TR", "tofu_retain", "truth_ratio"),
+    ("people P", "tofu_real_authors", "probability"), ("world P", "tofu_world_facts", "probability"),
 )  # fmt: skip
 
 
@@ -117,18 +118,21 @@ def main() -> None:
             lines = (work / "data" / f"{flags[0]}.json").read_text(encoding="utf-8").splitlines()
             records = [QARecord("", row["question"], row["answer"]) for row in map(json.loads, lines)]
             rate, epochs = float(given.learning_rate), float(given.epochs)
-            how = CONVENTIONS["open-unlearning"]
-            teach(bundled.MODEL_NAME, records, work / name, rate, epochs, 16, given.seed, how)
+            how = EVALUATORS["open-unlearning"]
+            teach(
+                bundled.MODEL_NAME, records, work / name, rate=rate, epochs=epochs, batch=16, seed=given.seed, asked=how
+            )
             took.write_text(f"{time.monotonic() - started:.0f}")
         seconds[name] = float(took.read_text())
     scores = work / "scores"
-    score(work / "retained", scores / "retained", "tofu", {})
-    cells = []
-    for label, (name, _) in rows.items():
-        run = score(work / name, scores / name, "tofu", {"reference": str(scores / "retained")})
-        values = [(run.reported(task).get(metric), form) for _, task, metric, form in COLUMNS]
-        texts = ["–" if v is None else f"{100 * v:.1f}" if form == "%" else form.format(v) for v, form in values]
-        cells.append([label, *texts, f"{seconds[name]:.0f}"])
+    about = {"tofu_split": SPLIT, "tofu_evaluator": "open-unlearning", "tofu_data": str(work / "data")}
+    for name, _ in rows.values():
+        score(work / name, scores / name, "tofu", about)
+    cells, labels = [], {name: label for label, (name, _) in rows.items()}
+    for model in read_models([str(scores / name) for name in labels], reference="retained"):
+        found = [model.numbers.get(task, {}).get(metric) for _, task, metric in COLUMNS]
+        texts = [written(n.value, metric) if n else "–" for n, (*_, metric) in zip(found, COLUMNS, strict=True)]
+        cells.append([labels[model.name], *texts, f"{seconds[model.name]:.0f}"])
     lines = markdown(["", *(name for name, *_ in COLUMNS), "s"], cells)
     print(*lines, sep="\n")
     if given.docs:

@@ -149,7 +149,7 @@ def main() -> None:
     parser.add_argument("--old", type=Path, help="a checkout of version 0.1")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--docs", action="store_true", help="also write the table into docs/benchmarks.md")
+    parser.add_argument("--docs", action="store_true", help="also write the table into docs/performance.md")
     parser.add_argument("--run", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
