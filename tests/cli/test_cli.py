@@ -41,7 +41,7 @@ LLM = ("--llm", "x", "--llm-model", "m")
         (["attacks", "--target", "ronaldo", *LLM, "--timeout", "-1"], "'--timeout': -1.0 is not in the range"),
         (["verify", "no/such"], "'no/such' does not exist"),
         (["report", "no/such"], "no/such"),
-        (["stress", "no/such", "--target", "ronaldo", "--out", "x"], "no/such"),
+        (["stress", "no/such", "--target", "ronaldo", "--out", "x"], "--reference: give the retrained model"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments, problem, monkeypatch):

@@ -55,6 +55,7 @@ def test_there_is_a_diff_for_each_kind_of_thing():
     assert len(DIFFS) == 5
 
 
+@pytest.mark.slow
 def test_a_new_loss_and_a_new_method_with_a_hook_of_its_own_train(extended):
     folder, command = extended
     shown = command("-m", "optout_train.cli", "--list_methods")

@@ -89,7 +89,7 @@ CHANGED = {
         "after:r.model_registry = models",
     ),
 }  # fmt: skip
-QUICK = ("as it is", "execute gone", "another signature")
+QUICK = ("execute gone", "another signature")
 FINDS = {"as it is", "execute of an instance", "execute gone", "evaluate renamed", "registry renamed"}
 MINE = """
 task: mine
@@ -117,7 +117,7 @@ def forks(folder: Path, cases: dict[str, tuple[str, str, list[list[str]]]]) -> d
     return {case: list(zip(parts(case, "out"), parts(case, "err"), strict=True)) for case in cases}
 
 
-@pytest.fixture(scope="module", params=[QUICK, pytest.param([*CHANGED][1:], marks=pytest.mark.slow)], ids=["", "all"])
+@pytest.fixture(scope="module", params=[QUICK, pytest.param([*CHANGED], marks=pytest.mark.slow)], ids=["", "all"])
 def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[str, str]]]:
     """Listing, a stock task of the user's own folder on the dummy model, and a task of ours, each with every change."""
     folder = tmp_path_factory.mktemp("hook")

@@ -68,7 +68,7 @@ def test_each_answer_of_a_conversation_is_trained_in_the_models_own_template():
     ]
     first, second = records_of({"messages": turns}, "row 1")
     assert tuple(encode(first)[:2]) == tuple(answer_tokens(tokenizer, "a b", "c"))
-    ids = tokenizer.apply_chat_template(turns, tokenize=True, return_dict=False)
+    ids = tokenizer.apply_chat_template(turns, tokenize=True, return_dict=False, date_string="26 Jul 2024")
     sample = encode(second)
     assert sample.ids == ids and tokenizer.decode(sample.ids[sample.answer_start :]).startswith("e f")
 
