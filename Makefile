@@ -43,7 +43,6 @@ demo: $(STAMP)
 # TOFU's circle on made-up authors: starting, retained and unlearned models, scored beside the retained one.
 tofu-mini: $(DEV)
 	$(BIN)/python benchmarks/tofu_mini.py
-	$(BIN)/elude tables runs/tofu-mini/scores --out runs/tofu-mini/tables
 
 lint: $(DEV)
 	$(BIN)/ruff check .
