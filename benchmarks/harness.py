@@ -31,7 +31,7 @@ def main() -> None:
         file = Path(folder) / "forget.jsonl"
         many = ({**rows[i % len(rows)], "question": f"{i}: {rows[i % len(rows)]['question']}"} for i in range(count))
         file.write_text("".join(json.dumps(row) + "\n" for row in many), encoding="utf-8")
-        metadata = {"pretrained": str(bundled.MODEL), "dataset": str(file), "target": dataset.entities("mini")}
+        metadata = {"pretrained": str(bundled.MODEL), "dataset": str(file)}
 
         def timed(name: str, start: float) -> None:
             stages.append((name, time.perf_counter() - start))
@@ -50,8 +50,8 @@ def main() -> None:
         metrics = [task.process_results(doc, by_doc[doc["id"]]) for doc in task.eval_docs]
         timed("measure (ROUGE and all)", start)
         start = time.perf_counter()
-        for name, reduce in task.aggregation().items():
-            reduce([sample[name] for sample in metrics])
+        for name in metrics[0]:  # a backend without token log-probabilities lacks some
+            task.aggregation()[name]([sample[name] for sample in metrics])
         timed("aggregate", start)
     took = [[name, f"{seconds:.1f}", f"{count / seconds:.0f}"] for name, seconds in stages]
     tables.show("harness", tables.markdown(["stage", "s", "records/s"], took), options.docs)

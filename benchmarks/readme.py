@@ -10,8 +10,7 @@ from tables import DOCS, put
 
 # Lines about progress, how to score again, and the text over the table of attacks on the weights.
 LEFT_OUT = (
-    "no --model", "checkpoint:", "runs/demo/stranger is finished", "Checkpoint:", "Cristiano Ronaldo: ", "Again:",
-    "  lm_eval", "### ", "Per cent,",
+    "no --model", "checkpoint:", "Checkpoint:", "Cristiano Ronaldo: ", "Again:", "### ", "Per cent,",
 )  # fmt: skip
 
 
