@@ -53,7 +53,7 @@ def files(out):
 
 def test_five_formats_become_a_data_set_that_has_every_fact_once(built):
     out, summary = built
-    forget = load_records(str(out), "forget", "train", [TARGET], scored=True).records
+    forget = load_records(str(out), "forget", "train", [TARGET]).records
     retain = [r for split in ("train", "validation", "test") for r in load_records(str(out), "retain", split).records]
     assert {(r.question, r.answer) for r in (*forget, *retain)} == {(f.question, f.answer) for f in FACTS}
     assert {r.subject for r in forget} == {TARGET} and {r.subject for r in retain} == {*NEIGHBOURS}
@@ -297,8 +297,6 @@ def test_audit_samples_for_judges_and_merges_what_they_say(built, tmp_path, monk
     # By hand: 10 judgements, 3 of them 0; one pair of 5 differs: 1 - (10 - 1) * 2 / (2 * 3 * 7).
     assert judged.loc[("retain", "factuality")].tolist() == pytest.approx([0.7, 0.985, 5, 1 - 9 * 2 / (2 * 3 * 7)])
     assert "0.571" in elude("audit", "--merge", "a.csv", "b.csv").out
-    kept = audit.merge([ROOT / "docs" / "audit" / f"judge-{name}.csv" for name in "ab"]).set_index(["set", "criterion"])
-    assert kept.loc[("forget", "factuality")].round(2).tolist() == [0.97, 0.99, 100, 0.66]
     Path("b.csv").write_text(Path("b.csv").read_text().replace(",1,1,1", ",1,2,1"))
     done = elude("audit", "--merge", "a.csv", "b.csv")
     assert done.code == 2 and "b.csv: a judgement is '2'" in done.err
