@@ -1,28 +1,17 @@
-"""The scripts behind docs: tables between markers, and the stages of a real model's whole path (without a model)."""
+"""The scripts behind docs: tables between markers, plans of runs, made-up authors."""
 
 from __future__ import annotations
 
 import ast
 import importlib
-import json
-import re
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import pandas as pd
 import pytest
-from scipy import stats
 
-from lm_eval_elude.data import bundled, tofu
-from lm_eval_elude.data.files import file_hashes
-from lm_eval_elude.report import kept, paper
-from lm_eval_elude.report.rows import COLLAPSED, Row
-from lm_eval_elude.scoring.estimates import Estimate, Observation, combine, mean_over_targets
-from lm_eval_elude.stress.outcome import CHECKPOINT, ORIGINAL, RECOVERED, REFERENCE, Worst, recoveries
+from lm_eval_elude.data import tofu
 from optout_train.presets import METHODS
 from tests.support import MINI, ROOT, called
 
@@ -33,8 +22,8 @@ def scripts(monkeypatch: Any) -> None:
 
 
 @pytest.fixture
-def real_model() -> Any:
-    return importlib.import_module("real_model")
+def outcome() -> Any:
+    return importlib.import_module("outcome")
 
 
 def test_a_table_replaces_what_stands_between_its_markers_and_nothing_else(tmp_path: Path) -> None:
@@ -50,93 +39,9 @@ def test_a_table_replaces_what_stands_between_its_markers_and_nothing_else(tmp_p
         tables.put(page, "three", ["new"])
 
 
-def test_every_table_of_numbers_is_written_by_a_script() -> None:
-    for name in ("results.md", "pretrained.md", "benchmarks.md"):
-        text = (ROOT / "docs" / name).read_text()
-        own = re.sub(r"^<!-- ((table)? ?[^\n]+?) -->$.*?^<!-- /(\2|\1) -->$", "", text, flags=re.DOTALL | re.MULTILINE)
-        assert own != text and not [line for line in own.splitlines() if line.startswith("|")]
-
-
-@pytest.fixture
-def results() -> Any:
-    return importlib.import_module("results")
-
-
-@cache
-def rows(targets: tuple[str, ...]) -> list[Row]:
-    """The rows of the kept runs on some targets, or on all."""
-    runs = kept.read(ROOT / "docs" / "results.json")
-    assert runs
-    return kept.rows(runs, targets)
-
-
-def test_the_tables_of_results_are_those_of_the_runs_on_the_models_of_today(results: Any) -> None:
-    runs = kept.read(results.DATA)
-    assert runs and runs.base == results.base() == file_hashes(bundled.MODEL)["model.safetensors"][:12]
-    page = results.PAGE.read_text()
-    command = "elude tables docs/results.json --page docs/results.md"
-    assert paper.fill(page, lambda targets: rows(tuple(targets)), "llama-3.1", "page") == page, command
-    first = [line.split("|")[1].strip() for line in page.splitlines() if line.startswith("| ")]
-    planned = {row: [*arguments] for _, rows in results.PARTS.values() for row, arguments in rows.items()}
-    planned |= {row: [] for row in results.BASELINES}
-    assert runs.arguments == {row: planned[row] for row in runs.arguments}
-    assert runs.arguments.keys() <= {name.removesuffix(f", {COLLAPSED}") for name in first}
-
-
 def test_every_method_is_explained_where_training_is() -> None:
     text = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
     assert not [name for name in METHODS if "+" not in name and f"`{name}`" not in text]
-
-
-@pytest.mark.parametrize(
-    ("name", "table"),
-    [("differences", "difference_table"), ("differences of other authors' methods", "others_table"),
-     ("gradients", "gradient_table")],
-)  # fmt: skip
-def test_a_table_that_the_script_writes_is_that_of_what_is_kept(name: str, table: str, results: Any) -> None:
-    lines = [f"<!-- {name} -->", *getattr(results, table)(), f"<!-- /{name} -->"]
-    assert "\n".join(lines) in results.PAGE.read_text()
-    assert json.loads(results.NORMS.read_text())["base"] == results.base()
-
-
-# Sentences of the results, with places for the numbers that they quote.
-QUOTED = (ROOT / "tests" / "quoted.md").read_text(encoding="utf-8").split("\n\n")[1:]
-QUOTING = [ROOT / "docs" / "results.md"]
-
-
-@cache
-def cells(table: str, target: str) -> pd.DataFrame:
-    """A table of all targets, or of one, as text."""
-    texts = paper.table(table, rows(() if target == "all" else (target or "cristiano_ronaldo",)), "llama-3.1").cells
-    return texts.set_axis([label.removesuffix(f", {COLLAPSED}") for label in texts.index])
-
-
-@pytest.mark.parametrize("sentence", QUOTED)
-def test_a_sentence_of_the_results_quotes_the_numbers_of_the_runs(sentence: str) -> None:
-    def number(place: re.Match[str]) -> str:
-        name, table, column = place[1].split("|")
-        row, _, target = name.partition(" of ")
-        text = str(cells(table, target)[column][row])
-        return text.removesuffix(" < .05") if "<" in text else text.split(" ")[0].split("\n")[0]
-
-    text = " ".join(word for page in QUOTING for word in page.read_text(encoding="utf-8").split())
-    assert re.sub(r"{(.+?)}", number, " ".join(sentence.split())) in text
-
-
-def test_an_interval_of_a_difference_is_that_of_the_paired_test(results: Any) -> None:
-    """SciPy's own, over the five targets."""
-    runs, lines = kept.read(results.DATA), results.difference_table()
-    assert runs
-    numbers = runs.frame.groupby(["run", "task", "metric", "target"])["value"].mean()
-    pairs = results.PLAN["pairs"]
-    for label, (task, metric) in results.COMPARED.items():
-        # Of a pair whose two sides were measured so.
-        place = next(i for i, pair in enumerate(pairs) if all((side, task, metric) in numbers for side in pair))
-        sides = [numbers[side, task, metric].reindex(results.TARGETS).to_numpy() for side in pairs[place]]
-        low, high = stats.ttest_rel(*sides).confidence_interval(0.95)
-        factor = 1 if metric == "oddness" else 100
-        (line,) = [line for line in lines if line.startswith(f"| {label} | ")]
-        assert f"[{factor * low:+.1f}, {factor * high:+.1f}]" in line.split("|")[2 + place], label
 
 
 def test_made_up_authors_are_laid_out_as_tofu_and_their_wrong_answers_are_wrong(tmp_path: Path) -> None:
@@ -159,114 +64,74 @@ def test_made_up_authors_are_laid_out_as_tofu_and_their_wrong_answers_are_wrong(
             assert not own or (record.question, record.answer) in (forget if spec.forgotten else retain)
 
 
-def test_a_stage_runs_once_and_only_what_ended_well_counts(real_model: Any, tmp_path: Path) -> None:
-    work = real_model.Work(tmp_path / "w", {"seed": "0"})
-    code = ["-c", f"open({str(tmp_path / 'ran')!r}, 'a').write('x')"]
-    first = work.stage("one", code)
-    assert first == work.stage("one", code) == real_model.Work(tmp_path / "w", {"seed": "0"}).stage("one", code)
-    assert (tmp_path / "ran").read_text() == "x" and first.seconds > 0 and first.peak_mib > 1
-    with pytest.raises(SystemExit, match="two ended with exit code 3; the same command goes on from there"):
-        work.stage("two", ["-c", "raise SystemExit(3)"])
-    work.stage("two", code)
-    assert (tmp_path / "ran").read_text() == "xx"
-    with pytest.raises(SystemExit, match="was begun with seed '0'"):
-        real_model.Work(tmp_path / "w", {"seed": "1"})
+PLAN = """
+[[runs]]
+targets = ["Cristiano Ronaldo"]
+methods = ["original", "npo+rt"]
+seeds = [0, 1]
+
+[[runs]]
+targets = ["Taylor Swift"]
+methods = ["undo+rt"]
+settings = ["--learning_rate 1e-4", "--learning_rate 1e-3"]
+start = "npo+rt --learning_rate 3e-4"
+"""
 
 
-class FakeRun:
-    """A run's log as the script reads it."""
+def test_a_run_whose_row_is_there_is_not_done_again(outcome: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    plan, work, done = tmp_path / "plan.toml", tmp_path / "work", []
+    plan.write_text(PLAN)
 
-    def __init__(self) -> None:
-        self.results = {"results": {"elude_forget": {"forget_quality,none": 0.25}}}
+    def measure(run: Any, models: Any, folder: Path) -> dict[str, Any]:
+        done.append(run)
+        if len(done) == 4:
+            raise KeyboardInterrupt
+        return run._asdict() | {"FQ": 0.12345, "mc": float("nan"), "seconds": 1800.4}
 
-    def rows(self, task: str) -> list[dict[str, Any]]:
-        return [{"doc": {"generated": "a | b", "question": "Q", "answer": "A"}}]
-
-    def samples(self, task: str) -> list[Any]:
-        return [SimpleNamespace(values={"truth_ratio_raw": 0.5})]
-
-
-@pytest.mark.parametrize("teach", [False, True])
-def test_the_path_of_a_model_that_knows_too_little(
-    teach: bool, real_model: Any, tmp_path: Path, monkeypatch: Any
-) -> None:
-    """Untaught it ends at the gate; taught, all is compared with the model that was taught without the target."""
-    trained: list[tuple[str, str]] = []
-    scored: list[str] = []
-
-    def known(self: Any, name: str, *rest: Any) -> float:
-        return 0.9 if name == "taught" else 0.1
-
-    def evaluate(self: Any, name: str, *rest: Any) -> FakeRun:
-        scored.append(name)
-        return FakeRun()
-
-    def train(self: Any, name: str, model: str, data: Path, target: str, flags: list[str]) -> Any:
-        trained.append((name, Path(model).name))
-        asked, own = (
-            {json.loads(line)["question"] for line in (folder / "forget_qa-train.jsonl").read_text().splitlines()}
-            for folder in (data, self.root / "data")
-        )
-        if name.startswith("taught"):
-            assert (own <= asked) == (name == "taught") and len(asked) > len(own)
-            assert "--forget_weight" in flags
-        else:
-            assert asked == own and flags[-4:].count("--eta") == (name == "npo+rt")
-            assert name != "npo+rt" or flags[-2:] == ["--transport_weight", "0.2"]
-        return str(self.root / name), real_model.Stage(1.0, 2.0, 3.0)
-
-    for name, fake in (("known", known), ("evaluate", evaluate), ("train", train)):
-        monkeypatch.setattr(real_model.Work, name, fake)
-    flags = [
-        "--records",
-        "3",
-        "--methods",
-        "paper",
-        "npo+rt --transport_weight 0.2",
-        "--work",
-        str(tmp_path),
-        "--eta",
-        "0.5",
-    ]
-    told = called(real_model.main, bundled.MODEL, *flags, *(["--teach"] if teach else []))
-    assert told.code == (0 if teach else 1)
-    assert "Of Cristiano Ronaldo the original knows 10% of 3 facts" in told.out
-    if not teach:
-        assert not trained and not scored and "Teach it first: --teach" in told.err
-        return
-    assert trained == [("taught", "tiny"), ("taught-without", "tiny"), ("paper", "taught"), ("npo+rt", "taught")]
-    assert scored == ["taught", "taught-without", "paper", "npo+rt"]
-    assert "| npo+rt |  |  | 25.0 |" in told.out and "- taught: a \\| b" in told.out
-    assert "--records 3" in told.out and "--eta 0.5 --methods paper 'npo+rt --transport_weight 0.2'`" in told.out
-
-
-def test_what_came_back_is_one_table_and_the_difference_is_paired(real_model: Any) -> None:
-    def shares(*values: float) -> dict[str, Estimate]:
-        return dict.fromkeys(RECOVERED, mean_over_targets(Observation("t", str(i), v) for i, v in enumerate(values)))
-
-    known = {ORIGINAL: shares(1, 1, 1, 1), REFERENCE: shares(0, 0, 0, 0), CHECKPOINT: shares(0, 0, 0, 0)}
-
-    def attacked(*values: float) -> Any:
-        after = known | {CHECKPOINT: shares(*values)}
-        worst = Worst("prune", "all", 0.1, after, recoveries(after, known))
-        return SimpleNamespace(known=known, attacks={"prune": {}}, worst={"prune": worst}, depth=None)
-
-    lines = real_model.brought_back({"mine": attacked(1, 0, 0, 1), "theirs": attacked(1, 1, 1, 1)})
-    assert [line.split("|")[1].strip() for line in lines if line.startswith("|")][2:] == [
-        "mine, before any attack", "mine, prune", "theirs, before any attack", "theirs, prune",
+    monkeypatch.setattr(outcome, "measure", measure)
+    table = tmp_path / "plan.csv"
+    words = [str(plan), "--work", str(work), "--out", str(table)]
+    with pytest.raises(KeyboardInterrupt):
+        called(outcome.main, *words)
+    rows = outcome.read_rows(table)
+    assert [(r["method"], r["seed"], r["FQ"], r["mc"]) for r in rows][1:] == [
+        ("npo+rt", "0", "0.1235", ""), ("original", "1", "0.1235", ""),
     ]  # fmt: skip
-    (line,) = [line for line in lines if line.startswith("-")]
-    assert line.startswith("- prune, mine less theirs, of what came back: first -50.0 [-")
-    low, high = re.findall(r"first -50.0 \[(.*?), (.*?)\]", line)[0]
-    both, fewer = shares(1, 0, 0, 1), shares(1, 1, 1, 1)
-    paired = combine(0, [both[RECOVERED[0]], fewer[RECOVERED[0]]], [1, -1]).stderr
-    assert float(high) - float(low) == pytest.approx(100 * 2 * 1.96 * paired, abs=0.11)
-    lines = real_model.brought_back({"mine": attacked(1, 0, 0, 1)})
-    assert not [line for line in lines if line.startswith("-")]
+    told = called(outcome.main, *words)
+    assert told.out.startswith(f"3 runs to do, 3 are in {table}; about 1.5 hours\n")
+    assert [run.key for run in done[3:]] == [done[3].key, *(run.key for run in done[4:])] and len(done) == 7
+    assert {run.key for run in done} == {run.key for run in outcome.read_plan(plan)} and done[-1].start
+    assert called(outcome.main, *words).out.startswith("0 runs to do, 6 are in") and len(done) == 7
+
+
+def test_recovery_is_the_largest_of_the_rates_that_leave_both_models_their_utility(
+    outcome: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Of four records the original knows all and the retrained model none."""
+    known = {"original": 4, "retrained": 0, "checkpoint": 1}
+    after = {("checkpoint", "low"): (2, 1.0), ("checkpoint", "middle"): (3, 0.8), ("checkpoint", "high"): (4, 0.5)}
+
+    def attacked(model: Path, role: str, *_: Any) -> list[Any]:
+        points = {("none", "", 0.0): (known[role], 1.0)}
+        if role != "original":
+            points |= {
+                ("relearn_half", rate, 5.0): after.get((role, rate), (0, 1.0)) for rate in ("low", "middle", "high")
+            }
+        rows = []
+        for place, (right, utility) in points.items():
+            rows += [outcome.Row(*place, role, str(i), "mc_accuracy", float(i < right)) for i in range(4)]
+            rows.append(outcome.Row(*place, role, "", "retain_quality", utility))
+        return rows
+
+    monkeypatch.setattr(outcome, "attacked", attacked)
+    models = outcome.Models(lambda *_: tmp_path, lambda *_: tmp_path)
+    run = outcome.Run("npo+rt", "Cristiano Ronaldo", "0", "", "", "", ("relearn_half",))
+    found = outcome.recoveries(tmp_path, run, models, tmp_path)
+    assert found["recovery_5"] == 0.75 and found["recovery_80"] != found["recovery_80"] and "depth" not in found
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["compat", "readme", "report", "smollm2", "startup"])
+@pytest.mark.parametrize("name", ["compat", "outcome", "readme", "smollm2", "startup"])
 def test_help_says_what_a_script_does_and_does_nothing_else(name: str, tmp_path: Path) -> None:
     """``--help`` was once the folder of a model that was fetched, or began the run."""
     script = ROOT / "benchmarks" / f"{name}.py"
