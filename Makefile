@@ -18,9 +18,9 @@ venv install: $(DEV)
 # A stamp is newer than what it was made from: a second run installs nothing. A new pip finds the versions in a third
 # of the time of the one that comes with Python 3.11, and what is never imported need not be compiled.
 $(STAMP): pyproject.toml constraints.txt lm_eval_elude/hook.py lm_eval_elude/hook.pth lm_eval_elude/hook.start
-	test -x $(BIN)/python || $(PYTHON) -m venv --upgrade-deps $(VENV)
-	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e .
-	touch $@
+	@test -x $(BIN)/python || $(PYTHON) -m venv --upgrade-deps $(VENV)
+	@$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e .
+	@touch $@
 
 # What the demo does without.
 $(DEV): $(STAMP)

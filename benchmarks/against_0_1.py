@@ -2,7 +2,8 @@
 
 ``RESULTS_JSON`` is ``docs/results.json`` of commit 34fb9ec. Of each method and target: the means over seeds, their
 difference, and that in standard errors; the spread over seeds is that of both versions together. Recovery is the
-largest over steps: 2 to 20 in 0.1, 5 and 20 here.
+largest over steps: 2 to 20 in 0.1, 5 and 20 here. Processor time has loading and lessons in it
+here, and begins with the first step there.
 """
 
 from __future__ import annotations

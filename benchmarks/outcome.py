@@ -247,7 +247,7 @@ def measure(run: Run, models: Models, work: Path) -> dict[str, Any]:
 
 
 def commit() -> str:
-    words = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    words = ["git", "rev-parse", "--short", "HEAD"]
     return subprocess.run(words, cwd=ROOT, capture_output=True, text=True).stdout.strip()
 
 
