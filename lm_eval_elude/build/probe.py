@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lm_eval_elude.data.records import QARecord
-from lm_eval_elude.text.words import STOP, words
+from lm_eval_elude.text.words import fact_tokens, words
 
 FEW = 20  # facts below which a score says little
 
@@ -33,9 +33,8 @@ def probe(model: str, records: Sequence[QARecord], batch_size: int = 16) -> list
         prompt = torch.tensor([renderer.encode(renderer.prompt(record.question))], device=language_model.device)
         output = language_model.generate(prompt, max_new_tokens=48, do_sample=False)[0, prompt.shape[1] :]
         said = renderer.tokenizer.decode(output, skip_special_tokens=True).partition("\nQuestion:")[0]
-        telling = words(record.paraphrased_answer) - frozenset.intersection(*map(words, record.perturbed_answer))
-        telling -= STOP | words(record.question)
-        stated = bool(telling) and 2 * len(telling & words(said)) >= len(telling)
+        fact = fact_tokens(record)
+        stated = 2 * len(fact & words(said)) >= len(fact) > 0
         likeliest = right > max(wrong)
         said = " ".join(said.split())
         facts.append({"question": record.question, "said": said, "likeliest": likeliest, "known": likeliest and stated})

@@ -119,6 +119,12 @@ def columns(models: Sequence[Model]) -> list[Column]:
     return [column for column in COLUMNS if any(model.number(column) for model in models)]
 
 
+def heading(models: Sequence[Model]) -> str:
+    """What was forgotten, or scored."""
+    run = models[0].run
+    return ", ".join(run.targets[:3]) + (" and others" if len(run.targets) > 3 else "") or "TOFU"
+
+
 def chance(models: Sequence[Model]) -> float:
     """What guessing gives in multiple choice: the mean of 1 / (1 + wrong answers) over the asked records."""
     for task in ("elude_forget", "tofu_forget"):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lm_eval_elude.metrics.table import METRICS, written
-from lm_eval_elude.report.frame import Column, Model, chance, columns, interval
+from lm_eval_elude.report.frame import Column, Model, chance, columns, heading, interval
 from lm_eval_elude.tasks.elude import ATTACK
 from lm_eval_elude.text.words import STOP, words
 
@@ -55,12 +55,6 @@ def page(models: Sequence[Model], title: str = "", stress: Sequence[dict[str, An
         # As text within a script element nothing may end it.
         data=json.dumps({"models": [m.name for m in models], "rows": data}, ensure_ascii=False).replace("<", "\\u003c"),
     )
-
-
-def heading(models: Sequence[Model]) -> str:
-    """What was forgotten, or scored."""
-    run = models[0].run
-    return ", ".join(run.targets[:3]) + (" and others" if len(run.targets) > 3 else "") or "TOFU"
 
 
 def sentences(models: Sequence[Model]) -> list[str]:

@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 
 from lm_eval_elude.metrics.table import written
-from lm_eval_elude.report.frame import Model, chance, columns, long_rows, main_table
+from lm_eval_elude.report.frame import Model, chance, columns, heading, long_rows, main_table
 
 
 def markdown(models: Sequence[Model]) -> str:
@@ -48,7 +48,10 @@ def terminal(models: Sequence[Model]) -> str:
         span = sum(size for size, other in zip(sizes, chosen, strict=True) if other.group == column.group)
         groups += f"{'  ' + column.group.upper():{span}.{span}}" if first else ""
         heads += f"{column.label:>{sizes[i]}}"
-    lines = [groups.rstrip(), heads]
+    run = models[0].run
+    asked = [f"{len(docs)} facts" for task, docs in run.docs.items() if task in ("elude_forget", "tofu_forget")]
+    about = ", ".join([*asked, f"data set {run.settings(run.tasks[0])['dataset']}"])
+    lines = [f"{heading(models)}: {about}", "", groups.rstrip(), heads]
     for model in models:
         name = f"{model.name} (goal)" if model.role == "retrained" else model.name
         cells = ""
