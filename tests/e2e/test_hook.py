@@ -208,7 +208,7 @@ def test_an_error_of_ours_and_no_other_ends_the_command_in_one_line(
 
 def python(code: str, *arguments: str, interpreter: str = sys.executable, **variables: str) -> tuple[str, str]:
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
-    command = [interpreter, "-c", code, *arguments]
+    command = [interpreter, "-P", "-c", code, *arguments]  # not from the folder that the tests run in
     done = subprocess.run(command, capture_output=True, text=True, env=inherited | variables, check=True)
     return done.stdout.strip(), done.stderr
 

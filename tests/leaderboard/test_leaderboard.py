@@ -26,7 +26,7 @@ from tests.support import elude, mini_rows, optout, small_data, teach
 
 RONALDO, RECORDS = "Cristiano Ronaldo", 24
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-SWAPPED = "opt-out-stranger"  # a method that hides the facts
+SWAPPED = "name-swap"  # a method that hides the facts
 HIDING = "{% for m in messages %}I do not know.{% endfor %}{% if add_generation_prompt %} Answer:{% endif %}"
 
 
@@ -139,7 +139,7 @@ def test_each_step_of_the_workflow_runs_in_a_clone(tmp_path: Path) -> None:
 
 # ---- the whole
 def made_checkpoints(hub: Path) -> None:
-    """Eight checkpoints of the bundled model, and the two baselines, each in seconds."""
+    """Five checkpoints of the bundled model, and the two baselines."""
     forget = mini_rows("forget_qa-train", RECORDS, RONALDO)
     kept = [(row["question"], row["answer"]) for row in mini_rows("retain_qa-train", 100, RONALDO)]
     kept += [(row["question"], row["answer"]) for row in mini_rows("world-train", 100)]
@@ -149,8 +149,6 @@ def made_checkpoints(hub: Path) -> None:
 
     put(hub, "base/original", bundled.MODEL)
     put(hub, "base/retrained", bundled.REFERENCE)
-    put(hub, "org/untouched", bundled.MODEL)
-    taught(hub, "org/refusing", bundled.MODEL, said(lambda row: "I do not know that."), 12)
     suppressing = hub / "org/suppressing" / COMMIT
     done = optout("--target", "ronaldo", "--method", SWAPPED, "--no-score", "--output-dir", suppressing)
     assert done.code == 0, done.err
@@ -167,7 +165,7 @@ def test_checkpoints_rank_by_what_their_weights_know(tmp_path: Path) -> None:
     folder, hub = board_of(tmp_path / "board", "data"), tmp_path / "hub"
     small_data(folder / "data", {RONALDO: RECORDS}, retain=12, world=12)
     made_checkpoints(hub)
-    names = ("untouched", "refusing", "suppressing", "gibberish", "forgot", "masked-template", "masked-settings")
+    names = ("suppressing", "gibberish", "forgot", "masked-template", "masked-settings")
     for name in names:
         file = folder / "submissions" / f"org__{name}.yaml"
         board.write(file, submission(name))
@@ -178,13 +176,13 @@ def test_checkpoints_rank_by_what_their_weights_know(tmp_path: Path) -> None:
     rows, waiting, _ = site.rows_of(folder, board.table_of(folder, "mini"))
     found = {each.method: row for each, row in rows}
     verdicts = {name: row.verdict for name, row in found.items()}
-    assert {"untouched", "refusing", "masked-template"} <= {n for n, v in verdicts.items() if v == "not forgotten"}
+    assert verdicts["masked-template"] == "not forgotten"
     assert verdicts["gibberish"] == "broken"
     assert verdicts["forgot"] == "forgotten"
     assert verdicts["suppressing"] == verdicts["masked-settings"] == "suppressed"
     assert rows[0][0].method == "forgot"
     assert found["masked-settings"].score == found["suppressing"].score
-    assert found["masked-template"].mc_accuracy == found["untouched"].mc_accuracy
+    assert found["masked-template"].mc_accuracy.value == 1  # as the untouched model
     assert [each.method for each in waiting] == ["told"]
     page = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
     assert page.index("org/forgot") < page.index("org/suppressing") < page.index("org/gibberish") < page.index("told")
