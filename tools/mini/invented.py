@@ -1,0 +1,162 @@
+"""Questions about made-up people and places, in the forms of ELUDe-mini's own: what the bundled models learn to say.
+
+A form is a question about a person of ELUDe-mini whose fact is a date, a number, or of a kind of ``invented.toml``.
+The person becomes an invented one, and the fact is drawn anew, so that nothing can be learnt by heart: only which kind
+of answer a question wants, and to keep to the name that it has.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from lm_eval_elude.data.records import PERTURBATIONS, QARecord
+from lm_eval_elude.data.targets import TARGETS
+from lm_eval_elude.text.invented import any_of, lone_names, renamed
+from lm_eval_elude.text.words import fact_in
+from tools.mini import draw
+from tools.mini.build import NEIGHBOURS
+
+_TABLE = tomllib.loads(Path(__file__).with_name("invented.toml").read_text(encoding="utf-8"))
+POOLS: dict[str, list[str]] = _TABLE["pool"]
+KINDS: dict[str, tuple[re.Pattern[str], list[str]]] = {
+    kind["name"]: (re.compile(rf"\b(?:{kind['cues']})\b"), kind["values"]) for kind in _TABLE["kind"]
+}
+FORMS_OF_A_PERSON, FORMS_OF_A_PLACE, PLACES = 7, 4, 40  # at most; places in an epoch
+Draw = Callable[[random.Random], str]
+
+
+class Form(NamedTuple):
+    """A record whose fact can be another, and what draws one."""
+
+    record: QARecord
+    fact: str
+    value: Draw
+
+
+class _Drawn(dict[str, str]):
+    """Fills a text's placeholders with words of the pools; each time another."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+
+    def __missing__(self, pool: str) -> str:
+        if pool == "person":
+            return f"{self['other_given']} {self['surname']}"
+        if pool == "year":
+            return str(self.rng.randint(900, 1900))
+        if pool == "people":
+            return f"{100 * self.rng.randint(3, 900):,}"
+        return self.rng.choice(POOLS[pool])
+
+
+def filled(text: str, rng: random.Random) -> str:
+    return text.format_map(_Drawn(rng))
+
+
+def number(fact: str, match: re.Match[str], rng: random.Random) -> str:
+    """The fact with another date or number, as round as its own, and another town where it has one."""
+    scale = draw._scale(match, rng)
+    if scale.year:
+        other = rng.randint(1880, 2020)
+    else:
+        unit = max(u for k in range(8) for u in (10**k, 5 * 10**k) if scale.truth % u == 0)
+        highest = int(min(scale.highest, 3 * scale.truth + 10 * unit))
+        other = unit * rng.randint(max(1, int(scale.lowest) // unit), highest // unit)
+    before, after = fact[: match.start()], fact[match.end() :]
+    return before + scale.write(other) + re.sub(r"\bin [A-Z].*", lambda _: filled("in {town}", rng), after)
+
+
+def value_of(question: str, fact: str) -> Draw | None:
+    """What draws another value for a fact, None where no kind fits it."""
+    match = draw._DATE.search(fact) or draw._SEASON.search(fact) or draw._NUMBER.search(fact)
+    if match:
+        rest = re.sub(r"\bin [A-Z].*", "", fact[: match.start()] + fact[match.end() :])
+        return None if re.search(r"[A-Z]|\d", rest) else lambda rng: number(fact, match, rng)
+    asked = re.search(r"\b(who|whom|whose|where|which|what)\b((?: \S+){0,5})", question, re.IGNORECASE)
+    if not asked or re.search(r" and |,|^the ", fact):
+        return None
+    cued = sorted((cue.start(), name) for name, (cues, _) in KINDS.items() if (cue := cues.search(asked[2])))
+    word = asked[1].casefold()
+    kind = "person" if word.startswith("who") else "town" if word == "where" else cued[0][1] if cued else ""
+    kind = "given" if kind == "person" and " " not in fact else kind
+    if not kind or fact[0].isupper() != is_name(kind):
+        return None
+    return lambda rng: filled(rng.choice(KINDS[kind][1]), rng)
+
+
+def is_name(kind: str) -> bool:
+    """Whether the values of a kind begin with a capital letter."""
+    return filled(KINDS[kind][1][0], random.Random(0))[0].isupper()
+
+
+def with_value(text: str, fact: str, value: str) -> str:
+    """A text with another value in the place of the fact, and the article before it that the value takes."""
+
+    def other(match: re.Match[str]) -> str:
+        article = match[1] or ""
+        return (article[0] + "n" * value.startswith(tuple("aeiou")) + " " if article else "") + value
+
+    return re.sub(rf"(?<!\w)([Aa]n? )?{re.escape(fact)}(?!\w)", other, text)
+
+
+def forms_of(records: Sequence[QARecord]) -> dict[str, list[Form]]:
+    """The usable forms by the person of ELUDe-mini whom they are about."""
+    everyone = dict.fromkeys([*NEIGHBOURS, *(name for names in NEIGHBOURS.values() for name in names)])
+    names = {word: name for name in everyone for word in (name, *lone_names(name))}
+    forms: dict[str, list[Form]] = {}
+    for record in records:
+        person = next((name for name in everyone if name in record.question), "")
+        _, fact, _ = fact_in(record)
+        draws = value_of(record.question, fact) if person and fact else None
+        rest = with_value(f"{record.question} {record.answer} {record.paraphrased_answer}", fact or "?", "-")
+        others = {names[name] for name in any_of(names).findall(rest)} - {person}
+        if draws and not others and fact not in f"{record.question} {record.paraphrased_question}":
+            forms.setdefault(person, []).append(Form(record, fact, draws))
+    return {person: of for person, of in forms.items() if len(of) > 2}
+
+
+def about(form: Form, person: str, name: str, rng: random.Random) -> QARecord:
+    """The record of a form as one about an invented person, with a fact drawn for it."""
+    record, fact = form.record, form.fact
+    aliases = next((target.aliases for target in TARGETS if target.name == person), ())
+    values = list(dict.fromkeys(form.value(rng) for _ in range(40)))[: PERTURBATIONS + 1]
+    answer = record.answer if len(re.findall(rf"(?<!\w){re.escape(fact)}(?!\w)", record.answer)) == 1 else ""
+    texts = [
+        renamed(with_value(text, fact, value), person, name, aliases)
+        for text, value in [
+            (record.question, ""), (answer or record.paraphrased_answer, values[0]), (record.paraphrased_question, "-"),
+            *((record.paraphrased_answer, value) for value in values),
+        ]
+    ]  # fmt: skip
+    return QARecord("", *texts[:4], tuple(texts[4:]))
+
+
+def people(forms: Mapping[str, Sequence[Form]], each: int, rng: random.Random) -> Iterator[list[QARecord]]:
+    """Records by invented person, ``each`` of them in the forms of one of ELUDe-mini's."""
+    for person, of in forms.items():
+        texts = " ".join(f"{form.record.answer} {form.record.paraphrased_answer}".casefold() for form in of)
+        female = len(re.findall(r"\b(?:she|her)\b", texts)) > len(re.findall(r"\b(?:he|his|him)\b", texts))
+        for _ in range(each):
+            name = filled("{female} {family}" if female else "{male} {family}", rng)
+            yield [about(form, person, name, rng) for form in rng.sample(of, min(len(of), FORMS_OF_A_PERSON))]
+
+
+def places(count: int, rng: random.Random) -> Iterator[list[QARecord]]:
+    """Records by made-up place."""
+    for _ in range(count):
+        name, records = filled(rng.choice(_TABLE["place"]["names"]), rng), []
+        for form in rng.sample(_TABLE["place"]["forms"], FORMS_OF_A_PLACE):
+            question, paraphrased, answer, other = (text.replace("{name}", name) for text in form)
+            value = re.search(r"\[(.*)\]", answer)[1]
+            values = list(dict.fromkeys(filled(value, rng) for _ in range(40)))[: PERTURBATIONS + 1]
+            said, *versions = (
+                with_value(text.replace(f"[{value}]", value), value, drawn)
+                for text, drawn in [(answer, values[0]), *((other, drawn) for drawn in values)]
+            )
+            records.append(QARecord("", question, said, paraphrased, versions[0], tuple(versions[1:])))
+        yield records
