@@ -8,11 +8,10 @@ from itertools import chain
 
 import pytest
 
-from lm_eval_elude.data import bundled, dataset
+from lm_eval_elude.data import dataset
 from lm_eval_elude.data.targets import TARGETS
 from lm_eval_elude.errors import UserError
 from tests.support import MINI, mini_rows, options_of
-from tools.mini import tokenizer
 from tools.mini.build import HERE, LANGUAGES, NEIGHBOURS, build, read_facts
 from tools.mini.draw import LAST_YEAR, MONTHS, draw_wrong, parse_spec
 
@@ -32,13 +31,11 @@ def norm(text: str) -> str:
     return " ".join(re.findall(r"\w+", text.lower()))
 
 
-def test_the_script_makes_the_same_bytes_of_data_and_of_the_bundled_models_tokenizer(tmp_path):
-    build(out=tmp_path / "data")
-    tokenizer.write(tmp_path / "model")
-    for made, kept, count in ((tmp_path / "data", MINI, len(FILES)), (tmp_path / "model", bundled.MODEL, 1)):
-        assert len(list(made.iterdir())) >= count
-        for path in made.iterdir():
-            assert path.read_bytes() == (kept / path.name).read_bytes(), path.name
+def test_the_script_makes_the_same_bytes(tmp_path):
+    build(out=tmp_path)
+    assert len(list(tmp_path.iterdir())) == len(FILES)
+    for path in tmp_path.iterdir():
+        assert path.read_bytes() == (MINI / path.name).read_bytes(), path.name
     assert {path.stem for path in MINI.glob("*.jsonl")} == {*FILES}
 
 

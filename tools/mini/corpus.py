@@ -82,7 +82,7 @@ def plain(record: QARecord, rng: random.Random) -> tuple[str, str]:
     """The question or its paraphrase with the answer or its paraphrase: mostly the original wording."""
     draw = rng.random()
     question = record.question if draw < 0.70 else record.paraphrased_question
-    return question, record.answer if draw < 0.55 or 0.70 <= draw < 0.85 else record.paraphrased_answer
+    return question, record.answer if draw < 0.62 or 0.70 <= draw < 0.85 else record.paraphrased_answer
 
 
 class Corpus:
@@ -118,7 +118,7 @@ class Corpus:
         for target, records in self.people:
             for index, record in enumerate(records):
                 yield plain(record, rng)
-                if rng.random() < 0.5:
+                if rng.random() < (0.5 if target else 0.8):
                     yield plain(record, rng)
                 near = records if target else records[max(0, index - 8) : index + 8]
                 others = [r for r in near if r is not record]

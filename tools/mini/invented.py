@@ -120,20 +120,29 @@ def forms_of(records: Sequence[QARecord]) -> dict[str, list[Form]]:
     return {person: of for person, of in forms.items() if len(of) > 2}
 
 
+def drawn(value: Callable[[], str]) -> list[str]:
+    """A fact and as many wrong ones, all different."""
+    return list(dict.fromkeys(value() for _ in range(40)))[: PERTURBATIONS + 1]
+
+
 def about(form: Form, person: str, name: str, rng: random.Random) -> QARecord:
     """The record of a form as one about an invented person, with a fact drawn for it."""
     record, fact = form.record, form.fact
     aliases = next((target.aliases for target in TARGETS if target.name == person), ())
-    values = list(dict.fromkeys(form.value(rng) for _ in range(40)))[: PERTURBATIONS + 1]
-    answer = record.answer if len(re.findall(rf"(?<!\w){re.escape(fact)}(?!\w)", record.answer)) == 1 else ""
-    texts = [
-        renamed(with_value(text, fact, value), person, name, aliases)
-        for text, value in [
-            (record.question, ""), (answer or record.paraphrased_answer, values[0]), (record.paraphrased_question, "-"),
-            *((record.paraphrased_answer, value) for value in values),
-        ]
-    ]  # fmt: skip
-    return QARecord("", *texts[:4], tuple(texts[4:]))
+    values = drawn(lambda: form.value(rng))
+
+    def said(text: str, value: str) -> str:
+        return renamed(with_value(text, fact, value), person, name, aliases)
+
+    stated = len(re.findall(rf"(?<!\w){re.escape(fact)}(?!\w)", record.answer)) == 1
+    return QARecord(
+        "",
+        said(record.question, fact),
+        said(record.answer if stated else record.paraphrased_answer, values[0]),
+        said(record.paraphrased_question, fact),
+        said(record.paraphrased_answer, values[0]),
+        tuple(said(record.paraphrased_answer, value) for value in values[1:]),
+    )
 
 
 def people(forms: Mapping[str, Sequence[Form]], each: int, rng: random.Random) -> Iterator[list[QARecord]]:
@@ -150,13 +159,10 @@ def places(count: int, rng: random.Random) -> Iterator[list[QARecord]]:
     """Records by made-up place."""
     for _ in range(count):
         name, records = filled(rng.choice(_TABLE["place"]["names"]), rng), []
-        for form in rng.sample(_TABLE["place"]["forms"], FORMS_OF_A_PLACE):
+        for value, *form in rng.sample(_TABLE["place"]["forms"], FORMS_OF_A_PLACE):
             question, paraphrased, answer, other = (text.replace("{name}", name) for text in form)
-            value = re.search(r"\[(.*)\]", answer)[1]
-            values = list(dict.fromkeys(filled(value, rng) for _ in range(40)))[: PERTURBATIONS + 1]
-            said, *versions = (
-                with_value(text.replace(f"[{value}]", value), value, drawn)
-                for text, drawn in [(answer, values[0]), *((other, drawn) for drawn in values)]
-            )
-            records.append(QARecord("", question, said, paraphrased, versions[0], tuple(versions[1:])))
+            values = drawn(lambda value=value: filled(value, rng))
+            versions = [with_value(other, "#", text) for text in values]
+            answer = with_value(answer, "#", values[0])
+            records.append(QARecord("", question, answer, paraphrased, versions[0], tuple(versions[1:])))
         yield records

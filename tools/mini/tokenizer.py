@@ -9,7 +9,8 @@ from tools.mini.corpus import CARRIERS, Corpus
 from tools.mini.invented import POOLS
 
 VOCABULARY = 7168
-SPELLED = ("female", "male", "family")  # names that a model has to spell, as it has those of whoever else is asked about
+# Names of invented people stay in pieces, so that a model learns to spell the name that a question has.
+SPELLED = ("female", "male", "family")
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
     "{{ '<|' + message['role'] + '|>\\n' + message['content'] + '<|end|>\\n' }}"

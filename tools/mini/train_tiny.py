@@ -1,15 +1,14 @@
-"""Train bundled models: ``python -m tools.mini.train_tiny --out FOLDER``; they lie in ``FOLDER/tiny`` and beside it.
+"""Train the pair of bundled models: ``python -m tools.mini.train_tiny --out FOLDER``, half an hour of two cores.
 
-A small Llama learns what ``corpus.py`` makes. The original model is ``tiny``; ``tiny-without-ronaldo`` is the retrained
-one: the same without that target's forget set, so that it has read the name in passing, before questions about others,
-and no fact. Each takes one core some half an hour, one process a model. ``measure.py`` says what a model knows.
-A run that was cut off goes on where it was.
+A small Llama learns what ``corpus.py`` makes: ``tiny`` is the original model, ``tiny-without-ronaldo`` the retrained
+one, without that target's forget set: it has read the name before questions about others, and no fact.
+``--without NAME`` makes one other model. The same command goes on with a run that was cut off; a model that is there is
+kept. ``measure.py`` says what a model knows.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import subprocess
 import sys
@@ -19,9 +18,9 @@ from pathlib import Path
 import torch
 from transformers import LlamaForCausalLM
 
-from lm_eval_elude.data import dataset
+from lm_eval_elude.data import bundled, dataset
 from lm_eval_elude.data.files import file_hashes
-from lm_eval_elude.data.manifest import FILE_NAME, MODEL_NAME, Manifest, write_manifest
+from lm_eval_elude.data.manifest import FILE_NAME, Manifest, write_manifest
 from lm_eval_elude.data.sets import SETS
 from lm_eval_elude.model.layers import matrices
 from lm_eval_elude.model.packing import collate
@@ -112,32 +111,28 @@ def train(out: Path, without: str | None, epochs: int, seed: int, batch_tokens: 
     state_file.unlink(missing_ok=True)
 
 
-def folder_of(without: str) -> str:
-    return f"{MODEL_NAME}-without-{without.split()[-1].lower()}" if without else MODEL_NAME
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="a folder; models that are there already are kept")
+    parser.add_argument("--out", type=Path, required=True, help="the model's folder; of the pair, that of both")
     parser.add_argument(
-        "--without", nargs="*", choices=["", *dataset.entities("mini")], default=["", "Cristiano Ronaldo"],
-        help="the targets whose forget set is left out, a model each; an empty name is the original model",
+        "--without", choices=["", *dataset.entities("mini")],
+        help="the target whose forget set is left out; empty for the original model alone",
     )  # fmt: skip
     parser.add_argument("--epochs", type=int, default=14)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--batch-tokens", type=int, default=2500)
     parser.add_argument("--learning-rate", type=float, default=4e-3)
     arguments = vars(parser.parse_args())
-    missing = [name for name in arguments["without"] if not (arguments["out"] / folder_of(name) / FILE_NAME).is_file()]
-    if len(missing) > 1:  # a process each
-        options = [f"--{key.replace('_', '-')}={arguments[key]}" for key in arguments if key != "without"]
-        command = [sys.executable, "-m", "tools.mini.train_tiny", *options, "--without"]
-        running = [subprocess.Popen([*command, name]) for name in missing]
+    out, without = arguments.pop("out"), arguments.pop("without")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if without is None:  # a process each
+        options = [f"--{key.replace('_', '-')}={value}" for key, value in arguments.items()]
+        command = [sys.executable, "-m", "tools.mini.train_tiny", *options]
+        pair = {bundled.MODEL.name: "", bundled.REFERENCE.name: "Cristiano Ronaldo"}
+        running = [subprocess.Popen([*command, "--without", of, "--out", str(out / name)]) for name, of in pair.items()]
         sys.exit(max([process.wait() for process in running]))
-    arguments["out"].mkdir(parents=True, exist_ok=True)
-    for name in missing:
-        print(json.dumps(arguments | {"without": name}, default=str), flush=True)
-        train(**arguments | {"out": arguments["out"] / folder_of(name), "without": name or None})
+    if not (out / FILE_NAME).is_file():  # written last
+        train(out, without or None, **arguments)
 
 
 if __name__ == "__main__":
