@@ -64,7 +64,8 @@ def number(fact: str, match: re.Match[str], rng: random.Random) -> str:
     if scale.year:
         other = rng.randint(1880, 2020)
     else:
-        unit = max(u for k in range(8) for u in (10**k, 5 * 10**k) if scale.truth % u == 0)
+        units = [u for k in range(8) for u in (10**k, 5 * 10**k) if scale.truth % u == 0 and 4 * u <= scale.truth]
+        unit = max(units, default=1) if scale.highest > 100 else 1  # not of numbers as words
         highest = int(min(scale.highest, 3 * scale.truth + 10 * unit))
         other = unit * rng.randint(max(1, int(scale.lowest) // unit), highest // unit)
     before, after = fact[: match.start()], fact[match.end() :]
@@ -120,16 +121,17 @@ def forms_of(records: Sequence[QARecord]) -> dict[str, list[Form]]:
     return {person: of for person, of in forms.items() if len(of) > 2}
 
 
-def drawn(value: Callable[[], str]) -> list[str]:
-    """A fact and as many wrong ones, all different."""
-    return list(dict.fromkeys(value() for _ in range(40)))[: PERTURBATIONS + 1]
+def drawn(value: Callable[[], str], fact: str = "") -> list[str]:
+    """A fact and the wrong ones beside it, all different and none the true one of the form."""
+    values = dict.fromkeys(value() for _ in range(40))
+    return [value for value in values if value != fact][: PERTURBATIONS + 1]
 
 
 def about(form: Form, person: str, name: str, rng: random.Random) -> QARecord:
     """The record of a form as one about an invented person, with a fact drawn for it."""
     record, fact = form.record, form.fact
     aliases = next((target.aliases for target in TARGETS if target.name == person), ())
-    values = drawn(lambda: form.value(rng))
+    values = drawn(lambda: form.value(rng), fact)
 
     def said(text: str, value: str) -> str:
         return renamed(with_value(text, fact, value), person, name, aliases)
