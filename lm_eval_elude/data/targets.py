@@ -30,7 +30,7 @@ class Target(NamedTuple):
 
 def slugify(text: str) -> str:
     """Fold case, accents and punctuation: ``Beyoncé  Knowles`` -> ``beyonce_knowles``; other alphabets stay."""
-    plain = re.sub("[\u0300-\u036f]", "", unicodedata.normalize("NFKD", text.casefold()))
+    plain = re.sub("[\u0300-\u036f]", "", unicodedata.normalize("NFKD", text.casefold()).casefold())
     # Marks are part of a letter in other alphabets (Devanagari's vowels, the Japanese voicing sign).
     kept = (c if c.isalnum() or unicodedata.category(c)[0] == "M" else " " for c in unicodedata.normalize("NFC", plain))
     return "_".join("".join(kept).split())
