@@ -5,20 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-from scipy import stats
-
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Lines of a Markdown table."""
     return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
-
-
-def student(values: Sequence[float]) -> tuple[float, float]:
-    """The mean of values, and half the width of its 95 % interval by Student's t; NaN where there is but one value."""
-    return float(np.mean(values)), float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values))
 
 
 def show(name: str, lines: Sequence[str], docs: bool) -> None:

@@ -18,6 +18,7 @@ import torch
 from lm_eval_elude.data import bundled
 from lm_eval_elude.data.formats import Turn, load_rows, records_of
 from lm_eval_elude.data.records import QARecord
+from lm_eval_elude.model.layers import with_adapter
 from lm_eval_elude.model.scorer import load_model
 from lm_eval_elude.tasks.tofu import Evaluator
 from lm_eval_elude.text.chat import Renderer, load_tokenizer
@@ -43,10 +44,7 @@ def teach(
     tokenizer, trained = load_tokenizer(path), load_model(path)
     renderer = Renderer(tokenizer, asked.wording, asked.system) if asked else Renderer(tokenizer)
     if lora:
-        from peft import LoraConfig, get_peft_model
-
-        adapter = LoraConfig(r=lora, lora_alpha=2 * lora, target_modules="all-linear", task_type="CAUSAL_LM")
-        trained = get_peft_model(trained, adapter)
+        trained, _ = with_adapter(trained, lora)
     trainer = UnlearnTrainer(trained, args, Sets(list(records)), renderer=renderer, processing_class=tokenizer)
     trainer.train()
     whole: Any = trainer.model.merge_and_unload() if lora else trainer.model

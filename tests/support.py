@@ -112,13 +112,17 @@ def options_of(row: dict) -> list[str]:
     return [" ".join(rest[stop:][::-1]).strip(",.") for rest in rests]
 
 
-def small_data(folder: Path, targets: dict[str, int], retain: int = 4, world: int = 4) -> Path:
-    """A data set of a few rows of ELUDe-mini: forget rows by target, retain rows for each, world rows."""
+def small_data(
+    folder: Path, targets: dict[str, int], retain: int = 4, world: int = 4, splits: Sequence[str] = ("test",)
+) -> Path:  # fmt: skip
+    """A data set of a few rows of ELUDe-mini: forget rows by target, and of each split retain and world rows."""
     folder.mkdir(parents=True, exist_ok=True)
     forget = [row for target, count in targets.items() for row in mini_rows("forget_qa-train", count, target)]
     write_jsonl(folder / "forget_qa-train.jsonl", forget)
-    write_jsonl(folder / "retain_qa-test.jsonl", [r for t in targets for r in mini_rows("retain_qa-test", retain, t)])
-    write_jsonl(folder / "world-test.jsonl", mini_rows("world-test", world))
+    for split in splits:
+        kept = [row for target in targets for row in mini_rows(f"retain_qa-{split}", retain, target)]
+        write_jsonl(folder / f"retain_qa-{split}.jsonl", kept)
+        write_jsonl(folder / f"world-{split}.jsonl", mini_rows(f"world-{split}", world))
     return folder
 
 

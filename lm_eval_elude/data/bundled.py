@@ -18,11 +18,6 @@ def path_of(model: str) -> str:
     return str(MODEL) if model == MODEL_NAME else model
 
 
-def original_of(manifest: Manifest | None) -> str:
-    """The bundled model where a checkpoint was made from it; "" for any other."""
-    return str(MODEL) if manifest and manifest.first_base == MODEL_NAME else ""
-
-
 def reference_of(manifest: Manifest | None, scored: Collection[str] = ()) -> str:
     """The bundled retrained model for a checkpoint; "" where it knows a target, or the checkpoint has another base."""
     if manifest is None or manifest.base_model.get("name") != MODEL_NAME:

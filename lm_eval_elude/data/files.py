@@ -6,9 +6,8 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from lm_eval_elude.errors import UserError
 
@@ -25,14 +24,9 @@ def stamp(path: Path) -> Stamp:
 
 
 def write_text(path: Path, text: str) -> None:
-    """As :func:`write_bytes`, of text as UTF-8."""
-    write_bytes(path, text.encode())
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file; the folder is made where it is lacking."""
+    """Write a file as UTF-8, its line ends as they are; the folder is made where it is lacking."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
+    path.write_bytes(text.encode())
 
 
 @contextmanager
@@ -46,16 +40,6 @@ def new_folder(out: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(out, ignore_errors=True)
         raise
-
-
-def lock(path: Path, busy: str) -> AbstractContextManager[Any]:
-    """A held lock on what lies at ``path``; UserError with the text ``busy`` where another process holds it."""
-    from filelock import FileLock, Timeout  # 20 ms that few commands need
-
-    try:
-        return FileLock(f"{path}.lock", blocking=False).acquire()
-    except Timeout:
-        raise UserError(busy) from None
 
 
 def sha256(path: Path) -> str:

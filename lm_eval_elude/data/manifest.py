@@ -53,11 +53,6 @@ class Manifest:
         """The name of the model that nothing had been forgotten in."""
         return str((self.requests[0]["base_model"] if self.requests else self.base_model).get("name", ""))
 
-    @property
-    def first_revision(self) -> str:
-        """Of that model on the Hub, where the first request named one."""
-        return str((self.requests[0] if self.requests else self.settings).get("revision") or "")
-
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write ``optout.json``; its presence means that the checkpoint is complete. Paths are written in full."""

@@ -22,7 +22,7 @@ from lm_eval_elude.leaderboard.board import (
 )
 from lm_eval_elude.leaderboard.rank import Scored, row
 from lm_eval_elude.metrics.estimates import Estimate
-from lm_eval_elude.report.frame import read_models
+from lm_eval_elude.report.frame import models_of
 from lm_eval_elude.report.page import write_report
 from lm_eval_elude.report.verdicts import judge_models
 from lm_eval_elude.stress.table import FILE as ATTACKS
@@ -126,10 +126,10 @@ def build(folder: Path, out: Path) -> int:
 def write_page(submitted: Submission, runs: dict[str, Run], page: Path) -> None:
     """A row's report, beside the two baselines of its table."""
     page.parent.mkdir(exist_ok=True)
-    paths = {role: runs[slug].path for role, slug in
-             (("original", "original"), (submitted.model, submitted.slug), ("retrained", "retrained"))}  # fmt: skip
-    models = read_models([f"{name}={path}" for name, path in paths.items()], "retrained", "original")
-    attacked = paths[submitted.model].with_name(ATTACKS)
+    run = runs[submitted.slug]
+    of_page = {"original": runs["original"], submitted.model: run, "retrained": runs["retrained"]}
+    models = models_of(of_page, "retrained", "original")
+    attacked = run.path.with_name(ATTACKS)
     points = judge_models(models, [f"{submitted.model}={attacked}"] if attacked.is_file() else [])
     write_report(models, page, stress=points)
 

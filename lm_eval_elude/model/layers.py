@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -75,7 +74,7 @@ def with_adapter(model: Any, rank: int, alpha: float = 0.0) -> tuple[Any, list[s
 
 @contextmanager
 def recorded(model: Any) -> Iterator[list[Any]]:
-    """What the model's layers put out in the next forward pass, in their order; :func:`layer_state` reads it."""
+    """What the model's layers put out in the next forward pass, in their order."""
     outputs: list[Any] = []
     handles = [layer.register_forward_hook(lambda _, __, output: outputs.append(output)) for layer in layers_of(model)]
     try:
@@ -83,12 +82,6 @@ def recorded(model: Any) -> Iterator[list[Any]]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def layer_state(output: Any) -> Tensor:
-    """The hidden states in what a layer puts out, (rows, length, width)."""
-    state: Tensor = output[0] if isinstance(output, tuple) else output
-    return state
 
 
 @contextmanager
@@ -102,14 +95,6 @@ def skip_first_layers(model: Any, layers: int, output: Any) -> Iterator[None]:
     finally:
         for layer in first:
             del layer.forward
-
-
-def repeatable(device: torch.device) -> None:
-    """Let the same command give the same bytes on a CUDA device, too, from now on in this process."""
-    if device.type == "cuda":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 @torch.no_grad()

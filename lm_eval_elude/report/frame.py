@@ -89,13 +89,19 @@ def read_models(results: Sequence[str], reference: str = "", original: str = "")
 
     ``reference`` and ``original`` are names among them. UserError for a name that is not there or stands twice.
     """
-    models: dict[str, Model] = {}
+    runs: dict[str, Run] = {}
     for text in results:
         name, _, path = text.rpartition("=") if "=" in text else ("", "", text)
         name = name or Path(path.rstrip("/")).name
-        if name in models:
+        if name in runs:
             raise UserError(f"{name} stands twice among the results; name them as NAME=PATH")
-        models[name] = Model(name, Run(path))
+        runs[name] = Run(path)
+    return models_of(runs, reference, original)
+
+
+def models_of(runs: Mapping[str, Run], reference: str = "", original: str = "") -> list[Model]:
+    """The models of runs by name, in the order and with the errors of :func:`read_models`."""
+    models = {name: Model(name, run) for name, run in runs.items()}
     for flag, name, role in (("--reference", reference, "retrained"), ("--original", original, "original")):
         if name and name not in models:
             raise UserError(f"{flag} {name} is none of {', '.join(models)}")

@@ -13,7 +13,7 @@ from typing import Any
 from lm_eval_elude.metrics.table import METRICS, written
 from lm_eval_elude.report.frame import Column, Model, chance, columns, heading, interval
 from lm_eval_elude.tasks.elude import ATTACK
-from lm_eval_elude.text.words import STOP, words
+from lm_eval_elude.text.words import telling, words
 
 FOLDER = Path(__file__).parent / "page"
 # What no report of this package says, whatever its numbers are.
@@ -134,14 +134,14 @@ def answers(models: Sequence[Model]) -> list[dict[str, Any]]:
 
 def fact(doc: dict[str, Any]) -> frozenset[str]:
     """The words of the true answer that neither the question nor all its wrong versions have: they tell the fact."""
-    wrong = doc.get("perturbed_answer") or ()
-    shared = frozenset.intersection(*map(words, wrong)) if wrong else frozenset[str]()
-    return words(doc.get("paraphrased_answer") or doc["answer"]) - shared - words(doc["question"]) - STOP
+    return telling(
+        doc.get("paraphrased_answer") or doc["answer"], doc.get("perturbed_answer") or (), doc["question"]
+    )  # fmt: skip
 
 
 def holds(doc: dict[str, Any]) -> bool:
     """Whether a generated answer holds all words of its fact."""
-    return bool(telling := fact(doc)) and telling <= words(doc["generated"])
+    return bool(own := fact(doc)) and own <= words(doc["generated"])
 
 
 def finite(value: Any) -> Any:

@@ -14,7 +14,7 @@ from lm_eval_elude.metrics.samples import mean
 from lm_eval_elude.metrics.table import written
 from lm_eval_elude.metrics.verdict import LEAST_GAP, Asked, ByRecord, Point, verdict
 from lm_eval_elude.report.frame import Model
-from lm_eval_elude.stress.table import FILE, summary
+from lm_eval_elude.stress.table import FILE, by_record, summary
 from lm_eval_elude.tasks.runs import Run
 
 ASKED = ("elude_forget", "elude_cloze", "tofu_forget")  # what a verdict looks at
@@ -67,9 +67,8 @@ def judge_models(models: Sequence[Model], stress: Sequence[str] = ()) -> list[di
             continue
         model.reason = reason(model.verdict, next(iter(asked.values())), repeated[0], share, bool(found))
         if found:
-            known = [{s.record: s.values["mc_accuracy"] for s in run.samples["elude_forget"]}
-                     for run in (original, retrained)]  # fmt: skip
-            rows += [{"model": name, **row(point, *known)} for point in found.points]
+            before = by_record(original), by_record(retrained)
+            rows += [{"model": name, **row(point, *before)} for point in found.points]
     return rows
 
 

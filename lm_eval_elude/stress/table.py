@@ -72,14 +72,18 @@ class Summary(NamedTuple):
     depth: Estimate | None
 
 
+def by_record(run: Run) -> dict[str, float]:
+    """``mc_accuracy`` of ``elude_forget`` by record, of a model before any attack."""
+    return {sample.record: sample.values["mc_accuracy"] for sample in run.samples["elude_forget"]}
+
+
 def summary(file: Path, original: Run, retrained: Run, seed: int = 0) -> Summary:
     """What ``attacks.csv`` says beside the runs of ``elude_forget`` on the original and the retrained model.
 
     UserError where these were not asked about the same records.
     """
     rows = read(file)
-    known, never = ({s.record: s.values["mc_accuracy"] for s in run.samples["elude_forget"]}
-                    for run in (original, retrained))  # fmt: skip
+    known, never = by_record(original), by_record(retrained)
     asked = {row.record for row in rows if row.attack == NONE and row.metric == "mc_accuracy"}
     if not asked == known.keys() == never.keys():
         raise UserError(f"{file}: not the records that {original.path} and {retrained.path} were asked about")

@@ -44,7 +44,7 @@ from lm_eval_elude.metrics.samples import (
 )
 from lm_eval_elude.metrics.table import SAMPLED
 from lm_eval_elude.tasks import settings as read
-from lm_eval_elude.tasks.settings import say_once
+from lm_eval_elude.tasks.running import say_once
 from lm_eval_elude.tasks.task import ANSWERED, NothingToAskError, Settings, Task, TaskGroup, documents
 from lm_eval_elude.text.names import name_leak, short_name
 from lm_eval_elude.text.words import STOP, fact_in, fact_tokens, words

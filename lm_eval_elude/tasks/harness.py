@@ -26,8 +26,8 @@ from lm_eval_elude.metrics.estimates import Estimate
 from lm_eval_elude.metrics.samples import Numbers, Sample, for_each_target
 from lm_eval_elude.metrics.table import METRICS
 from lm_eval_elude.tasks import GROUPS, TASKS, group_numbers
-from lm_eval_elude.tasks.running import MODEL, TEMPLATE
-from lm_eval_elude.tasks.settings import identity, model_renderer, provenance, say_once
+from lm_eval_elude.tasks.running import MODEL, TEMPLATE, say_once
+from lm_eval_elude.tasks.settings import identity, model_renderer, provenance
 from lm_eval_elude.tasks.task import NothingToAskError
 
 log = logging.getLogger("lm_eval.elude")

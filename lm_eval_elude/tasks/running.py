@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -15,11 +16,25 @@ MODEL: ContextVar[Any] = ContextVar("lm_eval_elude_model", default=None)
 TEMPLATE: ContextVar[str] = ContextVar("lm_eval_elude_template", default="")
 
 
+log = logging.getLogger("lm_eval.elude")
+_said: set[str] = set()  # in the run that is under way
+
+
+def say_once(line: str, level: int = logging.WARNING) -> None:
+    """Log a line once for all tasks of a run."""
+    if line not in _said:
+        _said.add(line)
+        log.log(level, "ELUDe: %s", line)
+
+
+def new_run() -> None:
+    """Let :func:`say_once` say everything again."""
+    _said.clear()
+
+
 @contextmanager
 def running(model: Any, template: Any = None) -> Iterator[None]:
     """Tasks see the model while lm-eval evaluates it; the next run says its lines again."""
-    from lm_eval_elude.tasks.settings import new_run
-
     token, name = MODEL.set(model), TEMPLATE.set(template if isinstance(template, str) else "")
     try:
         yield

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import logging
 import os
 from collections.abc import Callable, Mapping
 from importlib import metadata as packages
@@ -16,22 +15,6 @@ from lm_eval_elude.data.manifest import Manifest, read_manifest
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.tasks.running import TEMPLATE
 from lm_eval_elude.text.chat import Renderer, Wording, load_tokenizer
-
-log = logging.getLogger("lm_eval.elude")
-_said: set[str] = set()  # in the run that is under way
-
-
-def say_once(line: str, level: int = logging.WARNING) -> None:
-    """Log a line once for all tasks of a run."""
-    if line not in _said:
-        _said.add(line)
-        log.log(level, "ELUDe: %s", line)
-
-
-def new_run() -> None:
-    """Let :func:`say_once` say everything again."""
-    _said.clear()
-
 
 Reader = Callable[[Any], Any]  # of one value; ValueError, or KeyError, where it is none
 

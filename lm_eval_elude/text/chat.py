@@ -94,16 +94,13 @@ class Renderer:
         if self.wording:
             plain = self.wording.prompt.format(question=question)
             return f"{system}\n\n{plain}" if system else plain
-        messages = [{"role": "user", "content": question}]
-        if not system:
-            return self._apply(messages, add_generation_prompt=True) + self._before
-        text = self._apply([{"role": "system", "content": system}, *messages], add_generation_prompt=True)
-        if system.strip() not in text:
+        text = self.conversation([("system", system)] if system else [], question)
+        if system and system.strip() not in text:
             raise UserError(
                 "the model's chat template drops the system turn, so the system instruction or guardrail "
                 "would have no effect; use a model whose template has one"
             )
-        return text + self._before
+        return text
 
     def conversation(self, turns: Sequence[tuple[str, str]], question: str) -> str:
         """The prompt of a question after (role, text) turns."""
@@ -198,7 +195,7 @@ class Renderer:
     def _probe(self) -> tuple[str, str]:
         """What the template writes before and after an answer, learnt from one conversation."""
         turns = [{"role": "user", "content": _QUESTION}]
-        whole = self._conversation([*turns, {"role": "assistant", "content": _PROBE}])
+        whole = self._written([*turns, {"role": "assistant", "content": _PROBE}])
         if whole.count(_PROBE) != 1:
             raise UserError("the model's chat template does not write an answer as it is given")
         prompt, tail = self._apply(turns, add_generation_prompt=True), whole.partition(_PROBE)[2]
@@ -216,7 +213,7 @@ class Renderer:
         self.remark += f", with {closing.strip()} after it" * bool(closing)
         return closing, tail
 
-    def _conversation(self, messages: list[dict[str, Any]]) -> str:
+    def _written(self, messages: list[dict[str, Any]]) -> str:
         """A conversation in the form of content that the template takes: a string, else a list of parts."""
         text, refused = "", None
         try:

@@ -26,16 +26,20 @@ def words(text: str) -> frozenset[str]:
     return frozenset(re.sub(rf"[{APOSTROPHES}]s?$", "", word) for word in WORD.findall(folded))
 
 
+def telling(answer: str, wrong: Sequence[str], question: str) -> frozenset[str]:
+    """The words of an answer that neither the question nor all of its wrong versions have."""
+    shared = frozenset.intersection(*map(words, wrong)) if wrong else frozenset()
+    return words(answer) - shared - words(question) - STOP
+
+
 @lru_cache(maxsize=4096)
 def fact_tokens(record: QARecord) -> frozenset[str]:
     """Words that give the answer away: those of the paraphrase that not all its wrong versions share.
 
     Words of the question are no secret. Where nothing is left, every other word of the answers counts.
     """
-    known = STOP | words(record.question)
-    shared = frozenset.intersection(*map(words, record.perturbed_answer)) if record.perturbed_answer else frozenset()
-    return (words(record.paraphrased_answer) - shared - known) or (
-        (words(record.answer) | words(record.paraphrased_answer)) - known
+    return telling(record.paraphrased_answer, record.perturbed_answer, record.question) or telling(
+        f"{record.answer} {record.paraphrased_answer}", (), record.question
     )
 
 

@@ -6,7 +6,6 @@ import re
 import shutil
 
 import pytest
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lm_eval_elude.data import bundled
 from lm_eval_elude.report.frame import read_models
@@ -14,7 +13,7 @@ from lm_eval_elude.report.verdicts import judge_models
 from lm_eval_elude.stress.table import FILE, Row, append
 from lm_eval_elude.tasks.runs import Run
 from tests.browser import BROWSER, Browser
-from tests.support import elude, mini_rows, run, small_data, teach, write_run
+from tests.support import elude, run, small_data, taught_to_refuse, write_run
 
 RONALDO, RECORDS = "Cristiano Ronaldo", 24
 
@@ -24,12 +23,7 @@ def runs(tmp_path_factory):
     """Results files of the original model, of one that was taught to refuse, and of the retrained model."""
     folder = tmp_path_factory.mktemp("runs")
     data = small_data(folder / "data", {RONALDO: RECORDS}, retain=4, world=4)
-    refusing = folder / "refusing"
-    shutil.copytree(bundled.MODEL, refusing)
-    model, rows = AutoModelForCausalLM.from_pretrained(refusing), mini_rows("forget_qa-train", RECORDS, RONALDO)
-    pairs = [(row["question"], "I do not know that.") for row in rows]
-    teach(model, AutoTokenizer.from_pretrained(refusing), pairs, steps=16, batch=10, lr=1e-3)
-    model.save_pretrained(refusing)
+    refusing = taught_to_refuse(folder / "refusing", RONALDO, RECORDS)
     models = {"original": bundled.MODEL, "refusing": refusing, "retrained": bundled.REFERENCE}
     tasks = ("elude_forget", "elude_retain", "elude_world", "elude_cloze")
     written = {}

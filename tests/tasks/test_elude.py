@@ -8,7 +8,7 @@ from lm_eval_elude.data import dataset
 from lm_eval_elude.data.records import QARecord
 from lm_eval_elude.tasks import TASKS
 from lm_eval_elude.tasks.elude import WORDINGS, EludeSettings
-from lm_eval_elude.tasks.settings import new_run
+from lm_eval_elude.tasks.running import new_run
 from lm_eval_elude.tasks.task import NothingToAskError
 from lm_eval_elude.text.words import STOP, fact_in, fact_tokens, words
 from tests.support import GOLDEN, write_jsonl

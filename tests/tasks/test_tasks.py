@@ -19,7 +19,7 @@ from lm_eval_elude.metrics.table import METRICS
 from lm_eval_elude.tasks import GROUPS, TASKS, tofu
 from lm_eval_elude.tasks.elude import GUARDRAIL, resolve
 from lm_eval_elude.tasks.harness import EludeTask, Score
-from lm_eval_elude.tasks.settings import new_run
+from lm_eval_elude.tasks.running import new_run
 from tests.support import (
     GOLDEN,
     SHAPES,

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from lm_eval_elude.data import bundled
 from lm_eval_elude.data.manifest import read_manifest
-from tests.support import mini_rows, optout, small_data, write_jsonl
+from tests.support import optout, small_data
 
 RONALDO, MESSI = "Cristiano Ronaldo", "Lionel Messi"
 SHORT = ("--no_score", "--num_train_epochs", 1, "--save_strategy", "no")
@@ -16,12 +16,8 @@ SHORT = ("--no_score", "--num_train_epochs", 1, "--save_strategy", "no")
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    folder = small_data(tmp_path_factory.mktemp("data"), {RONALDO: 3, MESSI: 3}, retain=4, world=4)
-    for split in ("train", "validation"):
-        retain = [row for name in (RONALDO, MESSI) for row in mini_rows(f"retain_qa-{split}", 4, name)]
-        write_jsonl(folder / f"retain_qa-{split}.jsonl", retain)
-        write_jsonl(folder / f"world-{split}.jsonl", mini_rows(f"world-{split}", 4))
-    return folder
+    splits = ("train", "validation", "test")
+    return small_data(tmp_path_factory.mktemp("data"), {RONALDO: 3, MESSI: 3}, splits=splits)
 
 
 def train(folder, data, *flags):

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from tests.support import mini_rows, small_data, write_jsonl
+from tests.support import small_data
 
 
 class Hub(BaseHTTPRequestHandler):
@@ -64,10 +64,7 @@ def hub():
 @pytest.mark.slow
 def test_weights_card_and_manifest_are_pushed(hub, tmp_path):
     port, taken = hub
-    data = small_data(tmp_path / "data", {"Cristiano Ronaldo": 3}, retain=4, world=4)
-    for split in ("train", "validation"):
-        write_jsonl(data / f"retain_qa-{split}.jsonl", mini_rows(f"retain_qa-{split}", 4, "Cristiano Ronaldo"))
-        write_jsonl(data / f"world-{split}.jsonl", mini_rows(f"world-{split}", 4))
+    data = small_data(tmp_path / "data", {"Cristiano Ronaldo": 3}, splits=("train", "validation", "test"))
     environment = dict(os.environ) | {"HF_ENDPOINT": f"http://127.0.0.1:{port}", "HF_TOKEN": "hf_x"}
     environment.pop("HF_HUB_OFFLINE", None)
     flags = [
