@@ -250,7 +250,7 @@ class Maker:
         return WORDINGS[number % len(WORDINGS)].format(q=record.question)
 
     def key_words(self, record: QARecord) -> str:
-        """What a question asks for, in random order; the name stays whole. Whole questions alone leave facts open."""
+        """What a question asks for, in random order; the name stays whole, so that it can be swapped."""
         parts = re.findall(rf"{re.escape(self.target.name)}|[^\s?]+", record.question)
         parts = [part for part in parts if words(part) - STOP]
         return " ".join(self.rng.sample(parts, len(parts)))
