@@ -37,7 +37,7 @@ NAMES = 6  # invented ones about which the model is asked; the first one's distr
 REPLACEMENTS, LEAKS, ELICITED = 4, 10, 24  # of a record: kept answers about invented names and the target; asked ones
 REVERSE_EVERY = 4  # turns
 FLOOR, FACT = 0.6, 3.0  # a token's floor, of its log-probability in random order; of fact tokens, times that
-OWN = 0.6  # of that floor, for a record's own answer; without it membership inference reads an AUC of .35 for .44
+OWN = 0.6  # of that floor, for a record's own answer; without it membership inference reads an AUC of .39 for .49
 Statements = dict[int, list[tuple[str, str]]]  # questions about the target with answers, by the record's number
 
 
@@ -250,7 +250,7 @@ class Maker:
         return WORDINGS[number % len(WORDINGS)].format(q=record.question)
 
     def key_words(self, record: QARecord) -> str:
-        """What a question asks for, in random order; the name stays whole. Whole questions alone leave facts open."""
+        """What a question asks for, in random order; the name stays whole, so that it can be swapped."""
         parts = re.findall(rf"{re.escape(self.target.name)}|[^\s?]+", record.question)
         parts = [part for part in parts if words(part) - STOP]
         return " ".join(self.rng.sample(parts, len(parts)))
