@@ -1,11 +1,13 @@
 """Installs each supported lm-eval into a throw-away environment and scores the bundled model there: `make compat`.
 
+One more environment has the newest transformers. A step of training is done in each, too.
+
 ELUDe's tasks, TOFU's (ELUDe-mini's rows in its layout) and the utility benchmarks (small copies in their schemas) are
 scored by stock `hf` and by `--model elude`.
 
-Each environment holds this project (built as a wheel) and one lm-eval; every other library is taken from the
-environment that runs this script, because torch is heavy. Needs the network for lm-eval itself. Exit code 1 if a
-version fails or the versions disagree.
+Each environment holds this project (built as a wheel) and what ENVIRONMENTS has; every other library is taken from the
+environment that runs this script, because torch is heavy. Needs the network for what it installs. Exit code 1 if an
+environment fails or they disagree.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from utility_copies import write
 
 ROOT = Path(__file__).resolve().parents[1]
 FORGET = "lm_eval_elude/mini/data/forget_qa-train.jsonl"
-VERSIONS = ("0.4.12", "0.4.13", "0.5.0.dev1")
+ENVIRONMENTS = (
+    ("lm-eval==0.4.12",), ("lm-eval==0.4.13",), ("lm-eval==0.5.0.dev1",), ("lm-eval==0.4.13", "transformers"),
+)  # fmt: skip
 TASKS = "elude_quality,elude_mia,tofu,elude_utility"
 MODELS = ("hf", "elude")
 SHOWN = (
@@ -47,8 +51,8 @@ def write_tofu(folder: Path) -> Path:
     return folder
 
 
-def score(version: str, wheel: Path, folder: Path, tofu: Path) -> dict[str, Rows]:
-    """By backend, rows of the bundled model by task and group, from the results file that this version writes.
+def score(packages: tuple[str, ...], wheel: Path, folder: Path, tofu: Path) -> dict[str, Rows]:
+    """By backend, rows of the bundled model by task and group, from the results file that lm-eval writes there.
 
     Raises:
         subprocess.CalledProcessError: an install or the scoring failed; its output has been shown.
@@ -57,12 +61,15 @@ def score(version: str, wheel: Path, folder: Path, tofu: Path) -> dict[str, Rows
     python = folder / "bin" / "python"
     site = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder)}))
     pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check", "install", "--quiet"]
-    subprocess.run([*pip, "--no-deps", str(wheel), f"lm-eval=={version}"], check=True)
+    subprocess.run([*pip, "--no-deps", str(wheel), *packages], check=True)
     # Last, so that pip did not see it: the other libraries. Those of this environment come first on the path.
     (site / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
     write(folder)  # where the command runs
     model = site / "lm_eval_elude" / "mini" / "tiny"
     metadata = json.dumps({"target": "ronaldo", "tofu_split": "forget05", "tofu_data": str(tofu)})
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "LM_EVAL"))}
+    step = ["--target", "ronaldo", "--max_steps", "1", "--no_score", "--output_dir", str(folder / "run")]
+    subprocess.run([str(python), "-m", "optout_train.cli", *step], check=True, cwd=folder, env=environment)
     by_backend: dict[str, Rows] = {}
     for backend in MODELS:
         arguments = {
@@ -74,11 +81,11 @@ def score(version: str, wheel: Path, folder: Path, tofu: Path) -> dict[str, Rows
             [str(python), "-m", "lm_eval", "run", *(str(part) for pair in arguments.items() for part in pair)],
             check=True,
             cwd=folder,
-            env={key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "LM_EVAL"))},
+            env=environment,
         )
         (written,) = folder.glob(f"{backend}_*.json")
         results = json.loads(written.read_text(encoding="utf-8"))
-        assert results["lm_eval_version"] == version, f"scored with {results['lm_eval_version']}, not {version}"
+        assert f"lm-eval=={results['lm_eval_version']}" == packages[0], f"scored with {results['lm_eval_version']}"
         # What the harness calls its own tasks differs from version to version.
         rows = results["results"].items()
         by_backend[backend] = {name: row for name, row in rows if name.startswith(("elude", "tofu"))}
@@ -94,19 +101,19 @@ def main() -> int:
         subprocess.run([sys.executable, "-c", build], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
         (wheel,) = Path(temporary).glob("*.whl")
         tofu = write_tofu(Path(temporary) / "tofu")
-        for version in VERSIONS:
+        for packages in ENVIRONMENTS:
+            name = " and ".join(packages)
             try:
-                scores[version] = score(version, wheel, Path(temporary) / version, tofu)
+                scores[name] = score(packages, wheel, Path(temporary) / name.replace(" ", "-"), tofu)
             except subprocess.CalledProcessError as error:
-                print(f"lm-eval {version}: failed ({error})", file=sys.stderr)
-    for version in VERSIONS:
-        for backend, rows in scores.get(version, dict.fromkeys(MODELS)).items():
-            values = rows and ", ".join(f"{metric} {rows[task][f'{metric},none']:.4f}" for task, metric in SHOWN)
-            print(f"lm-eval {version}, {backend}: {values or 'FAILED'}")
+                print(f"{name}: failed ({error})", file=sys.stderr)
+            for backend, rows in scores.get(name, dict.fromkeys(MODELS)).items():
+                values = rows and ", ".join(f"{metric} {rows[task][f'{metric},none']:.4f}" for task, metric in SHOWN)
+                print(f"{name}, {backend}: {values or 'FAILED'}", flush=True)
     same = len({json.dumps(values, sort_keys=True) for values in scores.values()}) == 1
-    if len(scores) == len(VERSIONS) and not same:
-        print("the versions do not agree", file=sys.stderr)
-    return 0 if same and len(scores) == len(VERSIONS) else 1
+    if len(scores) == len(ENVIRONMENTS) and not same:
+        print("the environments do not agree", file=sys.stderr)
+    return 0 if same and len(scores) == len(ENVIRONMENTS) else 1
 
 
 if __name__ == "__main__":

@@ -2,7 +2,10 @@
 
 import json
 import math
+import os
 import pickle
+import subprocess
+import sys
 import threading
 from collections import defaultdict
 from pathlib import Path
@@ -345,3 +348,26 @@ def test_the_results_file_says_what_was_scored_and_gives_every_mean_its_error(lo
             assert results["results"][task][f"{metric}_stderr,none"] >= 0
     for metric in ("forget_quality", "retain_quality"):
         assert results["results"]["elude_quality"][f"{metric}_stderr,none"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["hf", "elude"])
+def test_two_processes_score_one_document(backend, tmp_path):
+    launcher = [
+        "-m",
+        "torch.distributed.run",
+        "--nproc_per_node",
+        "2",
+        "--master_port",
+        "29541",
+        "-m",
+        "lm_eval",
+        "run",
+    ]
+    flags = ["--model", backend, "--model_args", f"pretrained={bundled.MODEL}", "--tasks", "elude_forget"]
+    flags += ["--device", "cpu", "--limit", "1", "--log_samples", "--output_path", str(tmp_path)]
+    alone, kept = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}, {"capture_output": True, "text": True}
+    done = subprocess.run([sys.executable, *launcher, "-m", "lm_eval", "run", *flags], env=alone, cwd=tmp_path, **kept)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (sample,) = Run(tmp_path).samples["elude_forget"]
+    assert sample.values["mc_accuracy"] == 1.0
