@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, Sampler
 
 from lm_eval_elude.data import dataset as elude
-from lm_eval_elude.data import tofu
+from lm_eval_elude.data import rwku, tofu
 from lm_eval_elude.data.formats import load_rows, records_of
 from lm_eval_elude.data.manifest import Manifest, full_path
 from lm_eval_elude.data.records import QARecord, fingerprint
@@ -33,7 +33,7 @@ class DataArguments:
     """Where the records come from."""
 
     target: list[str] = field(default_factory=list)
-    dataset: str = flag("hub", "hub, mini, or a folder in their schema; with --forget_split tofu or one alike.")
+    dataset: str = flag("hub", "hub, mini, or a folder in their schema; rwku or tofu (--forget_split), or one alike.")
     forget: str = flag("", "File, folder or Hub id (ID:SPLIT) of what is to be forgotten.")
     retain: str = flag("", "The same of what is to be kept.")
     world: str = flag("", "The same of general instructions.")
@@ -51,6 +51,7 @@ class Sets:
         names: display names of all that the checkpoint will have forgotten, earlier requests first.
         validation: records that are measured after each epoch, by set.
         dataset, data, fingerprints: as the manifest has them.
+        texts: whether the records are texts, which are trained on without a chat template.
     """
 
     forget: Sequence[Any]
@@ -62,6 +63,7 @@ class Sets:
     dataset: str = ""
     data: dict[str, str] = field(default_factory=dict)
     fingerprints: dict[str, str] = field(default_factory=dict)
+    texts: bool = False
 
 
 def load_sets(args: DataArguments, wanted: Mapping[str, float], earlier: Manifest | None, say) -> Sets:
@@ -74,6 +76,8 @@ def load_sets(args: DataArguments, wanted: Mapping[str, float], earlier: Manifes
         raise UserError("name the entity to forget by --target, or a split of TOFU by --forget_split")
     if args.forget:
         sets = given_sets(args, wanted)
+    elif args.target and rwku.is_rwku(args.dataset):
+        sets = rwku_sets(args, wanted, earlier)
     else:
         sets = tofu_sets(args, wanted) if args.forget_split else elude_sets(args, wanted, earlier)
     forgotten = {normal(record.question) for record in sets.forget}
@@ -123,6 +127,23 @@ def tofu_sets(args: DataArguments, wanted: Mapping[str, float]) -> Sets:
     rows = [[QARecord("", row.question, row.answer) for row in tofu.load(args.dataset, name)] for name in names]
     fingerprints = dict(zip(("forget-train", "retain-train"), map(fingerprint, rows), strict=True))
     return Sets(rows[0], rows[1], dataset=args.dataset, data=tofu.HUB.describe(args.dataset), fingerprints=fingerprints)
+
+
+def rwku_sets(args: DataArguments, wanted: Mapping[str, float], earlier: Manifest | None) -> Sets:
+    """RWKU's passages about targets, and sentences about their neighbours: blanks of level 1 with their answers.
+
+    The neighbours' questions of level 2 are not trained on, so that they can be scored.
+    """
+    if wanted["world"]:
+        raise UserError("RWKU has no general instructions: give --world_weight 0")
+    source, names = args.dataset, [*(earlier.targets if earlier else ()), *args.target]
+    names = rwku.resolve_targets(source, rwku.PASSAGES, names)
+    sets = Sets((), targets=[Target(name) for name in names], names=names, dataset=source, texts=True)
+    sets.forget = [record for record, _ in rwku.of_targets(source, rwku.PASSAGES, names)]
+    sets.retain = rwku.sentences(rwku.of_targets(source, rwku.NEIGHBOURS, names)) if wanted["retain"] else ()
+    sets.data, records = rwku.HUB.describe(source), {"forget-train": sets.forget, "retain-train": sets.retain}
+    sets.fingerprints = {name: fingerprint(found) for name, found in records.items()}
+    return sets
 
 
 def given_sets(args: DataArguments, wanted: Mapping[str, float]) -> Sets:

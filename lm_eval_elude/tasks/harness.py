@@ -128,8 +128,10 @@ class EludeTask(ConfigurableTask):
         self.name = name_in(config, TASKS)
         self.asked = asked = TASKS[self.name]
         self.settings = asked.resolve(metadata)
-        self.renderer = model_renderer(metadata, self.settings.wording)
+        self.renderer = model_renderer(metadata, partial(asked.renderer, self.settings))
         self.documents = Docs(asked.docs(self.settings))
+        for doc in self.documents if asked.prepare else ():
+            asked.prepare(doc, self.settings, self.renderer)
         self.samples: list[Sample] = []  # those behind the last numbers
         self.numbers: Numbers = {}
         self.scored: dict[str, Any] = {
@@ -200,7 +202,10 @@ class EludeTask(ConfigurableTask):
 
     def _take_template(self) -> None:
         """Ask by the template that ``--apply_chat_template NAME`` names, which the run is told after its tasks."""
-        before, self.renderer = self.renderer, model_renderer(self.metadata, self.settings.wording)
+        before, self.renderer = (
+            self.renderer,
+            model_renderer(self.metadata, partial(self.asked.renderer, self.settings)),
+        )
         self.scored["template"] = self.renderer.fingerprint
         kwargs = self.config.generation_kwargs or {}
         if kwargs.get("until") == before.stop:

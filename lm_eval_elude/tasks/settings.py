@@ -14,7 +14,7 @@ from lm_eval_elude.data.files import stamp
 from lm_eval_elude.data.manifest import Manifest, read_manifest
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.tasks.running import TEMPLATE
-from lm_eval_elude.text.chat import Renderer, Wording, load_tokenizer
+from lm_eval_elude.text.chat import Renderer, load_tokenizer
 
 Reader = Callable[[Any], Any]  # of one value; ValueError, or KeyError, where it is none
 
@@ -56,6 +56,12 @@ def integer(low: int, high: int) -> Reader:
     return read
 
 
+def share(value: Any) -> float:
+    if type(value) not in (int, float) or not 0 < value < 1:
+        raise ValueError("a number between 0 and 1")
+    return float(value)
+
+
 # Keys of any benchmark of ours; a key that is none of them may be another task's, or a model argument.
 _KNOWN: set[str] = set()
 
@@ -85,8 +91,8 @@ def checkpoint_manifest(metadata: Mapping[str, Any]) -> Manifest | None:
     return next((m for place in places if (m := read_manifest(place))), None)
 
 
-def model_renderer(metadata: Mapping[str, Any], wording: Wording | None = None) -> Renderer:
-    """The renderer of the evaluated model's tokenizer, with a prompt format in place of its template if one is given.
+def model_renderer(metadata: Mapping[str, Any], make: Callable[[Any, str], Renderer]) -> Renderer:
+    """The renderer that ``make`` makes of the evaluated model's tokenizer and the name of its template.
 
     UserError where the model arguments name no tokenizer, or it cannot be loaded.
     """
@@ -103,7 +109,7 @@ def model_renderer(metadata: Mapping[str, Any], wording: Wording | None = None) 
         subfolder=str(metadata.get("subfolder") or ""),
         trust_remote_code=str(metadata.get("trust_remote_code", False)).lower() == "true",
     )
-    return Renderer(tokenizer, wording, template=template_of(metadata))
+    return make(tokenizer, template_of(metadata))
 
 
 def template_of(metadata: Mapping[str, Any]) -> str:

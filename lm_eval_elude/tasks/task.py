@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.metrics.samples import Doc, Numbers, Sample, Values, numbers
-from lm_eval_elude.text.chat import Wording
+from lm_eval_elude.text.chat import Renderer
 
 
 class NothingToAskError(UserError):
@@ -34,11 +34,6 @@ class Settings:
     dataset: str
     truth_ratio: Any = "geometric"
     seed: int = 0
-
-    @property
-    def wording(self) -> Wording | None:
-        """A prompt format in the place of the model's chat template."""
-        return None
 
     def system(self, doc: Doc) -> str:
         """The system text before a document's questions; "" for none."""
@@ -66,6 +61,10 @@ def answers(doc: Doc) -> list[tuple[str, list[str]]]:
     return [(doc["question"], texts)]
 
 
+def by_template(settings: Settings, tokenizer: Any, template: str) -> Renderer:
+    return Renderer(tokenizer, template=template)
+
+
 class Task(NamedTuple):
     """One task of the harness.
 
@@ -80,6 +79,9 @@ class Task(NamedTuple):
         generated: answers that are generated: none, a greedy one, or so many sampled at temperature 1.
         new_tokens: of a generated answer.
         token_scores: whether log-probabilities of single tokens are asked for, of the first answer to each question.
+        renderer: from the settings, the model's tokenizer and the name of a template to what writes the prompts.
+        prepare: changes what of a document depends on the tokenizer.
+        estimate: from samples and settings to numbers that are not those of :mod:`lm_eval_elude.metrics.samples`.
     """
 
     docs: Callable[[Any], list[dict[str, Any]]]
@@ -91,6 +93,9 @@ class Task(NamedTuple):
     generated: int = 1
     new_tokens: int = 128
     token_scores: bool = False
+    renderer: Callable[[Any, Any, str], Renderer] = by_template
+    prepare: Callable[[dict[str, Any], Any, Renderer], None] | None = None
+    estimate: Callable[[Sequence[Sample], Mapping[str, Any]], Numbers] | None = None
 
     def sample(self, doc: Doc, settings: Mapping[str, Any]) -> Sample:
         """The sample of a logged document; ``settings`` are those in the results file."""
@@ -99,7 +104,8 @@ class Task(NamedTuple):
 
     def numbers(self, samples: Sequence[Sample], settings: Mapping[str, Any]) -> Numbers:
         """The numbers of its samples."""
-        return numbers(samples, self.metrics, settings.get("seed", 0))
+        own = self.estimate(samples, settings) if self.estimate else {}
+        return numbers(samples, [name for name in self.metrics if name not in own], settings.get("seed", 0)) | own
 
 
 class TaskGroup(NamedTuple):

@@ -39,6 +39,7 @@ class Wording(NamedTuple):
 # Base models go on with questions of their own, after a line end, a blank line or a space. One that was trained in this
 # format ends its answers with a blank line and goes on with anything: that ends them too.
 PLAIN = Wording("Question: {question}\nAnswer:", " ", "\n\n", ("Question:", "\n\n"))
+RAW = Wording("{question}", "")
 
 
 class Encoded(NamedTuple):
@@ -235,6 +236,24 @@ class Renderer:
         added = [token for token in self.tokenizer.get_added_vocab() if between.strip().startswith(token)]
         first: str = max(added, key=len, default="")
         return between[: between.index(first) + len(first)] if first else str(self.tokenizer.eos_token or "")
+
+
+class Texts(Renderer):
+    """Texts without a question: each is its own prompt and answer, and nothing is written around it.
+
+    All of a text's tokens are answer, or all but the first where the tokenizer puts no BOS before it.
+    """
+
+    def __init__(self, tokenizer: Any, *_: Any) -> None:
+        super().__init__(tokenizer, RAW)
+
+    def prompt(self, question: str, system: str | None = None) -> str:
+        first = [] if self.encode("") else self.encode(question)[:1]
+        ends = range(1, len(question) + 1) if first else ()
+        return next((question[:end] for end in ends if self.encode(question[:end]) == first), "")
+
+    def answer(self, text: str) -> str:
+        return text[len(self.prompt(text)) :]
 
 
 def chat_template(tokenizer: Any, name: str = "") -> str | None:
