@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from lm_eval_elude.data import bundled, rwku
+from lm_eval_elude.data import bundled
 from lm_eval_elude.errors import UserError, end_in_one_line, printable
 from optout_train.presets import BUNDLED, METHODS, flag, trainer_of
 
@@ -112,6 +112,7 @@ def read_config(path: str) -> list[str]:
 
 def resolve(given: dict[str, Any]) -> dict[str, Any]:
     """Settings of a run: those given, then the method's, then the bundled model's. UserError for an unknown method."""
+    from lm_eval_elude.tasks.rwku import is_rwku
     from optout_train.manifest import earlier_request
 
     method, model = given.setdefault("method", "opt-out"), given.setdefault("model", bundled.MODEL_NAME)
@@ -124,7 +125,7 @@ def resolve(given: dict[str, Any]) -> dict[str, Any]:
     settings = settings | ({"dataset": earlier.dataset} if earlier else {}) | METHODS[method]["settings"]
     if "forget_split" in given:
         settings = settings | {"world_weight": 0.0, "dataset": "tofu"}
-    elif rwku.is_rwku((settings | given).get("dataset", "")):
+    elif is_rwku((settings | given).get("dataset", "")):
         settings = settings | {"world_weight": 0.0}
     return settings | given
 
@@ -174,9 +175,7 @@ def run(data: Any, chosen: Any, settings: dict[str, Any], overwrite: bool, no_sc
         say("one GPU is used; `accelerate launch -m optout_train.cli ...` uses all")
     sets = load_sets(data, args.weights, manifest.earlier_request(chosen.model), say)
     if sets.texts and LOSSES[args.loss].reads != ("answer",):
-        raise UserError(
-            f"--method {method} needs questions, and RWKU's passages have none: --method npo+rt takes texts"
-        )
+        raise UserError(f"--method {method} needs questions, and RWKU's passages have none: try --method npo+rt")
     tokenizer, dtype = load_tokenizer(path, revision=revision), getattr(torch, chosen.dtype)
     quantised = AutoConfig.from_pretrained(path, revision=revision).to_dict().get("quantization_config")
     kind = quantised and quantised.get("quant_method")
@@ -190,7 +189,7 @@ def run(data: Any, chosen: Any, settings: dict[str, Any], overwrite: bool, no_sc
     original = load_model(teacher, None, dtype).to(args.device) if teacher != path else None
     asked = EVALUATORS[data.tofu_evaluator] if data.forget_split else None
     wording, system = (asked.wording, asked.system) if asked else (None, "")
-    renderer = Renderer(tokenizer, wording, system, template=chosen.template) if not sets.texts else Texts(tokenizer)
+    renderer = Texts(tokenizer) if sets.texts else Renderer(tokenizer, wording, system, template=chosen.template)
     if renderer.remark:
         say(renderer.remark)
     end_as_trained(model.generation_config, renderer)

@@ -21,7 +21,7 @@ def stress(
 ) -> None:  # fmt: skip
     """Attack the weights of CHECKPOINT and of the retrained model: relearning, rounding, pruning.
 
-    On RWKU's data (--dataset rwku, or a folder): relearning from half of the passages, also of the original model.
+    On RWKU's data: relearning half of its passages, by the original model, too, and with or without --reference.
 
     Writes OUT/attacks.csv, a row for each record, point and model; what is there already is not done again.
 
@@ -29,31 +29,29 @@ def stress(
     Example:
       elude stress runs/name-swap --reference runs/retrained --suite standard --out runs/name-swap/stress
     """
-    from lm_eval_elude.data import bundled, rwku
+    from lm_eval_elude.data import bundled
+    from lm_eval_elude.data.files import new_folder
     from lm_eval_elude.data.manifest import read_manifest
     from lm_eval_elude.errors import UserError
-    from lm_eval_elude.stress.suite import PassageStress, Stress
-    from lm_eval_elude.stress.table import most_probable, read
-    from lm_eval_elude.tasks import elude
-    from lm_eval_elude.tasks.rwku import resolve
+    from lm_eval_elude.stress.passages import relearn_passages
+    from lm_eval_elude.stress.suite import Stress
+    from lm_eval_elude.tasks import elude, rwku
     from lm_eval_elude.text.chat import check_place
 
     manifest = read_manifest(checkpoint)
-    passages = rwku.is_rwku(dataset or (manifest.dataset if manifest else ""))
-    if not (reference := reference or bundled.reference_of(manifest)) and not passages:
+    on_passages = rwku.is_rwku(dataset or (manifest.dataset if manifest else ""))
+    if not (reference := reference or bundled.reference_of(manifest)) and not on_passages:
         raise UserError("--reference: give the retrained model; none is bundled for this checkpoint")
     models = {"checkpoint": checkpoint, "retrained": reference, "original": original}
     models = {role: bundled.path_of(model) for role, model in models.items() if model}
     for model in models.values():
         check_place(model)
-    given = {"pretrained": models["checkpoint"], "target": list(names), "attack_seed": seed}
-    given |= {"rwku_data" if passages else "dataset": dataset}
+    given = {"pretrained": models["checkpoint"], "target": list(names), "dataset": dataset, "attack_seed": seed}
     given = {key: value for key, value in given.items() if value}
-    if not passages:
+    if not on_passages:
         click.echo(Stress(models, elude.resolve(given), suite, full).run(out))
         return
-    click.echo(table := PassageStress(models, resolve(given), suite, full).run(out))
-    for role, before, most in most_probable(read(table)):
-        click.echo(
-            f"{role}: the blanks' answers have a probability of {before:.3f}, after relearning {most:.3f} at most"
-        )
+    given |= {"rwku_data": dataset} if dataset else {}
+    with new_folder(out):
+        for line in relearn_passages(models, rwku.resolve(given), suite, full, seed, out):
+            click.echo(line)

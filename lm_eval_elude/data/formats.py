@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from lm_eval_elude.data.records import QARecord
+from lm_eval_elude.data.rows import ENDINGS, read_rows
 from lm_eval_elude.errors import UserError
 
 PAIRS = (("question", "answer"), ("prompt", "completion"), ("instruction", "output"))
@@ -27,7 +28,7 @@ class Turn(NamedTuple):
         return self._asdict()
 
 
-def load_rows(place: str) -> Iterable[dict[str, Any]]:
+def load_rows(place: str, configuration: str | None = None) -> Iterable[dict[str, Any]]:
     """The rows of a file, a folder (also of ``save_to_disk``) or a Hub id, whose split may follow a colon.
 
     UserError where they cannot be loaded.
@@ -45,9 +46,29 @@ def load_rows(place: str) -> Iterable[dict[str, Any]]:
             rows = load_from_disk(place)
             return rows["train"] if isinstance(rows, DatasetDict) else rows
         name, _, split = (place, "", "") if path.is_dir() else place.partition(":")
-        return load_dataset(name, split=split or "train")
+        return load_dataset(name, configuration, split=split or "train")
     except Exception as error:  # of a dozen libraries' readers
-        raise UserError(f"{place} cannot be loaded by datasets: {str(error).splitlines()[0][:200]}") from None
+        problem = f"{place} cannot be loaded by datasets: {str(error).splitlines()[0][:200]}"
+        raise UserError(f"{problem}{'; a folder of its files can be given instead' * bool(configuration)}") from None
+
+
+def load_configuration(place: str, name: str, split: str, stems: Sequence[str], columns: Sequence[str]) -> list[Any]:
+    """The rows of a configuration and split of a Hub id, or of the file of a folder that has one of the names.
+
+    UserError where there is neither, or a row lacks a text in one of the columns.
+    """
+    folder = Path(place).expanduser()
+    if file := next((f for stem in stems for e in ENDINGS if (f := folder / f"{stem}{e}").is_file()), None):
+        rows = [row for _, row in read_rows(file)]
+    elif folder.is_dir():
+        raise UserError(f"{place} has no {' or '.join(stems)} ({', '.join(ENDINGS)})")
+    else:
+        rows = list(load_rows(f"{place}:{split}", name))
+    for number, row in enumerate(rows, 1):
+        for column in columns:
+            if not isinstance(row.get(column), str) or not row[column].strip():
+                raise UserError(f"{place}, {name}, {split}, row {number}: column {column!r} has no text")
+    return rows
 
 
 def records_of(row: Mapping[str, Any], where: str, entity: str = "") -> Iterator[QARecord | Turn]:

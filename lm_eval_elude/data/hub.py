@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from lm_eval_elude.data.rows import ENDINGS, read_rows
 from lm_eval_elude.errors import UserError, reason
 
 
@@ -50,39 +49,20 @@ class HubData(NamedTuple):
         from huggingface_hub import hf_hub_download
 
         asked = f"{self.repository}, {name}{f', {revision}' if revision else ''}"
-        download = lambda: hf_hub_download(self.repository, name, repo_type="dataset", revision=revision or None)
-        return Path(self._get(download, asked))
-
-    def rows(self, source: str, configuration: str, split: str, *stems: str) -> Iterable[tuple[str, dict[str, Any]]]:
-        """The rows of a configuration and split, each with how an error calls it; those of a folder lie in one file.
-
-        ``stems`` are the names without ending that the file may have in a folder. UserError where there is neither.
-        """
-        revision = self.revision(source)
-        folder = Path(os.path.expanduser(source if revision is None else self.repository))
-        if folder.is_dir():
-            for path in (folder / f"{stem}{ending}" for stem in stems for ending in ENDINGS):
-                if path.is_file():
-                    return read_rows(path)
-            raise UserError(f"data set {source!r} has no {' or '.join(stems)} ({', '.join(ENDINGS)})")
-        if revision is None:
-            raise UserError(f"data set {source!r} is neither {self.source!r} nor an existing folder")
-        import datasets
-
-        load = lambda: datasets.load_dataset(self.repository, configuration, split=split, revision=revision or None)
-        rows = self._get(load, f"{self.repository}, {configuration}")
-        return ((f"{configuration}, row {number}", dict(row)) for number, row in enumerate(rows, 1))
+        return self._get(
+            lambda: hf_hub_download(self.repository, name, repo_type="dataset", revision=revision or None), asked
+        )
 
     def download(self, address: str) -> Path:
         """The file at a pinned address that belongs to this data set, which is downloaded once; errors likewise."""
         import datasets
 
         config = datasets.DownloadConfig(use_etag=False, disable_tqdm=not sys.stderr.isatty())
-        return Path(self._get(lambda: datasets.DownloadManager(download_config=config).download(address), address))
+        return self._get(lambda: datasets.DownloadManager(download_config=config).download(address), address)
 
-    def _get(self, fetch: Callable[[], Any], name: str) -> Any:
+    def _get(self, fetch: Callable[[], str], name: str) -> Path:
         try:
-            return fetch()
+            return Path(fetch())
         except Exception as error:  # of whichever library serves the address, or of the disk
             problem = f"data set {self.source!r} cannot be read ({name}: {reason(error)})"
             raise UserError(f"{problem}; give {self.instead} to stay off-line") from None

@@ -36,7 +36,7 @@ _ROWS = (
     Metric("rougeL_recall", "ROUGE", "share", LOWER_KEPT_HIGHER,
            "ROUGE-L recall of the greedy answer against the reference answer, with stemming."),
     Metric("rwku_recall", "RWKU ROUGE", "share", LOWER_KEPT_HIGHER,
-           "RWKU's score: ROUGE-L recall by package rouge, which keeps case and punctuation and counts each word once."),
+           "RWKU's score: ROUGE-L recall by package rouge, which keeps case and punctuation and counts a word once."),
     Metric("muse_rouge", "MUSE ROUGE", "share", LOWER_KEPT_HIGHER,
            "MUSE's VerbMem and KnowMem: F1 of ROUGE-L without stemming (a 100th of the published numbers)."),
     Metric("truth_ratio", "TR", "share", HIGHER,

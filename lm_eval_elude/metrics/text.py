@@ -32,8 +32,8 @@ def rouge_l_f1(reference: str, generated: str) -> float:
 def distinct_word_recall(reference: str, generated: str) -> float:
     """ROUGE-L recall of package ``rouge``, in [0, 1]: RWKU's (Jin et al. 2024).
 
-    Words are what white space and full stops divide, with case and punctuation; each counts once. 0 for an empty answer,
-    and for one of full stops alone, which the package refuses.
+    Words are what white space and full stops divide, case and punctuation kept; each counts once. 0 for an answer of
+    full stops alone, which the package refuses.
     """
     from rouge import Rouge
 

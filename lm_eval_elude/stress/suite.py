@@ -13,7 +13,6 @@ import torch
 from tqdm import tqdm
 
 from lm_eval_elude.data.records import QARecord
-from lm_eval_elude.data.rwku import PASSAGES, of_targets
 from lm_eval_elude.data.sets import FORGET, RETAIN, WORLD, SetSpec
 from lm_eval_elude.errors import UserError, reason
 from lm_eval_elude.metrics.estimates import harmonic
@@ -23,34 +22,29 @@ from lm_eval_elude.model.scorer import Scorer, load_model, score_all
 from lm_eval_elude.stress.attacks import RANK, WEIGHT_ATTACKS, Setting, suite
 from lm_eval_elude.stress.depth import drops, stated_facts
 from lm_eval_elude.stress.table import CHECKPOINT, DEPTH, FILE, NONE, ORIGINAL, RETRAINED, Row, append, read
-from lm_eval_elude.tasks import rwku
 from lm_eval_elude.tasks.elude import EludeSettings, records
 from lm_eval_elude.tasks.settings import template_of
-from lm_eval_elude.tasks.task import Settings, answers, documents
-from lm_eval_elude.text.chat import Renderer, Texts, load_tokenizer
+from lm_eval_elude.tasks.task import answers, documents
+from lm_eval_elude.text.chat import Renderer, load_tokenizer
 
 LARGE = 1_000_000_000  # parameters; above it weights are bfloat16 and an adapter is trained
 ABOUT = "stress.json"
 KEPT_RECORDS = 32  # of the retain and of the world set, by which utility is judged
 _FLAGS = {CHECKPOINT: "CHECKPOINT", RETRAINED: "--reference", ORIGINAL: "--original"}
 _BATCH = 16
-_ASKED = ((FORGET, 0), (RETAIN, KEPT_RECORDS), (WORLD, KEPT_RECORDS))
-
-
-def scorable(spec: SetSpec, settings: EludeSettings, most: int = 0) -> list[QARecord]:
-    """The records of a set that can be scored, ``most`` of them if given."""
-    found = [record for record in records(spec, settings) if record.can_be_scored]
-    if not found:
-        raise UserError(f"data set {settings.dataset!r}: no {spec.name} record has a paraphrase and wrong answers")
-    return random.Random(settings.seed).sample(found, most) if 0 < most < len(found) else found
 
 
 class Questions:
-    """The questions of a set, tokenized once for all models."""
+    """The questions of a set that can be scored (``most`` of them, if given), tokenized once for all models."""
 
-    def __init__(self, spec: SetSpec, found: Sequence[QARecord], settings: Settings, renderer: Renderer) -> None:
-        self.spec, self.mean, self.records = spec, settings.truth_ratio, found
-        self.docs = documents(((record, {}) for record in found), spec.name)
+    def __init__(self, spec: SetSpec, settings: EludeSettings, renderer: Renderer, most: int = 0) -> None:
+        self.spec, self.mean = spec, settings.truth_ratio
+        self.records = [record for record in records(spec, settings) if record.can_be_scored]
+        if not self.records:
+            raise UserError(f"data set {settings.dataset!r}: no {spec.name} record has a paraphrase and wrong answers")
+        if 0 < most < len(self.records):
+            self.records = random.Random(settings.seed).sample(self.records, most)
+        self.docs = documents(((record, {}) for record in self.records), spec.name)
         self.encoded = [[renderer.encode_turn(q, text) for q, texts in answers(d) for text in texts] for d in self.docs]
 
     def values(self, model: Any, asked: set[str] | None = None) -> list[tuple[str, Values]]:
@@ -75,24 +69,15 @@ class Stress:
     in float32, whatever the size. UserError where a model has another tokenizer.
     """
 
-    roles: Sequence[str] = (RETRAINED, CHECKPOINT)
-
-    def __init__(self, models: Mapping[str, str], settings: Any, name: str, full: bool = False) -> None:
+    def __init__(self, models: Mapping[str, str], settings: EludeSettings, name: str, full: bool = False) -> None:
         self.models, self.settings, self.name, self.full = models, settings, name, full
-        self.template = template = template_of({"pretrained": models[CHECKPOINT]})
+        template = template_of({"pretrained": models[CHECKPOINT]})
         self.renderer = Renderer(load_tokenizer(models[CHECKPOINT]), template=template)
         for role, model in models.items():
             if Renderer(load_tokenizer(model), template=template).fingerprint != self.renderer.fingerprint:
                 raise UserError(f"{_FLAGS[role]} {model}: its tokenizer or template is not that of the checkpoint")
-        self.read()
-
-    def read(self) -> None:
-        """What is asked, and by which the utility is judged."""
-        asked = [(spec, scorable(spec, self.settings, most)) for spec, most in _ASKED]
-        self.forget, *self.kept = (Questions(*each, self.settings, self.renderer) for each in asked)
-
-    def suite(self, rank: int) -> list[tuple[str, Setting]]:
-        return suite(self.name, rank)
+        self.forget = Questions(FORGET, settings, self.renderer)
+        self.kept = [Questions(spec, settings, self.renderer, KEPT_RECORDS) for spec in (RETAIN, WORLD)]
 
     def run(self, out: Path) -> Path:
         """Do what the table in a folder does not have yet; returns the table. UserError where it is of other models."""
@@ -109,9 +94,9 @@ class Stress:
         done = {(r.attack, r.setting, r.step, r.role) for r in rows if r.metric == "retain_quality"}
         deep = {row.role for row in rows if row.attack == DEPTH}
         original = None
-        if ORIGINAL in self.models and ORIGINAL not in self.roles and not {CHECKPOINT, RETRAINED} <= deep:
+        if ORIGINAL in self.models and not {CHECKPOINT, RETRAINED} <= deep:
             original = self.load(ORIGINAL)
-        for role in (role for role in self.roles if role in self.models):
+        for role in (RETRAINED, CHECKPOINT):
             model = self.load(role)
             if (NONE, "", 0.0, role) not in done:
                 append(table, self.scored(model, (NONE, "", 0.0, role)))
@@ -119,7 +104,8 @@ class Stress:
                 append(table, self.depth(original.to(model.device), model, role))
                 original.to("cpu")  # one model beside its optimizer is enough
             rank = RANK if model.dtype == torch.bfloat16 else 0
-            waiting = [run for run in self.suite(rank) if (run[0], run[1].name, run[1].points[-1], role) not in done]
+            runs = suite(self.name, rank)
+            waiting = [run for run in runs if (run[0], run[1].name, run[1].points[-1], role) not in done]
             before = {name: weight.detach().to("cpu", copy=True) for name, weight in model.named_parameters()}
             for attack, setting in tqdm(waiting, desc=f"attacks on the {role}", unit="attack", disable=None):
                 try:
@@ -152,7 +138,7 @@ class Stress:
             for step, values in quality.items()
         ]
 
-    def halves(self) -> Iterator[tuple[Sequence[QARecord], Any]]:
+    def halves(self) -> Iterator[tuple[Sequence[QARecord], set[str]]]:
         """The records of one half and the questions of the other, both ways round; each target is halved by itself."""
         first, rng = list[QARecord](), random.Random(f"{self.settings.seed}/halves")
         for target in self.settings.targets:
@@ -163,15 +149,13 @@ class Stress:
             yield learnt, {record.question for record in asked}
 
     def scored(self, model: Any, place: tuple[str, str, float, str], asked: set[str] | None = None) -> list[Row]:
-        """A point: mc_accuracy (where it can be had) and probability by record, and last the utility, which is without ROUGE."""
+        """A point: mc_accuracy and probability by record, and last the utility, which is without ROUGE."""
         values = self.forget.values(model, asked)
-        metrics = [metric for metric in ("mc_accuracy", "probability") if metric in values[0][1]]
-        rows = [Row(*place, q, metric, of_q[metric]) for q, of_q in values for metric in metrics]
+        rows = [Row(*place, q, metric, of_q[metric]) for q, of_q in values for metric in ("mc_accuracy", "probability")]
         parts = []
         for questions in self.kept:
             samples = [Sample("", q, i, of_q) for i, (q, of_q) in enumerate(questions.values(model))]
-            found = [metric for metric in ("probability", "truth_ratio") if metric in samples[0].values]
-            parts += [mean(samples, metric) for metric in found]
+            parts += [mean(samples, metric) for metric in ("probability", "truth_ratio")]
         return [*rows, Row(*place, "", "retain_quality", harmonic(parts).value)]
 
     def depth(self, original: Any, model: Any, role: str) -> list[Row]:
@@ -188,42 +172,19 @@ class Stress:
         ]
 
     def load(self, role: str) -> Any:
-        """A model without dropout, an adapter merged into its base: float32, or bfloat16 where it is large."""
-        name, flag = self.models[role], _FLAGS[role]
-        if (Path(name) / "adapter_config.json").is_file():
-            from peft import PeftConfig, PeftModel
-
-            base = str(PeftConfig.from_pretrained(name).base_model_name_or_path)
-            model = PeftModel.from_pretrained(load_model(base, flag=f"{flag} {name}: its base"), name)
-            model = model.merge_and_unload()
-        else:
-            model = load_model(name, flag=flag)
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        small = self.full or model.num_parameters() <= LARGE
-        return model.to(device, torch.float32 if small else torch.bfloat16).eval().requires_grad_(False)
+        return loaded(self.models[role], _FLAGS[role], self.full)
 
 
-class PassageStress(Stress):
-    """RepSelect's protocol on RWKU (arXiv 2606.17168): fine-tuning on half of the passages; all blanks are asked.
+def loaded(name: str, flag: str, full: bool) -> Any:
+    """A model without dropout, an adapter merged into its base: float32, or bfloat16 where it is large."""
+    if (Path(name) / "adapter_config.json").is_file():
+        from peft import PeftConfig, PeftModel
 
-    The utility is the probability of the answers to the neighbours' questions. The original model is attacked, too.
-    """
-
-    roles = (ORIGINAL, RETRAINED, CHECKPOINT)
-
-    def read(self) -> None:
-        tokenizer, settings, template = self.renderer.tokenizer, self.settings, self.template
-        self.renderer, asks = Texts(tokenizer), rwku.Prompts("Answer:", settings, tokenizer, template)
-        self.forget, *self.kept = (
-            Questions(spec, [record for record, _ in rwku.probes(name, wording, "", settings)], settings, asks)
-            for spec, name, wording in (
-                (FORGET, "forget_level1", rwku.BLANK), (RETAIN, "neighbor_level2", rwku.QUESTION),
-            )
-        )  # fmt: skip
-
-    def suite(self, rank: int) -> list[tuple[str, Setting]]:
-        return [run for run in super().suite(rank) if run[0] == "relearn_half"]
-
-    def halves(self) -> Iterator[tuple[Sequence[QARecord], Any]]:
-        passages = [record for record, _ in of_targets(self.settings.dataset, PASSAGES, self.settings.targets)]
-        yield random.Random(f"{self.settings.seed}/halves").sample(passages, (len(passages) + 1) // 2), None
+        base = str(PeftConfig.from_pretrained(name).base_model_name_or_path)
+        model = PeftModel.from_pretrained(load_model(base, flag=f"{flag} {name}: its base"), name)
+        model = model.merge_and_unload()
+    else:
+        model = load_model(name, flag=flag)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    small = full or model.num_parameters() <= LARGE
+    return model.to(device, torch.float32 if small else torch.bfloat16).eval().requires_grad_(False)

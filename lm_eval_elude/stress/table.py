@@ -10,9 +10,8 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import NamedTuple
 
 from lm_eval_elude.errors import UserError
@@ -90,16 +89,6 @@ def summary(file: Path, original: Run, retrained: Run, seed: int = 0) -> Summary
         raise UserError(f"{file}: not the records that {original.path} and {retrained.path} were asked about")
     points = points_of(rows)
     return Summary(strongest(points, known, never, seed), points, depth_score(rows))
-
-
-def most_probable(rows: Sequence[Row]) -> Iterator[tuple[str, float, float]]:
-    """By role the mean probability of the answers before the attacks, and the most at any point of them."""
-    means: dict[str, dict[tuple[str, str, float], list[float]]] = {}
-    for row in rows:
-        if row.metric == "probability":
-            means.setdefault(row.role, {}).setdefault((row.attack, row.setting, row.step), []).append(row.value)
-    for role, of_point in means.items():
-        yield role, fmean(of_point[NONE, "", 0.0]), max(map(fmean, of_point.values()))
 
 
 def points_of(rows: Sequence[Row]) -> list[Point]:

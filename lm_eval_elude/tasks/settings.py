@@ -56,12 +56,6 @@ def integer(low: int, high: int) -> Reader:
     return read
 
 
-def share(value: Any) -> float:
-    if type(value) not in (int, float) or not 0 < value < 1:
-        raise ValueError("a number between 0 and 1")
-    return float(value)
-
-
 # Keys of any benchmark of ours; a key that is none of them may be another task's, or a model argument.
 _KNOWN: set[str] = set()
 
@@ -92,7 +86,7 @@ def checkpoint_manifest(metadata: Mapping[str, Any]) -> Manifest | None:
 
 
 def model_renderer(metadata: Mapping[str, Any], make: Callable[[Any, str], Renderer]) -> Renderer:
-    """The renderer that ``make`` makes of the evaluated model's tokenizer and the name of its template.
+    """What ``make`` makes of the evaluated model's tokenizer and the name of its template.
 
     UserError where the model arguments name no tokenizer, or it cannot be loaded.
     """

@@ -81,7 +81,7 @@ class Task(NamedTuple):
         token_scores: whether log-probabilities of single tokens are asked for, of the first answer to each question.
         renderer: from the settings, the model's tokenizer and the name of a template to what writes the prompts.
         prepare: changes what of a document depends on the tokenizer.
-        estimate: from samples and settings to numbers that are not those of :mod:`lm_eval_elude.metrics.samples`.
+        estimate: from samples to numbers, in the place of those of :mod:`lm_eval_elude.metrics.samples`.
     """
 
     docs: Callable[[Any], list[dict[str, Any]]]
@@ -95,7 +95,7 @@ class Task(NamedTuple):
     token_scores: bool = False
     renderer: Callable[[Any, Any, str], Renderer] = by_template
     prepare: Callable[[dict[str, Any], Any, Renderer], None] | None = None
-    estimate: Callable[[Sequence[Sample], Mapping[str, Any]], Numbers] | None = None
+    estimate: Callable[[Sequence[Sample]], Numbers] | None = None
 
     def sample(self, doc: Doc, settings: Mapping[str, Any]) -> Sample:
         """The sample of a logged document; ``settings`` are those in the results file."""
@@ -104,8 +104,7 @@ class Task(NamedTuple):
 
     def numbers(self, samples: Sequence[Sample], settings: Mapping[str, Any]) -> Numbers:
         """The numbers of its samples."""
-        own = self.estimate(samples, settings) if self.estimate else {}
-        return numbers(samples, [name for name in self.metrics if name not in own], settings.get("seed", 0)) | own
+        return self.estimate(samples) if self.estimate else numbers(samples, self.metrics, settings.get("seed", 0))
 
 
 class TaskGroup(NamedTuple):

@@ -239,21 +239,14 @@ class Renderer:
 
 
 class Texts(Renderer):
-    """Texts without a question: each is its own prompt and answer, and nothing is written around it.
+    """Texts that no question comes before: they follow BOS, or EOS for a tokenizer without it, as in the harness."""
 
-    All of a text's tokens are answer, or all but the first where the tokenizer puts no BOS before it.
-    """
-
-    def __init__(self, tokenizer: Any, *_: Any) -> None:
-        super().__init__(tokenizer, RAW)
-
-    def prompt(self, question: str, system: str | None = None) -> str:
-        first = [] if self.encode("") else self.encode(question)[:1]
-        ends = range(1, len(question) + 1) if first else ()
-        return next((question[:end] for end in ends if self.encode(question[:end]) == first), "")
+    def __init__(self, tokenizer: Any) -> None:
+        before = "" if tokenizer.encode("") else tokenizer.bos_token or tokenizer.eos_token
+        super().__init__(tokenizer, Wording(before, ""))
 
     def answer(self, text: str) -> str:
-        return text[len(self.prompt(text)) :]
+        return text
 
 
 def chat_template(tokenizer: Any, name: str = "") -> str | None:
