@@ -21,7 +21,7 @@ def stress(
 ) -> None:  # fmt: skip
     """Attack the weights of CHECKPOINT and of the retrained model: relearning, rounding, pruning.
 
-    On RWKU's data: relearning half of its passages, by the original model, too, and with or without --reference.
+    On RWKU's data all models relearn half of its passages, and none needs a --reference.
 
     Writes OUT/attacks.csv, a row for each record, point and model; what is there already is not done again.
 
@@ -33,8 +33,7 @@ def stress(
     from lm_eval_elude.data.files import new_folder
     from lm_eval_elude.data.manifest import read_manifest
     from lm_eval_elude.errors import UserError
-    from lm_eval_elude.stress.passages import relearn_passages
-    from lm_eval_elude.stress.suite import Stress
+    from lm_eval_elude.stress.suite import Stress, relearn_passages
     from lm_eval_elude.tasks import elude, rwku
     from lm_eval_elude.text.chat import check_place
 

@@ -53,21 +53,20 @@ def load_rows(place: str, configuration: str | None = None) -> Iterable[dict[str
 
 
 def load_configuration(place: str, name: str, split: str, stems: Sequence[str], columns: Sequence[str]) -> list[Any]:
-    """The rows of a configuration and split of a Hub id, or of the file of a folder that has one of the names.
+    """The rows of a configuration and split of a Hub id, or of the file of a folder that has one of the stems.
 
-    UserError where there is neither, or a row lacks a text in one of the columns.
+    UserError where there is neither, or a row has no text in one of the columns.
     """
-    folder = Path(place).expanduser()
-    if file := next((f for stem in stems for e in ENDINGS if (f := folder / f"{stem}{e}").is_file()), None):
-        rows = [row for _, row in read_rows(file)]
-    elif folder.is_dir():
-        raise UserError(f"{place} has no {' or '.join(stems)} ({', '.join(ENDINGS)})")
+    if (folder := Path(place).expanduser()).is_dir():
+        files = [folder / f"{stem}{ending}" for stem in stems for ending in ENDINGS]
+        if not (found := [file for file in files if file.is_file()]):
+            raise UserError(f"{place} has no {' or '.join(stems)} ({', '.join(ENDINGS)})")
+        rows = [row for _, row in read_rows(found[0])]
     else:
         rows = list(load_rows(f"{place}:{split}", name))
     for number, row in enumerate(rows, 1):
-        for column in columns:
-            if not isinstance(row.get(column), str) or not row[column].strip():
-                raise UserError(f"{place}, {name}, {split}, row {number}: column {column!r} has no text")
+        if lacking := [column for column in columns if not isinstance(row.get(column), str) or not row[column]]:
+            raise UserError(f"{place}, {stems[0]}, row {number}: column {lacking[0]!r} has no text")
     return rows
 
 

@@ -130,8 +130,8 @@ class EludeTask(ConfigurableTask):
         self.settings = asked.resolve(metadata)
         self.renderer = model_renderer(metadata, partial(asked.renderer, self.settings))
         self.documents = Docs(asked.docs(self.settings))
-        for doc in self.documents if asked.prepare else ():
-            asked.prepare(doc, self.settings, self.renderer)
+        if prepare := asked.prepare:
+            self.documents = Docs(prepare(doc, self.settings, self.renderer) for doc in self.documents)
         self.samples: list[Sample] = []  # those behind the last numbers
         self.numbers: Numbers = {}
         self.scored: dict[str, Any] = {

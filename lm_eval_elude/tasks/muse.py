@@ -1,10 +1,7 @@
 """MUSE (Shi et al. 2024, arXiv 2407.06460), asked and scored as its released code does (commit fcd6651).
 
 Of the News and the Books corpus texts to go on with (VerbMem), questions after examples (KnowMem) and texts for
-membership inference (PrivLeak). A folder holds what the authors' ``load_data.py`` writes. A document of KnowMem:
-
-    {"id": 0, "question": "Question: Who lost?\\nAnswer: ...\\n\\nQuestion: Who won?\\nAnswer: ", "answer": "...",
-     "plain_question": "Who won?"}
+membership inference (PrivLeak). A folder holds what the authors' ``load_data.py`` writes.
 """
 
 from __future__ import annotations
@@ -26,10 +23,9 @@ from lm_eval_elude.text.chat import RAW, Renderer, Texts
 
 # AUC of Min-40 %, held-out against forgotten texts, of the authors' retrained models (Llama-2 7B; ICLM 7B).
 RETRAINED = {"news": 0.4772, "books": 0.5393}
-CONTINUATION = 128  # tokens
 STOP = ("\n\n", "\nQuestion", "Question:")
 KEYS = {"muse_data": read.text, "muse_evaluator": read.one_of("released", "fixed")}
-Rows = Iterator[tuple[QARecord, dict[str, Any]]]
+Docs = Iterator[tuple[QARecord, dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -46,86 +42,75 @@ def resolve(metadata: Mapping[str, Any]) -> MuseSettings:
     return MuseSettings((), values.get("muse_data", "muse"), evaluator=values.get("muse_evaluator", "released"))
 
 
-def rows(settings: MuseSettings, corpus: str, name: str, split: str, *columns: str) -> Iterator[list[str]]:
-    """The texts in some columns."""
+def rows(corpus: str, settings: MuseSettings, name: str, split: str, *columns: str) -> Iterator[list[str]]:
     place = f"muse-bench/MUSE-{corpus.title()}" if settings.dataset == "muse" else settings.dataset
-    for row in load_configuration(place, name, split, [f"{corpus}/{name}/{split}"], columns):
-        yield [row[column] for column in columns]
+    found = load_configuration(place, name, split, [f"{corpus}/{name}/{split}"], columns)
+    return ([row[column] for column in columns] for row in found)
 
 
-def continuations(corpus: str, settings: MuseSettings) -> Rows:
-    return ((QARecord("", *pair), {}) for pair in rows(settings, corpus, "verbmem", "forget", "prompt", "gt"))
+def continuations(corpus: str, settings: MuseSettings) -> Docs:
+    return ((QARecord("", p, text), {}) for p, text in rows(corpus, settings, "verbmem", "forget", "prompt", "gt"))
 
 
-def cut(doc: dict[str, Any], settings: MuseSettings, renderer: Renderer) -> None:
-    """Leave the first tokens of the reference; the released code counts BOS among them."""
+def cut(doc: dict[str, Any], settings: MuseSettings, renderer: Renderer) -> dict[str, Any]:
+    """A continuation of 128 tokens at most, among which the released code counts BOS."""
     ids = renderer.tokenizer.encode(doc["answer"], add_special_tokens=settings.evaluator == "released")
-    doc["answer"] = renderer.tokenizer.decode(ids[:CONTINUATION], skip_special_tokens=True)
+    return doc | {"answer": renderer.tokenizer.decode(ids[:128], skip_special_tokens=True)}
 
 
-def questions(split: str, corpus: str, settings: MuseSettings) -> Rows:
-    examples = rows(settings, corpus, "knowmem", f"{split}_qa_icl", "question", "answer")
+def questions(split: str, corpus: str, settings: MuseSettings) -> Docs:
+    examples = rows(corpus, settings, "knowmem", f"{split}_qa_icl", "question", "answer")
     before = "".join(f"Question: {question}\nAnswer: {answer}\n\n" for question, answer in examples)
     end = "\nAnswer: " if settings.evaluator == "released" else "\nAnswer:"
-    for question, answer in rows(settings, corpus, "knowmem", f"{split}_qa", "question", "answer"):
+    for question, answer in rows(corpus, settings, "knowmem", f"{split}_qa", "question", "answer"):
         yield QARecord("", f"{before}Question: {question}{end}", answer), {"plain_question": question}
 
 
-def texts(corpus: str, settings: MuseSettings) -> Rows:
+def texts(corpus: str, settings: MuseSettings) -> Docs:
     for split in ("forget", "holdout"):
-        for (text,) in rows(settings, corpus, "privleak", split, "text"):
+        for (text,) in rows(corpus, settings, "privleak", split, "text"):
             yield QARecord("", text, text), {"split": split}
 
 
-def answered(doc: Doc) -> Values:
-    own = {"muse_rouge": rouge_l_f1(doc["answer"], doc["generated"])}
-    return own | answer_values(doc, forgotten=True, choice=False)
-
-
-def membership(doc: Doc) -> Values:
-    """Min-40% of a text, and its split; without log-probabilities of single tokens the split alone."""
+def values(doc: Doc) -> Values:
+    """ROUGE of an answer; of a text its split and Min-40%, where the backend has log-probabilities of single tokens."""
+    if "generated" in doc:
+        own = {"muse_rouge": rouge_l_f1(doc["answer"], doc["generated"])}
+        return own | answer_values(doc, forgotten=True, choice=False)
     scores = [min_k(tokens[0], 0.4) for tokens in doc.get("token_scores", ())]
     return {"split": doc["split"]} | {name: score for score in scores for name in ("muse_auc", "muse_privleak")}
 
 
 def privleak(corpus: str, samples: Sequence[Sample]) -> Numbers:
     """AUC of held-out against forgotten texts, and its distance from that of the retrained model as a share."""
-    sides = [
-        [(s.record, s.values["muse_auc"]) for s in samples if s.values["split"] == split and "muse_auc" in s.values]
-        for split in ("holdout", "forget")
-    ]
-    area, before = auc(*sides), RETRAINED[corpus]
+    scored = [(s.values["split"], (s.record, s.values["muse_auc"])) for s in samples if "muse_auc" in s.values]
+    area = auc(*([pair for split, pair in scored if split == side] for side in ("holdout", "forget")))
+    before = RETRAINED[corpus]
     return {"muse_auc": area, "muse_privleak": combine(area.value / before - 1, [area], [1 / before])}
 
 
-def _generated(docs: Any, stop: tuple[str, ...] = (), **more: Any) -> Task:
+def _task(docs: Any, metrics: tuple[str, ...], renderer: Any, forgotten: bool = True, **more: Any) -> Task:
     return Task(
         docs=lambda settings: documents(docs(settings), "MUSE"),
-        measure=lambda doc, settings: answered(doc),
-        metrics=("muse_rouge", "rougeL_recall", "repetition"),
+        measure=lambda doc, settings: values(doc),
+        metrics=metrics,
         resolve=resolve,
-        questions=None,
-        renderer=lambda settings, tokenizer, template: Renderer(tokenizer, RAW._replace(stop=stop)),
+        forgotten=forgotten,
+        renderer=lambda settings, tokenizer, template: renderer(tokenizer),
         **more,
     )
 
 
 def _of_corpus(corpus: str) -> dict[str, Task]:
+    scores, membership = ("muse_rouge", "rougeL_recall", "repetition"), ("muse_auc", "muse_privleak")
+    raw, asked = partial(Renderer, wording=RAW), partial(Renderer, wording=RAW._replace(stop=STOP))
+    forget, retain = (partial(questions, split, corpus) for split in ("forget", "retain"))
+    leaks: dict[str, Any] = {"generated": 0, "token_scores": True, "estimate": partial(privleak, corpus)}
     return {
-        "verbmem": _generated(partial(continuations, corpus), forgotten=True, new_tokens=CONTINUATION, prepare=cut),
-        "knowmem_forget": _generated(partial(questions, "forget", corpus), STOP, forgotten=True, new_tokens=32),
-        "knowmem_retain": _generated(partial(questions, "retain", corpus), STOP, new_tokens=32),
-        "privleak": Task(
-            docs=lambda settings: documents(texts(corpus, settings), "MUSE"),
-            measure=lambda doc, settings: membership(doc),
-            metrics=("muse_auc", "muse_privleak"),
-            resolve=resolve,
-            forgotten=True,
-            generated=0,
-            token_scores=True,
-            renderer=lambda settings, tokenizer, template: Texts(tokenizer),
-            estimate=partial(privleak, corpus),
-        ),
+        "verbmem": _task(partial(continuations, corpus), scores, raw, questions=None, prepare=cut),
+        "knowmem_forget": _task(forget, scores, asked, questions=None, new_tokens=32),
+        "knowmem_retain": _task(retain, scores, asked, forgotten=False, questions=None, new_tokens=32),
+        "privleak": _task(partial(texts, corpus), membership, Texts, **leaks),
     }
 
 

@@ -32,7 +32,7 @@ from lm_eval_elude.text.chat import PLAIN, Renderer, Texts, chat_template
 
 SOURCE, REPOSITORY = "rwku", "jinzhuoran/RWKU"
 PASSAGES, BLANKS = "train_original_passage", "forget_level1"
-# What configurations of texts are called in the Hub's folders ``All`` and ``Target/1_Stephen_King``.
+# Texts, and what they are called in the Hub's folders ``All`` and ``Target/1_Stephen_King``.
 TEXTS = {PASSAGES: "passage", "mia_forget": "forget_mia", "mia_retain": "retain_mia"}
 BLANK = "Please complete the blank in the following question.\nQuestion: {query}\n"
 QUESTION = "Please briefly answer the following question.\nQuestion: {query}\n"
@@ -53,13 +53,12 @@ def is_rwku(source: str) -> bool:
 def rows(source: str, configuration: str) -> list[tuple[QARecord, str]]:
     """The records of a configuration, each with its type; a text is its own question and answer."""
     place, split = REPOSITORY if source == SOURCE else source, "train" if configuration == PASSAGES else "test"
-    columns, stems = ("text", "text") if configuration in TEXTS else ("query", "answer"), [configuration]
-    stems += [TEXTS[configuration]] if configuration in TEXTS else []
-    found = []
-    for row in load_configuration(place, configuration, split, stems, [*columns, "subject"]):
-        more = {name: row[name] for name in ("paraphrased_answer", "perturbed_answer") if row.get(name)}
-        record = QARecord(entity_name(row["subject"]), *(row[column] for column in columns), **more)
-        found.append((record, slugify(row.get("type") or "").replace("incontext", "in_context")))
+    names = ("text", "text") if configuration in TEXTS else ("query", "answer")
+    stems, found = (configuration, TEXTS.get(configuration, configuration)), []
+    for row in load_configuration(place, configuration, split, stems, (*names, "subject")):
+        more: Any = {name: row[name] for name in ("paraphrased_answer", "perturbed_answer") if row.get(name)}
+        kind = slugify(row.get("type") or "").replace("incontext", "in_context")
+        found.append((QARecord(entity_name(row["subject"]), *[row[name] for name in names], **more), kind))
     return found
 
 
@@ -94,8 +93,8 @@ def resolve(metadata: Mapping[str, Any]) -> RwkuSettings:
 class Prompts(Renderer):
     """A user turn, after which the answer begins with ``opening``; without a template, both as text.
 
-    The released code writes BOS where the template has written it already. It asks the vocabulary for a line end to
-    stop at, which in that of byte-level tokenizers has another name: there only the end of the turn ends an answer.
+    The released code puts BOS before a template's own. The line end at which it means to stop it looks up by a name
+    that byte-level vocabularies do not have: there only the end of the turn ends an answer.
     """
 
     def __init__(self, opening: str, settings: RwkuSettings, tokenizer: Any, template: str) -> None:
@@ -111,8 +110,7 @@ class Prompts(Renderer):
 
     @property
     def stop(self) -> list[str]:
-        at_line_end = not self.released or "\n" in self.tokenizer.get_vocab()
-        return [*super().stop, *["\n"] * at_line_end]
+        return super().stop + ["\n"] * (not self.released or "\n" in self.tokenizer.get_vocab())
 
 
 def docs(configuration: str, wording: str, attack: str, settings: RwkuSettings) -> list[dict[str, Any]]:
@@ -127,36 +125,34 @@ def docs(configuration: str, wording: str, attack: str, settings: RwkuSettings) 
     return documents(asked, f"{attack or configuration}, {', '.join(settings.targets)}")
 
 
-def probe_values(doc: Doc, forgotten: bool) -> Values:
-    own = {"rwku_recall": distinct_word_recall(doc["answer"], doc["generated"])}
-    return own | answer_values(doc, forgotten=forgotten, choice=False)
-
-
-def text_values(doc: Doc, forgotten: bool) -> Values:
-    """The scores of a text; those of single tokens where the backend has them."""
-    loss = AnswerScore(*doc["answer_scores"][0]).mean
-    values = {"log_likelihood": loss, "zlib": loss / len(zlib.compress(doc["answer"].encode()))}
+def values(doc: Doc, forgotten: bool) -> Values:
+    """Of a probe what it is generated and how likely its answer is; of a text the scores that its tokens allow."""
+    if "generated" in doc:
+        own = {"rwku_recall": distinct_word_recall(doc["answer"], doc["generated"])}
+        return own | answer_values(doc, forgotten=forgotten, choice=False)
+    mean_of_tokens = AnswerScore(*doc["answer_scores"][0]).mean
+    scores = {"log_likelihood": mean_of_tokens, "zlib": mean_of_tokens / len(zlib.compress(doc["answer"].encode()))}
     for tokens in doc.get("token_scores", ()):
-        values |= {"min_k": min_k(tokens[0]), "min_k_plus_plus": min_k_plus_plus(*tokens)}
-    return values
+        scores |= {"min_k": min_k(tokens[0]), "min_k_plus_plus": min_k_plus_plus(*tokens)}
+    return scores
 
 
-def _task(configuration: str, wording: str, attack: str = "", measure: Any = probe_values, **more: Any) -> Task:
-    opening = "" if attack == "affirmative_suffix" else "Answer:"
-    more = {"metrics": ("rwku_recall", *ANSWERED), "renderer": partial(Prompts, opening), "new_tokens": 30} | more
+def _task(configuration: str, wording: str = "{query}", attack: str = "") -> Task:
+    whole, forgotten = configuration in TEXTS, "forget" in configuration
+    prompts = partial(Prompts, "" if attack == "affirmative_suffix" else "Answer:")
     return Task(
         docs=partial(docs, configuration, wording, attack),
-        measure=lambda doc, settings: measure(doc, "forget" in configuration),
+        measure=lambda doc, settings: values(doc, forgotten),
+        metrics=("log_likelihood", "zlib", "min_k", "min_k_plus_plus") if whole else ("rwku_recall", *ANSWERED),
         resolve=resolve,
-        forgotten="forget" in configuration,
-        **more,
+        forgotten=forgotten,
+        generated=0 if whole else 1,
+        new_tokens=30,
+        token_scores=whole,
+        renderer=lambda settings, tokenizer, name: Texts(tokenizer) if whole else prompts(settings, tokenizer, name),
     )
 
 
-MEMBERSHIP: dict[str, Any] = {
-    "measure": text_values, "metrics": ("log_likelihood", "zlib", "min_k", "min_k_plus_plus"), "generated": 0,
-    "token_scores": True, "renderer": lambda settings, tokenizer, template: Texts(tokenizer),
-}  # fmt: skip
 OF_ATTACK = {f"rwku_attack_{name}": _task("forget_level3", wording, name) for name, wording in ATTACKED.items()}
 TASKS = {
     "rwku_forget_level1": _task(BLANKS, BLANK),
@@ -164,8 +160,8 @@ TASKS = {
     **OF_ATTACK,
     "rwku_neighbor_level1": _task("neighbor_level1", BLANK),
     "rwku_neighbor_level2": _task("neighbor_level2", QUESTION),
-    "rwku_mia_forget": _task("mia_forget", "{query}", **MEMBERSHIP),
-    "rwku_mia_retain": _task("mia_retain", "{query}", **MEMBERSHIP),
+    "rwku_mia_forget": _task("mia_forget"),
+    "rwku_mia_retain": _task("mia_retain"),
 }
 
 

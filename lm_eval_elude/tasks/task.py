@@ -61,10 +61,6 @@ def answers(doc: Doc) -> list[tuple[str, list[str]]]:
     return [(doc["question"], texts)]
 
 
-def by_template(settings: Settings, tokenizer: Any, template: str) -> Renderer:
-    return Renderer(tokenizer, template=template)
-
-
 class Task(NamedTuple):
     """One task of the harness.
 
@@ -93,8 +89,8 @@ class Task(NamedTuple):
     generated: int = 1
     new_tokens: int = 128
     token_scores: bool = False
-    renderer: Callable[[Any, Any, str], Renderer] = by_template
-    prepare: Callable[[dict[str, Any], Any, Renderer], None] | None = None
+    renderer: Callable[[Any, Any, str], Renderer] = lambda settings, tokenizer, name: Renderer(tokenizer, template=name)
+    prepare: Callable[[dict[str, Any], Any, Renderer], dict[str, Any]] | None = None
     estimate: Callable[[Sequence[Sample]], Numbers] | None = None
 
     def sample(self, doc: Doc, settings: Mapping[str, Any]) -> Sample:

@@ -98,8 +98,8 @@ def _task(spec: SetSpec) -> Task:
         resolve=resolve,
         forgotten=spec.forgotten,
         new_tokens=NEW_TOKENS,
-        renderer=lambda settings, tokenizer, template: Renderer(
-            tokenizer, EVALUATORS[settings.evaluator].wording, template=template
+        renderer=lambda settings, tokenizer, name: Renderer(
+            tokenizer, EVALUATORS[settings.evaluator].wording, template=name
         ),
     )
 
