@@ -182,6 +182,8 @@ class EludeTask(ConfigurableTask):
             if not self.asked.generated:
                 raise UserError(f"{self.name} needs log-probabilities of given answers, and this backend has none")
             say_once("this backend has no log-probabilities of given answers: only what is generated is measured")
+        if self.has_scores and self.asked.token_scores and not self.has_tokens:
+            say_once("this backend has no log-probabilities of single tokens, for which some numbers are left out")
         if self.has_scores and (line := imprecise(model)):
             say_once(line)
         # The harness keys cached requests by task name alone.

@@ -1,4 +1,4 @@
-"""RWKU and MUSE: what the released evaluation functions give is kept here, and a model that is made anew gives it, too."""
+"""RWKU and MUSE: a model that is made anew gives what the released evaluation functions gave, which is kept."""
 
 from __future__ import annotations
 
