@@ -78,7 +78,7 @@ def load_sets(args: DataArguments, wanted: Mapping[str, float], earlier: Manifes
     if args.forget:
         sets = given_sets(args, wanted)
     elif args.target and rwku.is_rwku(args.dataset):
-        sets = rwku_sets(args, wanted)
+        sets = rwku_sets(args, wanted, earlier)
     else:
         sets = tofu_sets(args, wanted) if args.forget_split else elude_sets(args, wanted, earlier)
     forgotten = {normal(record.question) for record in sets.forget}
@@ -130,11 +130,12 @@ def tofu_sets(args: DataArguments, wanted: Mapping[str, float]) -> Sets:
     return Sets(rows[0], rows[1], dataset=args.dataset, data=tofu.HUB.describe(args.dataset), fingerprints=fingerprints)
 
 
-def rwku_sets(args: DataArguments, wanted: Mapping[str, float]) -> Sets:
+def rwku_sets(args: DataArguments, wanted: Mapping[str, float], earlier: Manifest | None) -> Sets:
     """RWKU's passages about the targets, and the blanks about their neighbours, filled, whose questions stay unseen."""
     if wanted["world"]:
         raise UserError("--world_weight must be 0: RWKU has no general instructions")
-    source, names = args.dataset, rwku.resolve_targets(args.dataset, rwku.PASSAGES, args.target)
+    source, asked = args.dataset, [*(earlier.targets if earlier else ()), *args.target]
+    names = rwku.resolve_targets(source, rwku.PASSAGES, asked)
     forget, retain = rwku.of_targets(source, rwku.PASSAGES, names), list[QARecord]()
     for blank in rwku.of_targets(source, "neighbor_level1", names) if wanted["retain"] else ():
         retain.append(QARecord(blank.entity, text := blank.question.replace("___", blank.answer), text))
