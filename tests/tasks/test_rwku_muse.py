@@ -96,6 +96,8 @@ def test_prompts_stops_and_answers_are_those_of_the_released_functions(scored):
         assert {(s["arguments"][-1][1]["max_gen_toks"], *s["arguments"][-1][1]["until"]) for s in samples} == {
             (30, "<|eot_id|>")
         }
+    about_neighbours = [*logged["rwku_neighbor_level1"], *logged["rwku_neighbor_level2"]]
+    assert [s["doc"]["generated"].strip() for s in about_neighbours] == released["neighbor_predictions"]
     for task, name in (("verbmem", "verbmem_f"), ("knowmem_forget", "knowmem_f"), ("knowmem_retain", "knowmem_r")):
         assert [s["doc"]["generated"] for s in logged[f"muse_news_{task}"]] == KEPT["muse"]["responses"][name]
 
@@ -131,6 +133,8 @@ def test_the_fixed_evaluators(place, scored):
         place, rwku_evaluator="fixed", muse_evaluator="fixed"
     ))  # fmt: skip
     prompt, given = fixed["samples"]["rwku_forget_level1"][0]["arguments"][-1]
+    written = [[s["doc"]["generated"] for s in of["samples"]["rwku_forget_level1"]] for of in (scored, fixed)]
+    assert written[0] != written[1]  # the second BOS does something
     assert prompt == KEPT["rwku"]["forget_prompts"]["level1"][0] and given["until"] == ["<|eot_id|>", "\n"]
     assert fixed["samples"]["muse_news_knowmem_forget"][0]["doc"]["question"].endswith("Who met on Monday?\nAnswer:")
     cut, whole = (found["samples"]["muse_news_verbmem"][0]["doc"]["answer"] for found in (scored, fixed))
