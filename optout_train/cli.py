@@ -44,7 +44,7 @@ class ModelArguments:
 })  # fmt: skip
 @click.option("--target", multiple=True, metavar="NAME", help="Entity to forget: name, slug or alias; may be repeated.")
 @click.option("--model", help="The bundled model (tiny), a Hub id, or a folder.  [default: tiny]")
-@click.option("--dataset", help="hub (published ELUDe), mini (bundled), or a folder in its schema.")
+@click.option("--dataset", help="hub (published ELUDe), mini (bundled), rwku, or a folder in their schema.")
 @click.option("--forget", metavar="DATA", help="Instead: what to forget, a file, folder or Hub id in TRL's formats;")
 @click.option("--retain", metavar="DATA", help="what to keep;")
 @click.option("--world", metavar="DATA", help="and general instructions.")
@@ -112,6 +112,7 @@ def read_config(path: str) -> list[str]:
 
 def resolve(given: dict[str, Any]) -> dict[str, Any]:
     """Settings of a run: those given, then the method's, then the bundled model's. UserError for an unknown method."""
+    from lm_eval_elude.tasks.rwku import is_rwku
     from optout_train.manifest import earlier_request
 
     method, model = given.setdefault("method", "opt-out"), given.setdefault("model", bundled.MODEL_NAME)
@@ -124,6 +125,8 @@ def resolve(given: dict[str, Any]) -> dict[str, Any]:
     settings = settings | ({"dataset": earlier.dataset} if earlier else {}) | METHODS[method]["settings"]
     if "forget_split" in given:
         settings = settings | {"world_weight": 0.0, "dataset": "tofu"}
+    elif is_rwku((settings | given).get("dataset", "")):
+        settings = settings | {"world_weight": 0.0}
     return settings | given
 
 
@@ -139,9 +142,10 @@ def run(data: Any, chosen: Any, settings: dict[str, Any], overwrite: bool, no_sc
     from lm_eval_elude.model.layers import with_adapter
     from lm_eval_elude.model.scorer import load_model
     from lm_eval_elude.tasks.tofu import EVALUATORS
-    from lm_eval_elude.text.chat import Renderer, load_tokenizer
+    from lm_eval_elude.text.chat import Renderer, Texts, load_tokenizer
     from optout_train import manifest
     from optout_train.data import load_sets
+    from optout_train.losses import LOSSES
     from optout_train.trainer import UnlearnConfig
 
     # transformers 5.23 asks its own models by the name that it calls deprecated.
@@ -170,6 +174,8 @@ def run(data: Any, chosen: Any, settings: dict[str, Any], overwrite: bool, no_sc
     if torch.cuda.device_count() > 1 and args.world_size == 1:
         say("one GPU is used; `accelerate launch -m optout_train.cli ...` uses all")
     sets = load_sets(data, args.weights, manifest.earlier_request(chosen.model), say)
+    if sets.texts and LOSSES[args.loss].reads != ("answer",):
+        raise UserError(f"--method {method} needs questions, and RWKU's passages have none: try --method npo+rt")
     tokenizer, dtype = load_tokenizer(path, revision=revision), getattr(torch, chosen.dtype)
     quantised = AutoConfig.from_pretrained(path, revision=revision).to_dict().get("quantization_config")
     kind = quantised and quantised.get("quant_method")
@@ -183,7 +189,7 @@ def run(data: Any, chosen: Any, settings: dict[str, Any], overwrite: bool, no_sc
     original = load_model(teacher, None, dtype).to(args.device) if teacher != path else None
     asked = EVALUATORS[data.tofu_evaluator] if data.forget_split else None
     wording, system = (asked.wording, asked.system) if asked else (None, "")
-    renderer = Renderer(tokenizer, wording, system, template=chosen.template)
+    renderer = Texts(tokenizer) if sets.texts else Renderer(tokenizer, wording, system, template=chosen.template)
     if renderer.remark:
         say(renderer.remark)
     end_as_trained(model.generation_config, renderer)
@@ -217,7 +223,9 @@ def run(data: Any, chosen: Any, settings: dict[str, Any], overwrite: bool, no_sc
     trainer.accelerator.wait_for_everyone()
     say(f"checkpoint: {folder}")
     del model, trainer, original
-    if not no_score and not data.forget:
+    if sets.texts:
+        say(f"score it by: lm_eval --model elude --model_args pretrained={folder} --tasks rwku")
+    elif not no_score and not data.forget:
         show_scores(folder, chosen, data, args.per_device_eval_batch_size)
     if hub and args.process_index == 0:
         from huggingface_hub import upload_folder

@@ -21,6 +21,7 @@ from lm_eval_elude.data.manifest import Manifest, full_path
 from lm_eval_elude.data.records import QARecord, fingerprint
 from lm_eval_elude.data.targets import Target
 from lm_eval_elude.errors import UserError
+from lm_eval_elude.tasks import rwku
 from lm_eval_elude.text.chat import Renderer
 from optout_train.presets import flag
 
@@ -33,7 +34,7 @@ class DataArguments:
     """Where the records come from."""
 
     target: list[str] = field(default_factory=list)
-    dataset: str = flag("hub", "hub, mini, or a folder in their schema; with --forget_split tofu or one alike.")
+    dataset: str = flag("hub", "hub, mini, rwku or a folder in their schema; with --forget_split tofu or one alike.")
     forget: str = flag("", "File, folder or Hub id (ID:SPLIT) of what is to be forgotten.")
     retain: str = flag("", "The same of what is to be kept.")
     world: str = flag("", "The same of general instructions.")
@@ -51,6 +52,7 @@ class Sets:
         names: display names of all that the checkpoint will have forgotten, earlier requests first.
         validation: records that are measured after each epoch, by set.
         dataset, data, fingerprints: as the manifest has them.
+        texts: whether the records are texts, which no chat template is written around.
     """
 
     forget: Sequence[Any]
@@ -62,6 +64,7 @@ class Sets:
     dataset: str = ""
     data: dict[str, str] = field(default_factory=dict)
     fingerprints: dict[str, str] = field(default_factory=dict)
+    texts: bool = False
 
 
 def load_sets(args: DataArguments, wanted: Mapping[str, float], earlier: Manifest | None, say) -> Sets:
@@ -74,6 +77,8 @@ def load_sets(args: DataArguments, wanted: Mapping[str, float], earlier: Manifes
         raise UserError("name the entity to forget by --target, or a split of TOFU by --forget_split")
     if args.forget:
         sets = given_sets(args, wanted)
+    elif args.target and rwku.is_rwku(args.dataset):
+        sets = rwku_sets(args, wanted, earlier)
     else:
         sets = tofu_sets(args, wanted) if args.forget_split else elude_sets(args, wanted, earlier)
     forgotten = {normal(record.question) for record in sets.forget}
@@ -123,6 +128,20 @@ def tofu_sets(args: DataArguments, wanted: Mapping[str, float]) -> Sets:
     rows = [[QARecord("", row.question, row.answer) for row in tofu.load(args.dataset, name)] for name in names]
     fingerprints = dict(zip(("forget-train", "retain-train"), map(fingerprint, rows), strict=True))
     return Sets(rows[0], rows[1], dataset=args.dataset, data=tofu.HUB.describe(args.dataset), fingerprints=fingerprints)
+
+
+def rwku_sets(args: DataArguments, wanted: Mapping[str, float], earlier: Manifest | None) -> Sets:
+    """RWKU's passages about the targets, and the blanks about their neighbours, filled, whose questions stay unseen."""
+    if wanted["world"]:
+        raise UserError("--world_weight must be 0: RWKU has no general instructions")
+    source, asked = args.dataset, [*(earlier.targets if earlier else ()), *args.target]
+    names = rwku.resolve_targets(source, rwku.PASSAGES, asked)
+    forget, retain = rwku.of_targets(source, rwku.PASSAGES, names), list[QARecord]()
+    for blank in rwku.of_targets(source, "neighbor_level1", names) if wanted["retain"] else ():
+        retain.append(QARecord(blank.entity, text := blank.question.replace("___", blank.answer), text))
+    marks = {"forget-train": fingerprint(forget), "retain-train": fingerprint(retain)}
+    about: dict[str, Any] = {"names": names, "targets": [Target(name) for name in names], "fingerprints": marks}
+    return Sets(forget, retain, dataset=source, data={"dataset": source}, texts=True, **about)
 
 
 def given_sets(args: DataArguments, wanted: Mapping[str, float]) -> Sets:

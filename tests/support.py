@@ -103,6 +103,20 @@ def read_jsonl(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+def write_rwku_muse(root: Path, subject: str = "Stephen King") -> dict[str, str]:
+    """Made-up rows of RWKU and MUSE as files, one person under another name if asked for; what --metadata says of them.
+
+    They are those of the golden file; both corpora of MUSE have the same.
+    """
+    kept = json.loads((GOLDEN / "rwku_muse.json").read_text(encoding="utf-8"))["rows"]
+    kept |= {name.replace("news", "books"): rows for name, rows in kept.items()}
+    for name, rows in kept.items():
+        path = root / ("muse" if "/" in name else "rwku") / f"{name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(rows).replace("Stephen King", subject), encoding="utf-8")
+    return {"rwku_data": str(root / "rwku"), "muse_data": str(root / "muse")}
+
+
 def options_of(row: dict) -> list[str]:
     """What differs between the paraphrase (first) and its five wrong versions."""
     texts = [row["paraphrased_answer"].split(" "), *(text.split(" ") for text in row["perturbed_answer"])]

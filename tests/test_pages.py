@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from lm_eval_elude.metrics.table import METRICS
 from lm_eval_elude.tasks.elude import KEYS
+from lm_eval_elude.tasks.muse import KEYS as MUSE_KEYS
+from lm_eval_elude.tasks.rwku import KEYS as RWKU_KEYS
 from lm_eval_elude.tasks.tofu import KEYS as TOFU_KEYS
 from lm_eval_elude.tasks.utility import KEYS as UTILITY_KEYS
 from optout_train.presets import ROWS
@@ -27,7 +30,7 @@ DIFFS = ROOT / "docs" / "extending.md"  # names what its diffs make; tests/e2e/t
 PAST = ROOT / "CHANGELOG.md"  # names what is gone
 TODAY = [page for page in PAGES if page not in (DIFFS, PAST)]
 TASKS = {path.stem for path in TASK_CONFIGS.glob("*.yaml")}
-METADATA = {*KEYS, *TOFU_KEYS, *UTILITY_KEYS}
+METADATA = {*KEYS, *TOFU_KEYS, *UTILITY_KEYS, *RWKU_KEYS, *MUSE_KEYS}
 SOURCES = [
     path
     for pattern in ("lm_eval_elude/**/*.py", "optout_train/**/*.py", "benchmarks/*.py", "tools/**/*.py", "Makefile")
@@ -157,9 +160,9 @@ def test_tasks_and_metadata_keys_exist(page: Path) -> None:
     names = {
         name
         for piece in code(page)
-        for name in re.findall(r"\b(?:elude|tofu)_[a-z_]+\b", re.sub(r"\S*[/.]\S*", " ", piece))
+        for name in re.findall(r"\b(?:elude|tofu|rwku|muse)_[a-z_0-9]+\b", re.sub(r"\S*[/.]\S*", " ", piece))
     }
-    assert not {name for name in names - TASKS - METADATA if not name.endswith("_")}
+    assert not {name for name in names - TASKS - METADATA - METRICS.keys() if not name.endswith("_")}
     for given in (match for piece in code(page) for match in re.findall(r"--metadata '(\{.*?\})'", piece)):
         assert json.loads(given).keys() <= METADATA
 

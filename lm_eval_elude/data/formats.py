@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from lm_eval_elude.data.records import QARecord
+from lm_eval_elude.data.rows import ENDINGS, read_rows
 from lm_eval_elude.errors import UserError
 
 PAIRS = (("question", "answer"), ("prompt", "completion"), ("instruction", "output"))
@@ -27,7 +28,7 @@ class Turn(NamedTuple):
         return self._asdict()
 
 
-def load_rows(place: str) -> Iterable[dict[str, Any]]:
+def load_rows(place: str, configuration: str | None = None) -> Iterable[dict[str, Any]]:
     """The rows of a file, a folder (also of ``save_to_disk``) or a Hub id, whose split may follow a colon.
 
     UserError where they cannot be loaded.
@@ -45,9 +46,28 @@ def load_rows(place: str) -> Iterable[dict[str, Any]]:
             rows = load_from_disk(place)
             return rows["train"] if isinstance(rows, DatasetDict) else rows
         name, _, split = (place, "", "") if path.is_dir() else place.partition(":")
-        return load_dataset(name, split=split or "train")
+        return load_dataset(name, configuration, split=split or "train")
     except Exception as error:  # of a dozen libraries' readers
-        raise UserError(f"{place} cannot be loaded by datasets: {str(error).splitlines()[0][:200]}") from None
+        problem = f"{place} cannot be loaded by datasets: {str(error).splitlines()[0][:200]}"
+        raise UserError(f"{problem}{'; a folder of its files can be given instead' * bool(configuration)}") from None
+
+
+def load_configuration(place: str, name: str, split: str, stems: Sequence[str], columns: Sequence[str]) -> list[Any]:
+    """The rows of a configuration and split of a Hub id, or of the file of a folder that has one of the stems.
+
+    UserError where there is neither, or a row has no text in one of the columns.
+    """
+    if (folder := Path(place).expanduser()).is_dir():
+        files = [folder / f"{stem}{ending}" for stem in stems for ending in ENDINGS]
+        if not (found := [file for file in files if file.is_file()]):
+            raise UserError(f"{place} has no {' or '.join(stems)} ({', '.join(ENDINGS)})")
+        rows = [row for _, row in read_rows(found[0])]
+    else:
+        rows = list(load_rows(f"{place}:{split}", name))
+    for number, row in enumerate(rows, 1):
+        if lacking := [column for column in columns if not isinstance(row.get(column), str) or not row[column]]:
+            raise UserError(f"{place}, {stems[0]}, row {number}: column {lacking[0]!r} has no text")
+    return rows
 
 
 def records_of(row: Mapping[str, Any], where: str, entity: str = "") -> Iterator[QARecord | Turn]:

@@ -15,8 +15,8 @@ ENDINGS = (".parquet", ".jsonl", ".json")
 def read_rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
     """The rows of a ``.parquet``, ``.jsonl`` or ``.json`` file, each with how an error calls it ("a.jsonl, row 3").
 
-    A ``.json`` file holds a list, or a row a line. ``columns`` are those to read of a parquet file, where it has them.
-    UserError where the file cannot be read, or a row is no object.
+    A ``.json`` file holds a list, or a row a line; a text in a list is a row's ``text``. ``columns`` are those to read
+    of a parquet file, where it has them. UserError where the file cannot be read, or a row is no object.
     """
     ending = path.suffix.lower()
     if ending == ".parquet":
@@ -29,6 +29,7 @@ def read_rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[tupl
         raise UserError(f"{path}: unknown ending {ending!r}, expected one of {', '.join(ENDINGS)}")
     numbered = ((f"{path.name}, row {number}", row) for number, row in enumerate(rows, 1)) if rows is not None else None
     for where, row in numbered or jsonio.lines(path):
+        row = {"text": row} if isinstance(row, str) else row
         if not isinstance(row, dict):
             raise UserError(f"{where}: an object is expected, got {row!r:.80}")
         yield where, row

@@ -35,6 +35,10 @@ _ROWS = (
            "set its share among itself and the wrong answers."),
     Metric("rougeL_recall", "ROUGE", "share", LOWER_KEPT_HIGHER,
            "ROUGE-L recall of the greedy answer against the reference answer, with stemming."),
+    Metric("rwku_recall", "RWKU ROUGE", "share", LOWER_KEPT_HIGHER,
+           "RWKU's score: ROUGE-L recall by package rouge, which keeps case and punctuation and counts a word once."),
+    Metric("muse_rouge", "MUSE ROUGE", "share", LOWER_KEPT_HIGHER,
+           "MUSE's VerbMem and KnowMem: F1 of ROUGE-L without stemming (a 100th of the published numbers)."),
     Metric("truth_ratio", "TR", "share", HIGHER,
            "min(R, 1/R) on what is forgotten, max(0, 1 - R) on what is kept; R is the mean probability of the wrong "
            "answers over that of the paraphrased answer."),
@@ -77,6 +81,19 @@ _ROWS = (
            _TOKENS),
     Metric("mia_min_k_plus_plus_auc", "min-k++", "share", NEITHER,
            "AUC of Min-K%++, Min-K% of the standardised log-probabilities (Zhang et al. 2024).", _TOKENS),
+    Metric("log_likelihood", "log-likelihood", "nats per token", LOWER_KEPT_HIGHER,
+           "Mean over texts of the mean log-probability of their tokens (RWKU's LOSS with its sign)."),
+    Metric("zlib", "zlib score", "nats per token", LOWER_KEPT_HIGHER,
+           "The same, by byte of the zlib-compressed text (RWKU's Zlib)."),
+    Metric("min_k", "Min-20%", "nats per token", LOWER_KEPT_HIGHER,
+           "Mean over texts of Min-K%: the mean log-probability of the least likely fifth of the tokens.", _TOKENS),
+    Metric("min_k_plus_plus", "Min-20%++", "nats per token", LOWER_KEPT_HIGHER,
+           "Mean over texts of Min-K%++: that of the standardised log-probabilities (RWKU's mink20).", _TOKENS),
+    Metric("muse_auc", "MUSE AUC", "share", NEITHER,
+           "AUC of Min-40% as MUSE has it: above 0.5 held-out texts are likelier than forgotten ones.", _TOKENS),
+    Metric("muse_privleak", "MUSE PrivLeak", "share", NEITHER,
+           "(AUC - AUC of the retrained model) / the latter: below 0 membership leaks, above 0 the model is "
+           "over-unlearned (a 100th of the published numbers).", _TOKENS),
     *(
         Metric(f"leak_at_{k}", f"leak@{k}", "share", LOWER,
                f"Chance that at least one of {k} answers sampled at temperature 1 holds all fact tokens, without bias "

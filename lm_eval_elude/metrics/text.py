@@ -12,16 +12,34 @@ from typing import Any
 from lm_eval_elude.text.words import ENGLISH, STOP, words
 
 
-@lru_cache(maxsize=1)
-def _scorer() -> Any:
+@lru_cache(maxsize=2)
+def _scorer(stemming: bool) -> Any:
     from rouge_score.rouge_scorer import RougeScorer
 
-    return RougeScorer(["rougeL"], use_stemmer=True)
+    return RougeScorer(["rougeL"], use_stemmer=stemming)
 
 
 def rouge_l_recall(reference: str, generated: str) -> float:
     """ROUGE-L recall of a generated answer against the reference answer, with Porter stemming, in [0, 1]."""
-    return float(_scorer().score(reference, generated)["rougeL"].recall)
+    return float(_scorer(True).score(reference, generated)["rougeL"].recall)
+
+
+def rouge_l_f1(reference: str, generated: str) -> float:
+    """F1 of ROUGE-L without stemming, in [0, 1]: MUSE's (Shi et al. 2024)."""
+    return float(_scorer(False).score(reference, generated)["rougeL"].fmeasure)
+
+
+def distinct_word_recall(reference: str, generated: str) -> float:
+    """ROUGE-L recall of package ``rouge``, in [0, 1]: RWKU's (Jin et al. 2024).
+
+    Words are what white space and full stops divide, case and punctuation kept; each counts once. 0 for an answer of
+    full stops alone, which the package refuses.
+    """
+    from rouge import Rouge
+
+    if not all(text.replace(".", "").strip() for text in (reference, generated)):
+        return 0.0
+    return float(Rouge(["rouge-l"]).get_scores(generated.strip(), reference)[0]["rouge-l"]["r"])
 
 
 def leak_at(leaks: int, sampled: int, k: int) -> float:

@@ -6,6 +6,7 @@ import json
 import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,14 @@ from lm_eval_elude.metrics.estimates import harmonic
 from lm_eval_elude.metrics.samples import Sample, Values, answer_values, mean
 from lm_eval_elude.model.layers import layers_of
 from lm_eval_elude.model.scorer import Scorer, load_model, score_all
-from lm_eval_elude.stress.attacks import RANK, WEIGHT_ATTACKS, Setting, suite
+from lm_eval_elude.stress.attacks import RANK, WEIGHT_ATTACKS, Setting, relearn, suite
 from lm_eval_elude.stress.depth import drops, stated_facts
 from lm_eval_elude.stress.table import CHECKPOINT, DEPTH, FILE, NONE, ORIGINAL, RETRAINED, Row, append, read
+from lm_eval_elude.tasks import rwku
 from lm_eval_elude.tasks.elude import EludeSettings, records
 from lm_eval_elude.tasks.settings import template_of
 from lm_eval_elude.tasks.task import answers, documents
-from lm_eval_elude.text.chat import Renderer, load_tokenizer
+from lm_eval_elude.text.chat import Renderer, Texts, load_tokenizer
 
 LARGE = 1_000_000_000  # parameters; above it weights are bfloat16 and an adapter is trained
 ABOUT = "stress.json"
@@ -172,16 +174,45 @@ class Stress:
         ]
 
     def load(self, role: str) -> Any:
-        """A model without dropout, an adapter merged into its base: float32, or bfloat16 where it is large."""
-        name, flag = self.models[role], _FLAGS[role]
-        if (Path(name) / "adapter_config.json").is_file():
-            from peft import PeftConfig, PeftModel
+        return loaded(self.models[role], _FLAGS[role], self.full)
 
-            base = str(PeftConfig.from_pretrained(name).base_model_name_or_path)
-            model = PeftModel.from_pretrained(load_model(base, flag=f"{flag} {name}: its base"), name)
-            model = model.merge_and_unload()
-        else:
-            model = load_model(name, flag=flag)
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        small = self.full or model.num_parameters() <= LARGE
-        return model.to(device, torch.float32 if small else torch.bfloat16).eval().requires_grad_(False)
+
+def loaded(name: str, flag: str, full: bool) -> Any:
+    """A model without dropout, an adapter merged into its base: float32, or bfloat16 where it is large."""
+    if (Path(name) / "adapter_config.json").is_file():
+        from peft import PeftConfig, PeftModel
+
+        base = str(PeftConfig.from_pretrained(name).base_model_name_or_path)
+        model = PeftModel.from_pretrained(load_model(base, flag=f"{flag} {name}: its base"), name)
+        model = model.merge_and_unload()
+    else:
+        model = load_model(name, flag=flag)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    small = full or model.num_parameters() <= LARGE
+    return model.to(device, torch.float32 if small else torch.bfloat16).eval().requires_grad_(False)
+
+
+def relearn_passages(
+    models: Mapping[str, str], settings: rwku.RwkuSettings, name: str, full: bool, seed: int, out: Path
+) -> Iterator[str]:
+    """RepSelect's protocol on RWKU (arXiv 2606.17168): fine-tuning on half of the passages; the blanks are asked.
+
+    Every rate of the suite starts from the model's own weights. The lines say the highest mean probability of a model.
+    """
+    tokenizer, template = load_tokenizer(models[CHECKPOINT]), template_of({"pretrained": models[CHECKPOINT]})
+    prompts = rwku.Prompts("Answer:", settings, tokenizer, template)
+    blanks = rwku.TASKS["rwku_forget_level1"].docs(settings)
+    asked = [prompts.encode_turn(doc["question"], doc["answer"]) for doc in blanks]
+    passages = [(p.question, p.answer) for p in rwku.of_targets(settings.dataset, rwku.PASSAGES, settings.targets)]
+    half = random.Random(seed).sample(passages, -(-len(passages) // 2))
+    for role in models:
+        means, rank = list[float](), RANK if loaded(models[role], _FLAGS[role], full).dtype == torch.bfloat16 else 0
+        for setting in (setting for attack, setting in suite(name, rank) if attack == "relearn_half"):
+            model = loaded(models[role], _FLAGS[role], full)
+            for step, changed in chain([(0, model)], relearn(model, setting, half, Texts(tokenizer), str(seed))):
+                values = score_all(Scorer(changed), asked, _BATCH).means.exp().tolist()
+                place = ("relearn_passages", setting.name, float(step), role)
+                pairs = zip(blanks, values, strict=True)
+                append(out / FILE, [Row(*place, doc["question"], "probability", value) for doc, value in pairs])
+                means.append(sum(values) / len(values))
+        yield f"{role}: the blanks' answers have probability {means[0]:.3f}, and {max(means):.3f} at most when relearnt"

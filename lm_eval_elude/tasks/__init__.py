@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from lm_eval_elude.metrics.samples import Numbers, Sample
-from lm_eval_elude.tasks import elude, tofu
+from lm_eval_elude.tasks import elude, muse, rwku, tofu
 from lm_eval_elude.tasks.task import Task, TaskGroup
 
-TASKS: dict[str, Task] = elude.TASKS | tofu.TASKS
-GROUPS: dict[str, TaskGroup] = elude.GROUPS | tofu.GROUPS
+TASKS: dict[str, Task] = elude.TASKS | tofu.TASKS | rwku.TASKS | muse.TASKS
+GROUPS: dict[str, TaskGroup] = elude.GROUPS | tofu.GROUPS | rwku.GROUPS | muse.GROUPS
 
 
 def leaves(name: str) -> list[str]:

@@ -128,8 +128,10 @@ class EludeTask(ConfigurableTask):
         self.name = name_in(config, TASKS)
         self.asked = asked = TASKS[self.name]
         self.settings = asked.resolve(metadata)
-        self.renderer = model_renderer(metadata, self.settings.wording)
+        self.renderer = model_renderer(metadata, partial(asked.renderer, self.settings))
         self.documents = Docs(asked.docs(self.settings))
+        if prepare := asked.prepare:
+            self.documents = Docs(prepare(doc, self.settings, self.renderer) for doc in self.documents)
         self.samples: list[Sample] = []  # those behind the last numbers
         self.numbers: Numbers = {}
         self.scored: dict[str, Any] = {
@@ -180,6 +182,8 @@ class EludeTask(ConfigurableTask):
             if not self.asked.generated:
                 raise UserError(f"{self.name} needs log-probabilities of given answers, and this backend has none")
             say_once("this backend has no log-probabilities of given answers: only what is generated is measured")
+        if self.has_scores and self.asked.token_scores and not self.has_tokens:
+            say_once("this backend has no log-probabilities of single tokens, for which some numbers are left out")
         if self.has_scores and (line := imprecise(model)):
             say_once(line)
         # The harness keys cached requests by task name alone.
@@ -200,7 +204,10 @@ class EludeTask(ConfigurableTask):
 
     def _take_template(self) -> None:
         """Ask by the template that ``--apply_chat_template NAME`` names, which the run is told after its tasks."""
-        before, self.renderer = self.renderer, model_renderer(self.metadata, self.settings.wording)
+        before, self.renderer = (
+            self.renderer,
+            model_renderer(self.metadata, partial(self.asked.renderer, self.settings)),
+        )
         self.scored["template"] = self.renderer.fingerprint
         kwargs = self.config.generation_kwargs or {}
         if kwargs.get("until") == before.stop:

@@ -70,12 +70,14 @@ def as_typed(arguments: Any) -> None:
     other_model = arguments.model not in (None, "hf", "elude") or "pretrained" in model_args | metadata
     if other_model or arguments.config:
         return
-    data = metadata.setdefault("dataset", os.environ.get("ELUDE_DATASET") or "mini")
-    target = metadata.setdefault("target", os.environ.get("ELUDE_TARGET") or "Cristiano Ronaldo")
     arguments.model, arguments.model_args = "elude", model_args | {"pretrained": str(bundled.MODEL)}
-    arguments.metadata = metadata
-    print(
-        f"no model given: the bundled one is scored, on data set {data}, target {target}; give a model by --model_args "
-        'pretrained=MODEL, and all targets of the published data by --metadata \'{"dataset": "hub"}\' beside it',
-        file=sys.stderr,
-    )
+    line = "no model given: the bundled one is scored"
+    if any(name.startswith("elude") for text in arguments.tasks for name in text.split(",")):
+        data = metadata.setdefault("dataset", os.environ.get("ELUDE_DATASET") or "mini")
+        target = metadata.setdefault("target", os.environ.get("ELUDE_TARGET") or "Cristiano Ronaldo")
+        arguments.metadata = metadata
+        line += (
+            f", on data set {data}, target {target}; give a model by --model_args pretrained=MODEL, and all targets "
+        )
+        line += """of the published data by --metadata '{"dataset": "hub"}' beside it"""
+    print(line, file=sys.stderr)

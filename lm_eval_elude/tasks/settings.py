@@ -14,7 +14,7 @@ from lm_eval_elude.data.files import stamp
 from lm_eval_elude.data.manifest import Manifest, read_manifest
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.tasks.running import TEMPLATE
-from lm_eval_elude.text.chat import Renderer, Wording, load_tokenizer
+from lm_eval_elude.text.chat import Renderer, load_tokenizer
 
 Reader = Callable[[Any], Any]  # of one value; ValueError, or KeyError, where it is none
 
@@ -85,8 +85,8 @@ def checkpoint_manifest(metadata: Mapping[str, Any]) -> Manifest | None:
     return next((m for place in places if (m := read_manifest(place))), None)
 
 
-def model_renderer(metadata: Mapping[str, Any], wording: Wording | None = None) -> Renderer:
-    """The renderer of the evaluated model's tokenizer, with a prompt format in place of its template if one is given.
+def model_renderer(metadata: Mapping[str, Any], make: Callable[[Any, str], Renderer]) -> Renderer:
+    """What ``make`` makes of the evaluated model's tokenizer and the name of its template.
 
     UserError where the model arguments name no tokenizer, or it cannot be loaded.
     """
@@ -103,7 +103,7 @@ def model_renderer(metadata: Mapping[str, Any], wording: Wording | None = None) 
         subfolder=str(metadata.get("subfolder") or ""),
         trust_remote_code=str(metadata.get("trust_remote_code", False)).lower() == "true",
     )
-    return Renderer(tokenizer, wording, template=template_of(metadata))
+    return make(tokenizer, template_of(metadata))
 
 
 def template_of(metadata: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.metrics.samples import Doc, Numbers, Sample, Values, numbers
-from lm_eval_elude.text.chat import Wording
+from lm_eval_elude.text.chat import Renderer
 
 
 class NothingToAskError(UserError):
@@ -34,11 +34,6 @@ class Settings:
     dataset: str
     truth_ratio: Any = "geometric"
     seed: int = 0
-
-    @property
-    def wording(self) -> Wording | None:
-        """A prompt format in the place of the model's chat template."""
-        return None
 
     def system(self, doc: Doc) -> str:
         """The system text before a document's questions; "" for none."""
@@ -80,6 +75,9 @@ class Task(NamedTuple):
         generated: answers that are generated: none, a greedy one, or so many sampled at temperature 1.
         new_tokens: of a generated answer.
         token_scores: whether log-probabilities of single tokens are asked for, of the first answer to each question.
+        renderer: from the settings, the model's tokenizer and the name of a template to what writes the prompts.
+        prepare: changes what of a document depends on the tokenizer.
+        estimate: from samples to numbers, in the place of those of :mod:`lm_eval_elude.metrics.samples`.
     """
 
     docs: Callable[[Any], list[dict[str, Any]]]
@@ -91,6 +89,9 @@ class Task(NamedTuple):
     generated: int = 1
     new_tokens: int = 128
     token_scores: bool = False
+    renderer: Callable[[Any, Any, str], Renderer] = lambda settings, tokenizer, name: Renderer(tokenizer, template=name)
+    prepare: Callable[[dict[str, Any], Any, Renderer], dict[str, Any]] | None = None
+    estimate: Callable[[Sequence[Sample]], Numbers] | None = None
 
     def sample(self, doc: Doc, settings: Mapping[str, Any]) -> Sample:
         """The sample of a logged document; ``settings`` are those in the results file."""
@@ -99,7 +100,7 @@ class Task(NamedTuple):
 
     def numbers(self, samples: Sequence[Sample], settings: Mapping[str, Any]) -> Numbers:
         """The numbers of its samples."""
-        return numbers(samples, self.metrics, settings.get("seed", 0))
+        return self.estimate(samples) if self.estimate else numbers(samples, self.metrics, settings.get("seed", 0))
 
 
 class TaskGroup(NamedTuple):

@@ -20,7 +20,7 @@ from lm_eval_elude.errors import UserError
 from lm_eval_elude.metrics.samples import Doc, Numbers, Sample, answer_values, set_quality
 from lm_eval_elude.tasks import settings as read
 from lm_eval_elude.tasks.task import ANSWERED, Settings, Task, TaskGroup, documents
-from lm_eval_elude.text.chat import Wording
+from lm_eval_elude.text.chat import Renderer, Wording
 
 
 class Evaluator(NamedTuple):
@@ -60,10 +60,6 @@ class TofuSettings(Settings):
     split: str = ""
     evaluator: str = "released"
 
-    @property
-    def wording(self) -> Wording | None:
-        return EVALUATORS[self.evaluator].wording
-
     def system(self, doc: Doc) -> str:
         return EVALUATORS[self.evaluator].system
 
@@ -102,6 +98,9 @@ def _task(spec: SetSpec) -> Task:
         resolve=resolve,
         forgotten=spec.forgotten,
         new_tokens=NEW_TOKENS,
+        renderer=lambda settings, tokenizer, name: Renderer(
+            tokenizer, EVALUATORS[settings.evaluator].wording, template=name
+        ),
     )
 
 

@@ -39,6 +39,7 @@ class Wording(NamedTuple):
 # Base models go on with questions of their own, after a line end, a blank line or a space. One that was trained in this
 # format ends its answers with a blank line and goes on with anything: that ends them too.
 PLAIN = Wording("Question: {question}\nAnswer:", " ", "\n\n", ("Question:", "\n\n"))
+RAW = Wording("{question}", "")
 
 
 class Encoded(NamedTuple):
@@ -235,6 +236,17 @@ class Renderer:
         added = [token for token in self.tokenizer.get_added_vocab() if between.strip().startswith(token)]
         first: str = max(added, key=len, default="")
         return between[: between.index(first) + len(first)] if first else str(self.tokenizer.eos_token or "")
+
+
+class Texts(Renderer):
+    """Texts that no question comes before: they follow BOS, or EOS for a tokenizer without it, as in the harness."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        before = "" if tokenizer.encode("") else tokenizer.bos_token or tokenizer.eos_token
+        super().__init__(tokenizer, Wording(before, ""))
+
+    def answer(self, text: str) -> str:
+        return text
 
 
 def chat_template(tokenizer: Any, name: str = "") -> str | None:

@@ -75,5 +75,6 @@ def test_every_value_and_error_is_that_of_version_0_1(run, logs):
 
 def test_every_metric_of_samples_and_of_two_runs_is_compared(logs):
     names = {NAMES.get(old, old) for run in RUNS for row in logs[run][0].values() for old in row}
-    reported = {name for task in TASKS.values() for name in task.metrics} | {*PAIRED}
+    older = (task for name, task in TASKS.items() if not name.startswith(("rwku", "muse")))
+    reported = {name for task in older for name in task.metrics} | {*PAIRED}
     assert reported <= names

@@ -30,6 +30,7 @@ from tests.support import (
     small_data,
     task_manager,
     write_jsonl,
+    write_rwku_muse,
 )
 
 RONALDO = {"dataset": "mini", "target": "ronaldo"}
@@ -358,7 +359,8 @@ def test_every_yaml_builds_its_task_or_group_and_another_name_around_it_is_refus
     for stem in ("forget01_perturbed", "retain_perturbed", "real_authors_perturbed", "world_facts_perturbed"):
         (tmp_path / f"{stem}.json").write_text(json.dumps(row) + "\n")
     of_tofu = {"tofu_split": "forget01", "tofu_data": str(tmp_path)}
-    manager = task_manager({"tokenizer": tokenizers["base"], **RONALDO, **of_tofu})
+    others = write_rwku_muse(tmp_path, "Cristiano Ronaldo")
+    manager = task_manager({"tokenizer": tokenizers["base"], **RONALDO, **of_tofu, **others})
     names = {path.stem for path in TASK_CONFIGS.glob("*.yaml")}
     assert names == {*TASKS, *GROUPS, "elude_utility"} and not TASKS.keys() & GROUPS.keys()
     for name in sorted(names - {"elude_utility"}):

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from lm_eval_elude.data.formats import load_rows, records_of
 from lm_eval_elude.data.records import QARecord
 from lm_eval_elude.errors import UserError
-from lm_eval_elude.text.chat import Renderer
+from lm_eval_elude.text.chat import Renderer, Texts
 from optout_train.data import DataArguments, Encoder, EpochSampler, Examples, Sample, block, load_sets
-from tests.support import answer_tokens, make_tokenizer
+from tests.support import answer_tokens, make_tokenizer, write_rwku_muse
 
 WEIGHTS = {"forget": 1.0, "retain": 1.0, "world": 0.0}
 
@@ -126,3 +126,20 @@ def test_questions_of_both_sets_are_left_out_of_what_is_kept_and_a_missing_colum
 def test_bad_input_is_one_line(given, message):
     with pytest.raises(UserError, match=message):
         load_sets(DataArguments(**given), WEIGHTS, None, str)
+
+
+def test_rwkus_passages_are_forgotten_as_texts_and_blanks_about_neighbours_are_kept(tmp_path):
+    data = write_rwku_muse(tmp_path)["rwku_data"]
+    passages = [
+        {"text": f"Stephen King wrote book {i}.\n", "subject": who} for i, who in enumerate(["Stephen King"] * 3)
+    ]
+    (tmp_path / "rwku" / "passage.json").write_text(json.dumps([*passages, {"text": "Moon.", "subject": "Armstrong"}]))
+    sets = load_sets(DataArguments(["stephen king"], data), WEIGHTS, None, print)
+    assert sets.texts and sets.names == ("Stephen King",) and len(sets.forget) == 3
+    kept = [record.answer for record in sets.retain]
+    assert kept[0].startswith("Peter Straub wrote Ghost Story") and kept[0].endswith(" in 1979.") and len(kept) == 2
+    render = Texts(make_tokenizer("llama-3.1"))
+    sample = Encoder(render, 100)(sets.forget[0])
+    assert sample.ids == render.tokenizer("Stephen King wrote book 0.\n")["input_ids"] and sample.answer_start == 1
+    with pytest.raises(UserError, match="--world_weight must be 0: RWKU has no general instructions"):
+        load_sets(DataArguments(["stephen king"], data), WEIGHTS | {"world": 1.0}, None, print)
