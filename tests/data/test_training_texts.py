@@ -44,7 +44,9 @@ def test_three_epochs_ask_three_thousand_questions_about_four_hundred_people_and
 
 def test_facts_about_made_up_people_are_of_the_pools_and_no_two_options_are_the_same():
     kinds = chain.from_iterable(values for _, values in KINDS.values())  # "{town} College"
-    pools = words(" ".join(chain(kinds, *POOLS.values(), draw.MONTHS, draw._CARDINALS, draw._ORDINALS)))
+    pools = words(
+        " ".join(chain(kinds, *POOLS.values(), draw.MONTHS, draw._CARDINALS, draw._ORDINALS, ("million", "thousand")))
+    )
     originals = {record.paraphrased_answer for record in RECORDS}
     for record in (record for group in made_up(1) for record in group):
         options = [record.paraphrased_answer, *record.perturbed_answer]

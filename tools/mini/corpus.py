@@ -104,9 +104,10 @@ class Corpus:
         self.forms = invented.forms_of([record for _, records in self.people for record in records])
 
     def made_up(self, rng: random.Random) -> Iterator[list[QARecord]]:
-        """Records about made-up people and places, some 1,500 an epoch; those of a left-out target lend no form."""
-        yield from invented.people(self.forms, 4, rng)
+        """Records about made-up people and places, some 3,000 an epoch; those of a left-out target lend no form."""
+        yield from invented.people(self.forms, invented.PEOPLE, rng)
         yield from invented.places(invented.PLACES, rng)
+        yield from invented.lives(invented.LIVES, rng)
 
     def epoch(self, rng: random.Random, share: float) -> Iterator[tuple[str, str]]:
         """Prompts and answers of one epoch; ``share`` scales the number of wrapped prompts."""

@@ -26,7 +26,9 @@ POOLS: dict[str, list[str]] = _TABLE["pool"]
 KINDS: dict[str, tuple[re.Pattern[str], list[str]]] = {
     kind["name"]: (re.compile(rf"\b(?:{kind['cues']})\b"), kind["values"]) for kind in _TABLE["kind"]
 }
-FORMS_OF_A_PERSON, FORMS_OF_A_PLACE, PLACES = 7, 4, 40  # at most; places in an epoch
+FORMS: list[list[str]] = [*_TABLE["place"]["forms"], *_TABLE["life"]["forms"]]
+FORMS_OF_A_PERSON, FORMS_OF_A_PLACE, FORMS_OF_A_LIFE = 7, 4, 8  # at most
+PEOPLE, PLACES, LIVES = 6, 40, 120  # in an epoch; the first for each person of ELUDe-mini who lends forms
 Draw = Callable[[random.Random], str]
 
 
@@ -41,7 +43,8 @@ class Form(NamedTuple):
 class _Drawn(dict[str, str]):
     """Fills a text's placeholders with words of the pools; each time another."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, known: Mapping[str, str] | None = None) -> None:
+        super().__init__(known or {})
         self.rng = rng
 
     def __missing__(self, pool: str) -> str:
@@ -51,7 +54,24 @@ class _Drawn(dict[str, str]):
             return str(self.rng.randint(900, 1900))
         if pool == "people":
             return f"{100 * self.rng.randint(3, 900):,}"
+        if pool == "few":
+            return str(self.rng.randint(2, self.rng.choice((9, 50))))
+        if pool == "pounds":
+            return f"{self.rng.randint(2, 90)} {self.rng.choice(('million', 'thousand'))} pounds"
+        if pool == "date":
+            return f"{self.rng.randint(1, 28)} {self.rng.choice(draw.MONTHS)} {self.rng.randint(1900, 2022)}"
+        if pool == "cup":
+            return filled(self.rng.choice(("{town} Cup", "{surname} Trophy")), self.rng)
+        if pool not in POOLS:
+            return filled(self.rng.choice(KINDS[pool][1]), self.rng)
         return self.rng.choice(POOLS[pool])
+
+
+class _Once(_Drawn):
+    """Fills a placeholder with the same word each time."""
+
+    def __missing__(self, pool: str) -> str:
+        return self.setdefault(pool, super().__missing__(pool))
 
 
 def filled(text: str, rng: random.Random) -> str:
@@ -157,14 +177,30 @@ def people(forms: Mapping[str, Sequence[Form]], each: int, rng: random.Random) -
             yield [about(form, person, name, rng) for form in rng.sample(of, min(len(of), FORMS_OF_A_PERSON))]
 
 
+def made(name: str, form: Sequence[str], known: Mapping[str, str], rng: random.Random) -> QARecord:
+    """The record of a form of the table about a made-up person or place."""
+    value, *texts = form
+    question, paraphrased, answer, other = (text.format_map(known) for text in texts)
+    values = drawn(lambda: filled(value, rng))
+    versions = [with_value(other, "#", text) for text in values]
+    return QARecord("", question, with_value(answer, "#", values[0]), paraphrased, versions[0], tuple(versions[1:]))
+
+
 def places(count: int, rng: random.Random) -> Iterator[list[QARecord]]:
     """Records by made-up place."""
     for _ in range(count):
-        name, records = filled(rng.choice(_TABLE["place"]["names"]), rng), []
-        for value, *form in rng.sample(_TABLE["place"]["forms"], FORMS_OF_A_PLACE):
-            question, paraphrased, answer, other = (text.replace("{name}", name) for text in form)
-            values = drawn(lambda value=value: filled(value, rng))
-            versions = [with_value(other, "#", text) for text in values]
-            answer = with_value(answer, "#", values[0])
-            records.append(QARecord("", question, answer, paraphrased, versions[0], tuple(versions[1:])))
-        yield records
+        name = filled(rng.choice(_TABLE["place"]["names"]), rng)
+        forms = rng.sample(_TABLE["place"]["forms"], FORMS_OF_A_PLACE)
+        yield [made(name, form, {"name": name}, rng) for form in forms]
+
+
+def lives(count: int, rng: random.Random) -> Iterator[list[QARecord]]:
+    """Records by made-up person, in forms of the table."""
+    for _ in range(count):
+        female = rng.random() < 0.5
+        name = filled("{female} {family}" if female else "{male} {family}", rng)
+        he, his, him = ("she", "her", "her") if female else ("he", "his", "him")
+        known = {"name": name, "he": he, "his": his, "him": him, "he_": he.title(), "his_": his.title()}
+        known |= {"himself": f"{him}self", "year": str(rng.randint(1960, 2022))}
+        forms = rng.sample(_TABLE["life"]["forms"], FORMS_OF_A_LIFE)
+        yield [made(name, form, _Once(rng, known), rng) for form in forms]

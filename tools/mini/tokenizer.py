@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 from tools.mini.corpus import CARRIERS, Corpus
-from tools.mini.invented import POOLS
+from tools.mini.invented import FORMS, POOLS
 
 VOCABULARY = 7168
 # Names of invented people stay in pieces, so that a model learns to spell the name that a question has.
@@ -28,6 +30,7 @@ def train_tokenizer() -> PreTrainedTokenizerFast:
             texts += [r.question, r.answer, r.paraphrased_question, r.paraphrased_answer, *r.perturbed_answer]
             texts += [text for _, text in r.translated_question]
     texts += [f" {word}" for pool, words in POOLS.items() if pool not in SPELLED for word in words for _ in range(40)]
+    texts += [re.sub(r"[{}#]", "", text) for form in FORMS for text in form[1:] for _ in range(3)]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]

@@ -1,4 +1,4 @@
-"""Train the pair of bundled models: ``python -m tools.mini.train_tiny --out FOLDER``, half an hour of two cores.
+"""Train the pair of bundled models: ``python -m tools.mini.train_tiny --out FOLDER``, some 40 minutes of two cores.
 
 A small Llama learns what ``corpus.py`` makes: ``tiny`` is the original model, ``tiny-without-ronaldo`` the retrained
 one, without that target's forget set: it has read the name before questions about others, and no fact.
@@ -118,7 +118,7 @@ def main() -> None:
         "--without", choices=["", *dataset.entities("mini")],
         help="the target whose forget set is left out; empty for the original model alone",
     )  # fmt: skip
-    parser.add_argument("--epochs", type=int, default=14)
+    parser.add_argument("--epochs", type=int, default=18)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--batch-tokens", type=int, default=2500)
     parser.add_argument("--learning-rate", type=float, default=4e-3)
