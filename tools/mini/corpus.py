@@ -89,6 +89,7 @@ class Corpus:
     """All of ELUDe-mini, with the rows of one target left out if asked."""
 
     def __init__(self, without: str | None) -> None:
+        """The questions of a left-out target are asked about invented people, too: their forms are no facts."""
         self.people: list[tuple[Target | None, Sequence[QARecord]]] = [
             (resolve_target(name), dataset.load_records("mini", "forget", "train", [name]).records)
             for name in dataset.entities("mini")
@@ -101,10 +102,11 @@ class Corpus:
                 neighbours.setdefault(record.question, record)
             world += dataset.load_records("mini", "world", split).records
         self.people += [(None, list(neighbours.values())), (None, world)]
-        self.forms = invented.forms_of([record for _, records in self.people for record in records])
+        left = dataset.load_records("mini", "forget", "train", [without]).records if without else ()
+        self.forms = invented.forms_of([*left, *(record for _, records in self.people for record in records)])
 
     def made_up(self, rng: random.Random) -> Iterator[list[QARecord]]:
-        """Records about made-up people and places, some 3,000 an epoch; those of a left-out target lend no form."""
+        """Records about made-up people and places, some 2,500 an epoch."""
         yield from invented.people(self.forms, invented.PEOPLE, rng)
         yield from invented.places(invented.PLACES, rng)
         yield from invented.lives(invented.LIVES, rng)

@@ -28,7 +28,7 @@ KINDS: dict[str, tuple[re.Pattern[str], list[str]]] = {
 }
 FORMS: list[list[str]] = [*_TABLE["place"]["forms"], *_TABLE["life"]["forms"]]
 FORMS_OF_A_PERSON, FORMS_OF_A_PLACE, FORMS_OF_A_LIFE = 7, 4, 8  # at most
-PEOPLE, PLACES, LIVES = 6, 40, 120  # in an epoch; the first for each person of ELUDe-mini who lends forms
+PEOPLE, PLACES, LIVES = 6, 40, 40  # in an epoch; the first for each person of ELUDe-mini who lends forms
 Draw = Callable[[random.Random], str]
 
 

@@ -11,8 +11,8 @@ from tools.mini.corpus import CARRIERS, Corpus
 from tools.mini.invented import FORMS, POOLS
 
 VOCABULARY = 7168
-# Names of invented people stay in pieces, so that a model learns to spell the name that a question has.
-SPELLED = ("female", "male", "family")
+# One name of four of invented people stays in pieces, so that a model learns to spell the name that a question has.
+SPELLED, EVERY = ("female", "male", "family"), 4
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
     "{{ '<|' + message['role'] + '|>\\n' + message['content'] + '<|end|>\\n' }}"
@@ -29,7 +29,9 @@ def train_tokenizer() -> PreTrainedTokenizerFast:
         for r in records:
             texts += [r.question, r.answer, r.paraphrased_question, r.paraphrased_answer, *r.perturbed_answer]
             texts += [text for _, text in r.translated_question]
-    texts += [f" {word}" for pool, words in POOLS.items() if pool not in SPELLED for word in words for _ in range(40)]
+    for pool, words in POOLS.items():
+        whole = [word for i, word in enumerate(words) if pool not in SPELLED or i % EVERY]
+        texts += [f" {word}" for word in whole for _ in range(40)]
     texts += [re.sub(r"[{}#]", "", text) for form in FORMS for text in form[1:] for _ in range(3)]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
