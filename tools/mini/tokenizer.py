@@ -1,20 +1,18 @@
-"""Make tokenizer and configuration of the bundled models: ``python -m tools.mini.tokenizer``.
-
-``python -m tools.mini.train_tiny`` takes both from the bundled model, so this comes first where the models are
-made anew. The same data give the same bytes.
-"""
+"""Tokenizer and configuration of the bundled models. The same data give the same bytes."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import re
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
-from lm_eval_elude.data import bundled
-from tools.mini.train_tiny import CARRIERS, Corpus
+from tools.mini.corpus import CARRIERS, Corpus
+from tools.mini.invented import FORMS, POOLS
 
-VOCABULARY = 3072
+VOCABULARY = 7168
+# Names of invented people stay in pieces, so that a model learns to spell the name that a question has.
+SPELLED = ("female", "male", "family")
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
     "{{ '<|' + message['role'] + '|>\\n' + message['content'] + '<|end|>\\n' }}"
@@ -31,6 +29,8 @@ def train_tokenizer() -> PreTrainedTokenizerFast:
         for r in records:
             texts += [r.question, r.answer, r.paraphrased_question, r.paraphrased_answer, *r.perturbed_answer]
             texts += [text for _, text in r.translated_question]
+    texts += [f" {word}" for pool, words in POOLS.items() if pool not in SPELLED for word in words for _ in range(40)]
+    texts += [re.sub(r"[{}#]", "", text) for form in FORMS for text in form[1:] for _ in range(3)]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -47,17 +47,11 @@ def train_tokenizer() -> PreTrainedTokenizerFast:
     )  # fmt: skip
 
 
-def write(folder: Path = bundled.MODEL) -> None:
-    """Write the tokenizer's files and ``config.json``: a Llama of about 2.8 million parameters."""
-    tokenizer = train_tokenizer()
-    tokenizer.save_pretrained(folder)
-    LlamaConfig(
+def config(tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
+    """A Llama of about 3.4 million parameters."""
+    return LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=192, intermediate_size=512, num_hidden_layers=5,
         num_attention_heads=6, num_key_value_heads=6, max_position_embeddings=1024, tie_word_embeddings=True,
         initializer_range=0.04, bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id, architectures=["LlamaForCausalLM"], dtype="float32",
-    ).save_pretrained(folder)  # fmt: skip
-
-
-if __name__ == "__main__":
-    write()
+    )  # fmt: skip
