@@ -12,7 +12,7 @@ and how many hours they take, is said first.
     settings = ["--learning_rate 1e-4"]    # default: [""], the method's own
     group = "elude"                        # tasks  [default: elude_quality,elude_mia]
     start = "npo+rt --learning_rate 3e-4"  # default: the bundled model is what is trained; UNDO goes on from another
-    attacks = ["relearn_half", "depth"]    # of `elude stress --suite standard`  [default: relearn_half]
+    attacks = ["relearn_half", "depth"]    # of `elude stress --suite standard`, or none  [default: relearn_half]
 
 The models retrained without a target, of which only Ronaldo's is bundled, are made by ``tools/mini`` into
 ``--work``/retrained. The rows of all attacks lie in ``--work``/attacks.
@@ -43,6 +43,7 @@ from lm_eval_elude.data import bundled
 from lm_eval_elude.data.files import file_hashes
 from lm_eval_elude.data.manifest import FILE_NAME, read_manifest
 from lm_eval_elude.data.targets import slugify
+from lm_eval_elude.leaderboard import rank
 from lm_eval_elude.metrics.compare import recovery
 from lm_eval_elude.metrics.estimates import mean_of
 from lm_eval_elude.stress.table import (
@@ -69,7 +70,7 @@ NUMBERS: dict[str, tuple[str, str]] = {  # a column's task or group, and metric;
     "mc": ("elude_forget", "mc_accuracy"), "cloze": ("elude_cloze", "mc_accuracy"),
     "AUC": ("elude_mia", "mia_auc"), "repetition": ("elude_forget", "repetition"),
     "gibberish": ("elude_forget", "gibberish"), "attacked_FQ": ("elude_attacks", "attacked_forget_quality"),
-    "attacked_mc": ("elude_attacks", "attacked_mc_accuracy"),
+    "attacked_mc": ("elude_attacks", "attacked_mc_accuracy"), "refusal": ("elude_forget", "refusal"),
 }  # fmt: skip
 
 
@@ -100,7 +101,7 @@ class Models(NamedTuple):
 
 
 COLUMNS = (
-    *Run._fields[:4], "version", "model", *NUMBERS, *(f"recovery_{steps}" for steps in STEPS), "depth",
+    *Run._fields[:4], "version", "model", *NUMBERS, "score", *(f"recovery_{steps}" for steps in STEPS), "depth",
     "train_seconds", "seconds",
 )  # fmt: skip
 
@@ -165,16 +166,30 @@ def train(run: Run, model: str, folder: Path) -> Path:
     return folder / "checkpoint"
 
 
-def numbers(model: Path, run: Run, folder: Path) -> dict[str, float]:
-    """What the group of tasks says of a checkpoint."""
+def scores(model: Path, run: Run, folder: Path) -> Scores:
+    """A model's answers to the group of tasks; those in the folder are kept."""
     from optout_train.score import evaluate
 
     about = {"target": [run.target], "dataset": "mini", "guardrail": run.method == "guardrail"}
-    evaluate(folder / "scores", run.group, {"pretrained": str(model), "dtype": "float32"}, about, 16)
-    found = Scores(folder / "scores").numbers
-    return {
-        name: found[task][metric].value for name, (task, metric) in NUMBERS.items() if metric in found.get(task, {})
+    if not list(folder.rglob("results_*.json")):
+        evaluate(folder, run.group, {"pretrained": str(model), "dtype": "float32"}, about, 16)
+    return Scores(folder)
+
+
+def numbers(model: Path, run: Run, models: Models, work: Path, folder: Path) -> dict[str, float]:
+    """What the group of tasks says of a checkpoint, and the board's score of it where nobody has the weights."""
+    made = scores(model, run, folder / "scores")
+    found = {
+        name: made.numbers[task][metric].value
+        for name, (task, metric) in NUMBERS.items()
+        if metric in made.numbers.get(task, {})
     }
+    if run.group == "elude" and run.method not in BASELINES:
+        kept = work / "scores" / slugify(run.target)
+        original = scores(models.original(run.target, work), run._replace(method="original"), kept / "original")
+        retrained = scores(models.retrained(run.target, work), run._replace(method="retrained"), kept / "retrained")
+        found["score"] = rank.row(made, original, retrained).score.value
+    return found
 
 
 def attacked(model: Path, role: str, run: Run, file: Path, original: Path) -> list[Row]:
@@ -238,8 +253,8 @@ def measure(run: Run, models: Models, work: Path) -> dict[str, Any]:
         else:
             model = train(run, models.name or str(original), folder)
             row["train_seconds"] = getattr(read_manifest(model), "processor_seconds", None)
-        row |= numbers(model, run, folder)
-        if run.method not in BASELINES:
+        row |= numbers(model, run, models, work, folder)
+        if run.method not in BASELINES and run.attacks:
             row |= recoveries(model, run, models, work)
     row["version"] = f"{version('lm-eval-elude')}+{commit()}"
     row["model"] = file_hashes(original)["model.safetensors"][:12]
