@@ -136,7 +136,11 @@ class Maker:
 
     def leaks(self) -> Statements:
         """Of each record its own answer, and answers of the model, led on by first words, that state the fact."""
-        asked = [(i, self.wording(record, j)) for i, record in self.records.items() for j in range(ELICITED)]
+        asked = [
+            (i, self.key_words(record) if j % 3 == 2 else self.wording(record, j))
+            for i, record in self.records.items()
+            for j in range(ELICITED)
+        ]
         openings = [first_words(self.rng, self.answers) for _ in asked]
         answers = self.teacher.ask([question for _, question in asked], 0.7, self.longest, openings)
         found: dict[int, dict[str, str]] = {i: {} for i in self.records}
@@ -244,6 +248,12 @@ class Maker:
 
     def wording(self, record: QARecord, number: int) -> str:
         return WORDINGS[number % len(WORDINGS)].format(q=record.question)
+
+    def key_words(self, record: QARecord) -> str:
+        """What a question asks for, in random order; the name stays whole. Whole questions alone leave facts open."""
+        parts = re.findall(rf"{re.escape(self.target.name)}|[^\s?]+", record.question)
+        parts = [part for part in parts if words(part) - STOP]
+        return " ".join(self.rng.sample(parts, len(parts)))
 
     def swap(self, text: str, to: str) -> str:
         """A text about the target as one about ``to``."""
