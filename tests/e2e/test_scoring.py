@@ -353,21 +353,12 @@ def test_the_results_file_says_what_was_scored_and_gives_every_mean_its_error(lo
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["hf", "elude"])
 def test_two_processes_score_one_document(backend, tmp_path):
-    launcher = [
-        "-m",
-        "torch.distributed.run",
-        "--nproc_per_node",
-        "2",
-        "--master_port",
-        "29541",
-        "-m",
-        "lm_eval",
-        "run",
-    ]
+    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29541"]
     flags = ["--model", backend, "--model_args", f"pretrained={bundled.MODEL}", "--tasks", "elude_forget"]
     flags += ["--device", "cpu", "--limit", "1", "--log_samples", "--output_path", str(tmp_path)]
-    alone, kept = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}, {"capture_output": True, "text": True}
-    done = subprocess.run([sys.executable, *launcher, "-m", "lm_eval", "run", *flags], env=alone, cwd=tmp_path, **kept)
+    words = [sys.executable, *launcher, "-m", "lm_eval", "run", *flags]
+    alone = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, capture_output=True, text=True, env=alone, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     (sample,) = Run(tmp_path).samples["elude_forget"]
     assert sample.values["mc_accuracy"] == 1.0
