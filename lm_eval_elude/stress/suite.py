@@ -108,7 +108,7 @@ class Stress:
             rank = RANK if model.dtype == torch.bfloat16 else 0
             runs = suite(self.name, rank)
             waiting = [run for run in runs if (run[0], run[1].name, run[1].points[-1], role) not in done]
-            before = {name: weight.detach().to("cpu", copy=True) for name, weight in model.named_parameters()}
+            before = weights_of(model)
             for attack, setting in tqdm(waiting, desc=f"attacks on the {role}", unit="attack", disable=None):
                 try:
                     append(table, self.attacked(model, before, attack, setting, role))
@@ -132,9 +132,7 @@ class Stress:
                     found += rows
                     quality.setdefault(step, []).append(utility.value)
             finally:
-                with torch.no_grad():
-                    for key, weight in model.named_parameters():
-                        weight.copy_(before[key])
+                restore(model, before)
         return found + [
             Row(name, setting.name, step, role, "", "retain_quality", sum(values) / len(values))
             for step, values in quality.items()
@@ -192,6 +190,17 @@ def loaded(name: str, flag: str, full: bool) -> Any:
     return model.to(device, torch.float32 if small else torch.bfloat16).eval().requires_grad_(False)
 
 
+def weights_of(model: Any) -> dict[str, Any]:
+    """A copy of a model's weights by name, on the CPU."""
+    return {name: weight.detach().to("cpu", copy=True) for name, weight in model.named_parameters()}
+
+
+def restore(model: Any, before: Mapping[str, Any]) -> None:
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            weight.copy_(before[name])
+
+
 def relearn_passages(
     models: Mapping[str, str], settings: rwku.RwkuSettings, name: str, full: bool, seed: int, out: Path
 ) -> Iterator[str]:
@@ -206,13 +215,14 @@ def relearn_passages(
     passages = [(p.question, p.answer) for p in rwku.of_targets(settings.dataset, rwku.PASSAGES, settings.targets)]
     half = random.Random(seed).sample(passages, -(-len(passages) // 2))
     for role in models:
-        means, rank = list[float](), RANK if loaded(models[role], _FLAGS[role], full).dtype == torch.bfloat16 else 0
+        model, means = loaded(models[role], _FLAGS[role], full), list[float]()
+        rank, before = RANK if model.dtype == torch.bfloat16 else 0, weights_of(model)
         for setting in (setting for attack, setting in suite(name, rank) if attack == "relearn_half"):
-            model = loaded(models[role], _FLAGS[role], full)
             for step, changed in chain([(0, model)], relearn(model, setting, half, Texts(tokenizer), str(seed))):
                 values = score_all(Scorer(changed), asked, _BATCH).means.exp().tolist()
                 place = ("relearn_passages", setting.name, float(step), role)
                 pairs = zip(blanks, values, strict=True)
                 append(out / FILE, [Row(*place, doc["question"], "probability", value) for doc, value in pairs])
                 means.append(sum(values) / len(values))
+            restore(model, before)
         yield f"{role}: the blanks' answers have probability {means[0]:.3f}, and {max(means):.3f} at most when relearnt"

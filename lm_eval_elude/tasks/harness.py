@@ -29,6 +29,7 @@ from lm_eval_elude.tasks import GROUPS, TASKS, group_numbers
 from lm_eval_elude.tasks.running import MODEL, TEMPLATE, say_once
 from lm_eval_elude.tasks.settings import identity, model_renderer, provenance
 from lm_eval_elude.tasks.task import NothingToAskError
+from lm_eval_elude.text.chat import Renderer
 
 log = logging.getLogger("lm_eval.elude")
 VERSION = 3.0  # of prompts and numbers
@@ -128,7 +129,7 @@ class EludeTask(ConfigurableTask):
         self.name = name_in(config, TASKS)
         self.asked = asked = TASKS[self.name]
         self.settings = asked.resolve(metadata)
-        self.renderer = model_renderer(metadata, partial(asked.renderer, self.settings))
+        self.renderer = self._renderer()
         self.documents = Docs(asked.docs(self.settings))
         if prepare := asked.prepare:
             self.documents = Docs(prepare(doc, self.settings, self.renderer) for doc in self.documents)
@@ -202,12 +203,12 @@ class EludeTask(ConfigurableTask):
         if cache is not None and cache.setdefault("lm_eval_elude model", mine := identity(self.metadata)) != mine:
             raise UserError(f"--use_cache {model.cache_db}: has the answers of another model; name another file")
 
+    def _renderer(self) -> Renderer:
+        return model_renderer(self.metadata, partial(self.asked.renderer, self.settings))
+
     def _take_template(self) -> None:
         """Ask by the template that ``--apply_chat_template NAME`` names, which the run is told after its tasks."""
-        before, self.renderer = (
-            self.renderer,
-            model_renderer(self.metadata, partial(self.asked.renderer, self.settings)),
-        )
+        before, self.renderer = self.renderer, self._renderer()
         self.scored["template"] = self.renderer.fingerprint
         kwargs = self.config.generation_kwargs or {}
         if kwargs.get("until") == before.stop:
