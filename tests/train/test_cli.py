@@ -74,6 +74,13 @@ def test_several_targets_a_config_and_the_chain_of_requests(tmp_path, data):
     assert both.targets == (RONALDO, MESSI) and not both.requests
 
 
+@pytest.mark.parametrize(("rate", "warned"), [(1e-9, True), (1e-3, False)])
+def test_a_run_that_moved_nothing_says_what_to_try(rate, warned, tmp_path, data):
+    flags = ("--dataset", data, "--target", "ronaldo", "--method", "npo+rt", "--learning_rate", rate)
+    ended = optout(*flags, "--output_dir", tmp_path, *SHORT)
+    assert ended.code == 0 and ("as likely as before: try a higher --learning_rate" in ended.err) == warned
+
+
 @pytest.mark.parametrize("merge", ["false", "true"])
 def test_an_adapter_is_saved_alone_or_merged(merge, tmp_path, data):
     manifest = train(tmp_path, data, "--target", "ronaldo", "--lora", 4, "--merge", merge, "--method", "npo+rt")
