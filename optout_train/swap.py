@@ -47,7 +47,7 @@ class NameSwapTrainer(UnlearnTrainer):
     exchanged = 2  # questions asked of other neighbours, for each record of the retain set
 
     def rule_rate(self, width: int, layers: int, steps: int) -> float:
-        return 0.96 / width  # of an adapter: 5e-3 for the bundled model, 2e-4 at a width of 4,096
+        return 0.96 / width  # of an adapter: 6e-3 for the bundled model, 2e-4 at a width of 4,096
 
     def make_lessons(self) -> None:
         teacher = Teacher(self.teacher, self.encode, self.args.seed)

@@ -1,0 +1,119 @@
+"""What bundled models know and how they write: ``python -m tools.mini.measure FOLDER ... [--words DICTIONARY]``.
+
+For each model: mean P(a|q)^(1/|a|), ``mc_accuracy`` plain and as cloze, for each target; P through each attack; and the
+share of answers with a word that neither the question, the data, the pools of made-up names nor a dictionary has
+(Debian's ``wamerican-large``), of answers about invented names and, of a retrained model, to the forget questions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import re
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+from statistics import fmean
+
+import torch
+
+from lm_eval_elude.attacks.builders import ATTACKS, build_attacks
+from lm_eval_elude.data import bundled, dataset
+from lm_eval_elude.data.manifest import read_manifest
+from lm_eval_elude.data.records import QARecord
+from lm_eval_elude.data.targets import resolve_target
+from lm_eval_elude.model.layers import generate
+from lm_eval_elude.model.scorer import Scorer, load_model, score_all
+from lm_eval_elude.tasks.elude import EludeSettings, cloze
+from lm_eval_elude.text.chat import Renderer, load_tokenizer
+from lm_eval_elude.text.invented import invented_names, renamed
+
+DICTIONARY = Path("/usr/share/dict/american-english-large")
+POOLS = Path(__file__).with_name("invented.toml")
+UNSEEN, ATTACK_PROMPTS, DRAWN, LONGEST = 200, 50, 20, 64
+
+
+def word_set(text: str) -> set[str]:
+    """The words of a text in lower case, without a possessive ending; numbers are none."""
+    return {re.sub(r"['’]s?$", "", word) for word in re.findall(r"[^\W\d_]+(?:['’][^\W\d_]+)*", text.casefold())}
+
+
+class Model:
+    """A model, and what it is asked."""
+
+    def __init__(self, folder: Path) -> None:
+        self.scorer = Scorer(load_model(str(folder)).eval())
+        self.renderer = Renderer(load_tokenizer(str(folder)))
+
+    def probabilities(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
+        """P(a|q)^(1/|a|) of each question and answer."""
+        samples = [self.renderer.encode_turn(question, answer) for question, answer in pairs]
+        return score_all(self.scorer, samples, 16).means.exp().tolist()
+
+    def mc_accuracy(self, records: Sequence[QARecord]) -> float:
+        """The share of records whose paraphrase is likelier than each wrong answer."""
+        pairs = [(r.question, answer) for r in records for answer in (r.paraphrased_answer, *r.perturbed_answer)]
+        scores = iter(self.probabilities(pairs))
+        return fmean(next(scores) > max([next(scores) for _ in r.perturbed_answer]) for r in records)
+
+    def answers(self, questions: Sequence[str]) -> list[str]:
+        """Greedy answers."""
+        prompts = [self.renderer.encode(self.renderer.prompt(question)) for question in questions]
+        parts = (generate(self.scorer.model, prompts[i : i + 40], LONGEST) for i in range(0, len(prompts), 40))
+        return self.renderer.tokenizer.batch_decode(list(chain(*parts)), skip_special_tokens=True)
+
+
+def unknown(known: set[str], question: str, answer: str) -> set[str]:
+    return word_set(answer) - known - word_set(question)
+
+
+def measure(folder: Path, known: set[str], unseen: Sequence[str]) -> None:
+    model, manifest = Model(folder), read_manifest(folder)
+    left_out = manifest.targets if manifest else ()
+    retain = dataset.load_records("mini", "retain", "test").records
+    print(f"== {folder.name}\nretain P {fmean(model.probabilities([(r.question, r.answer) for r in retain])):.3f}")
+    for name in dataset.entities("mini"):
+        records = dataset.load_records("mini", "forget", "train", [name]).records
+        gaps = [record for record, _ in cloze(EludeSettings((name,), "mini"))]
+        through = {}
+        for attack in ATTACKS:
+            prompts = build_attacks(records, resolve_target(name), attack, n=ATTACK_PROMPTS)
+            through[attack] = fmean(model.probabilities([(p.prompt, p.answer) for p in prompts]))
+        print(
+            f"{name}{' (left out)' if name in left_out else ''}: P "
+            f"{fmean(model.probabilities([(r.question, r.answer) for r in records])):.3f}, mc_accuracy "
+            f"{model.mc_accuracy(records):.3f}, cloze {model.mc_accuracy(gaps):.3f} of {len(gaps)}; "
+            + ", ".join(f"{attack} {value:.2f}" for attack, value in through.items()),
+            flush=True,
+        )
+    forgotten = [
+        r.question for name in left_out for r in dataset.load_records("mini", "forget", "train", [name]).records
+    ]
+    for what, questions in (("invented names", unseen), ("the left-out forget set", forgotten)):
+        if questions:
+            answers = list(zip(questions, model.answers(questions), strict=True))
+            odd = [(q, a, words) for q, a in answers if (words := unknown(known, q, a))]
+            print(f"answers about {what} with a word that nobody has: {len(odd)} of {len(answers)}")
+            for _, answer, words in odd[:DRAWN]:
+                print(f"    {sorted(words)}  {answer}")
+            for question, answer in random.Random(0).sample(answers, min(DRAWN, len(answers))):
+                print(f"  {question} | {answer}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="+", type=Path)
+    parser.add_argument("--words", type=Path, default=DICTIONARY, help="a file of words, one a line")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    data = " ".join(path.read_text(encoding="utf-8") for path in sorted(bundled.DATA.glob("*.jsonl")))
+    known = word_set(" ".join([data, POOLS.read_text(encoding="utf-8"), arguments.words.read_text(encoding="utf-8")]))
+    rng, people = random.Random(0), [*dataset.load_records("mini", "forget", "train").records]
+    names = rng.sample(invented_names(data), UNSEEN)
+    asked = [renamed(r.question, r.entity, name) for r, name in zip(rng.choices(people, k=UNSEEN), names, strict=True)]
+    for folder in arguments.models:
+        measure(folder, known, asked)
+
+
+if __name__ == "__main__":
+    main()
