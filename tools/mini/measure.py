@@ -1,8 +1,9 @@
 """What bundled models know and how they write: ``python -m tools.mini.measure FOLDER ... [--words DICTIONARY]``.
 
-For each model: mean P(a|q)^(1/|a|), ``mc_accuracy`` plain and as cloze, for each target; P through each attack; and the
-share of answers with a word that neither the question, the data, the pools of made-up names nor a dictionary has
-(Debian's ``wamerican-large``), of answers about invented names and, of a retrained model, to the forget questions.
+A Markdown table: mean P(a|q)^(1/|a|), ``mc_accuracy`` plain and as cloze, for each target; P through each attack; and
+how many answers have a word that neither the question, the data, the pools of made-up names nor a dictionary has
+(Debian's ``wamerican-large``): about invented names and, of a retrained model, about the person left out. Then 20 drawn
+answers about that person.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import random
 import re
+import sys
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
@@ -67,37 +69,33 @@ def unknown(known: set[str], question: str, answer: str) -> set[str]:
     return word_set(answer) - known - word_set(question)
 
 
-def measure(folder: Path, known: set[str], unseen: Sequence[str]) -> None:
+def measure(folder: Path, known: set[str], unseen: Sequence[str]) -> tuple[dict[str, str], list[tuple[str, str]]]:
+    """What a model knows and how it writes; questions to the left-out forget set with the model's answers."""
     model, manifest = Model(folder), read_manifest(folder)
     left_out = manifest.targets if manifest else ()
     retain = dataset.load_records("mini", "retain", "test").records
-    print(f"== {folder.name}\nretain P {fmean(model.probabilities([(r.question, r.answer) for r in retain])):.3f}")
+    kept = fmean(model.probabilities([(record.question, record.answer) for record in retain]))
+    row = {"P of held-out answers about neighbours": f"{kept:.3f}"}
+    asked: list[str] = []
     for name in dataset.entities("mini"):
         records = dataset.load_records("mini", "forget", "train", [name]).records
         gaps = [record for record, _ in cloze(EludeSettings((name,), "mini"))]
-        through = {}
+        through = []
         for attack in ATTACKS:
             prompts = build_attacks(records, resolve_target(name), attack, n=ATTACK_PROMPTS)
-            through[attack] = fmean(model.probabilities([(p.prompt, p.answer) for p in prompts]))
-        print(
-            f"{name}{' (left out)' if name in left_out else ''}: P "
-            f"{fmean(model.probabilities([(r.question, r.answer) for r in records])):.3f}, mc_accuracy "
-            f"{model.mc_accuracy(records):.3f}, cloze {model.mc_accuracy(gaps):.3f} of {len(gaps)}; "
-            + ", ".join(f"{attack} {value:.2f}" for attack, value in through.items()),
-            flush=True,
-        )
-    forgotten = [
-        r.question for name in left_out for r in dataset.load_records("mini", "forget", "train", [name]).records
-    ]
-    for what, questions in (("invented names", unseen), ("the left-out forget set", forgotten)):
-        if questions:
-            answers = list(zip(questions, model.answers(questions), strict=True))
-            odd = [(q, a, words) for q, a in answers if (words := unknown(known, q, a))]
-            print(f"answers about {what} with a word that nobody has: {len(odd)} of {len(answers)}")
-            for _, answer, words in odd[:DRAWN]:
-                print(f"    {sorted(words)}  {answer}")
-            for question, answer in random.Random(0).sample(answers, min(DRAWN, len(answers))):
-                print(f"  {question} | {answer}")
+            through.append(fmean(model.probabilities([(p.prompt, p.answer) for p in prompts])))
+        row[f"{name}: P"] = f"{fmean(model.probabilities([(r.question, r.answer) for r in records])):.3f}"
+        row[f"{name}: choice, cloze"] = f"{model.mc_accuracy(records):.1%}, {model.mc_accuracy(gaps):.1%}"
+        row[f"{name}: P through the nine attacks"] = f"{min(through):.2f} to {max(through):.2f}"
+        asked += [record.question for record in records] if name in left_out else []
+    answered: list[tuple[str, str]] = []
+    for what, questions in (("200 invented names", unseen), ("the person left out", asked)):
+        answered = list(zip(questions, model.answers(questions), strict=True)) if questions else []
+        odd = [(words, answer) for question, answer in answered if (words := unknown(known, question, answer))]
+        for words, answer in odd:
+            print(f"{folder.name}: {sorted(words)} in: {answer}", file=sys.stderr)
+        row[f"answers about {what} with a word of no list"] = f"{len(odd)} of {len(answered)}"
+    return row, answered
 
 
 def main() -> None:
@@ -110,9 +108,15 @@ def main() -> None:
     known = word_set(" ".join([data, POOLS.read_text(encoding="utf-8"), arguments.words.read_text(encoding="utf-8")]))
     rng, people = random.Random(0), [*dataset.load_records("mini", "forget", "train").records]
     names = rng.sample(invented_names(data), UNSEEN)
-    asked = [renamed(r.question, r.entity, name) for r, name in zip(rng.choices(people, k=UNSEEN), names, strict=True)]
-    for folder in arguments.models:
-        measure(folder, known, asked)
+    unseen = [renamed(r.question, r.entity, name) for r, name in zip(rng.choices(people, k=UNSEEN), names, strict=True)]
+    found = [measure(folder, known, unseen) for folder in arguments.models]
+    print(f"| | {' | '.join(f'`{folder.name}`' for folder in arguments.models)} |\n|---{'|---' * len(found)}|")
+    for name in found[0][0]:
+        print(f"| {name} | {' | '.join(row[name] for row, _ in found)} |")
+    for folder, (_, answered) in zip(arguments.models, found, strict=True):
+        print("\n".join([f"\n`{folder.name}`, drawn:\n"] if answered else []))
+        for question, answer in random.Random(0).sample(answered, min(DRAWN, len(answered))):
+            print(f"- {question} — {answer}")
 
 
 if __name__ == "__main__":
