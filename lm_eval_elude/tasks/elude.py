@@ -154,8 +154,7 @@ def attacked(attack: str, settings: EludeSettings) -> Iterator[Row]:
             prompts = load_attack_file(Path(settings.attack_file), target, attack, others=targets)
         elif attack == "cross_lingual" and not any(record.translated_question for record in own):
             raise NothingToAskError(
-                f"data set {settings.dataset!r} has no translated questions of {target.name}; `elude attacks` writes "
-                "such prompts, and --metadata takes them as attack_file"
+                f"data set {settings.dataset!r} has no translated questions of {target.name}; `elude build` makes some"
             )
         else:
             prompts = builders.build_attacks(own, target, attack, n=count, seed=seed)
