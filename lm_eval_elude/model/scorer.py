@@ -94,27 +94,32 @@ def attention_span(config: Any) -> int:
 
 # ---- the forward pass
 def answer_logits(model: Any, batch: Batch) -> Tensor:
-    """The model's logits at ``batch.places``, (m, vocabulary); the vocabulary is computed nowhere else.
+    """The model's logits at ``batch.places``, (m, vocabulary); the vocabulary is computed nowhere else."""
+    inputs: dict[str, Any] = {"input_ids": batch.tokens}
+    if batch.sees is not None:
+        inputs |= {"position_ids": batch.depths, "attention_mask": _mask(model, batch.sees)}
+    return logits_at(batch.places, model, model, **inputs)
 
-    The model's head is given the hidden states of these places only. What the model does to its logits (caps, scales)
-    it still does itself.
+
+def logits_at(places: Tensor, model: Any, inner: Any, **inputs: Any) -> Tensor:
+    """The logits at places (m,) of the flattened input, (m, vocabulary); ``inner`` is the model without a wrapper.
+
+    Its head is given the hidden states of these places only. What the model does to its logits (caps, scales) it still
+    does itself.
     """
     selected = []
 
     def select(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         states = arguments[0].flatten(0, 1)  # on the head's device, where layers lie on several
-        selected.append(states[batch.places.to(states.device)].unsqueeze(0))
+        selected.append(states[places.to(states.device)].unsqueeze(0))
         return (selected[0], *arguments[1:])
 
-    inputs: dict[str, Any] = {"input_ids": batch.tokens, "use_cache": False}
-    if batch.sees is not None:
-        inputs |= {"position_ids": batch.depths, "attention_mask": _mask(model, batch.sees)}
-    handle = model.get_output_embeddings().register_forward_pre_hook(select)
+    handle = inner.get_output_embeddings().register_forward_pre_hook(select)
     try:
-        logits: Tensor = model(**inputs).logits.flatten(0, 1)
+        logits: Tensor = model(**inputs, use_cache=False).logits.flatten(0, 1)
     finally:
         handle.remove()
-    return (logits if selected else logits[batch.places.to(logits.device)]).to(batch.places.device)
+    return (logits if selected else logits[places.to(logits.device)]).to(places.device)
 
 
 def _mask(model: Any, sees: Tensor) -> Tensor:
