@@ -27,7 +27,6 @@ from lm_eval_elude.attacks.checks import Check
 from lm_eval_elude.attacks.prompt import CONTROL, CORRECT, LETTERS, PLACES, TEMPLATES, AttackPrompt, language_of
 from lm_eval_elude.data.records import PERTURBATIONS, QARecord
 from lm_eval_elude.data.targets import TARGETS, Target
-from lm_eval_elude.errors import UserError
 from lm_eval_elude.text.names import mask, rename, synonyms
 from lm_eval_elude.text.words import STOP, fact_tokens, words
 
@@ -201,10 +200,8 @@ def build_attacks(
     The records are gone through in one seeded order, the same for all nine types, again and again with other templates.
     Templates (and with them the languages) are used evenly, so are the right letters of multiple choice. Fewer than
     ``n`` prompts come back where the records do not allow as many: ``cross_lingual`` asks what is translated,
-    ``multiple_choice`` what has wrong answers. UserError for an unknown type.
+    ``multiple_choice`` what has wrong answers.
     """
-    if attack not in ATTACKS:
-        raise UserError(f"unknown attack {attack!r}; the types are {', '.join(ATTACKS)}")
     suite, row = Suite(records, target, attack, seed), ATTACKS[attack]
     templates = (target.thing and row.templates_thing) or row.templates
     group = [language_of(template) for template in templates]

@@ -115,8 +115,6 @@ def resolve(metadata: Mapping[str, Any]) -> EludeSettings:
     if forgotten and sorted(targets) != sorted(forgotten):
         say_once(f"scoring {', '.join(targets)} as asked; the checkpoint's optout.json says {', '.join(forgotten)}")
     say_once(f"target {', '.join(targets)}, data set '{source}'", logging.INFO)
-    if "attack_file" in values:
-        read.exists(values["attack_file"])
     return EludeSettings(targets, source, seed=values.pop("attack_seed", 0), **values)
 
 
