@@ -21,7 +21,13 @@ dataset = click.option(
 def endpoint(command: Callable[..., Any]) -> Callable[..., Any]:
     """The flags of a language model behind an endpoint."""
     for option in (
-        click.option("--timeout", default=120.0, show_default=True, help="Seconds a call."),
+        click.option(
+            "--timeout",
+            default=120.0,
+            show_default=True,
+            type=click.FloatRange(0, min_open=True),
+            help="Seconds a call.",
+        ),
         click.option("--workers", default=8, show_default=True, type=click.IntRange(1), help="Calls at once."),
         click.option("--llm-model", "model", required=True, help="Model to ask there; OPENAI_API_KEY has the key."),
         click.option(
