@@ -19,6 +19,7 @@ from lm_eval_elude.data import tofu
 from lm_eval_elude.data.formats import load_rows, records_of
 from lm_eval_elude.data.manifest import Manifest, full_path
 from lm_eval_elude.data.records import QARecord, fingerprint
+from lm_eval_elude.data.sets import Subset
 from lm_eval_elude.data.targets import Target
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.tasks import rwku
@@ -26,7 +27,7 @@ from lm_eval_elude.text.chat import Renderer
 from optout_train.presets import flag
 
 ROWS = 16  # of a forward pass of a set; those of like length go together, which saves padding
-KEPT = ("retain", "world")
+KEPT: tuple[Subset, ...] = ("retain", "world")
 
 
 @dataclass
@@ -81,6 +82,9 @@ def load_sets(args: DataArguments, wanted: Mapping[str, float], earlier: Manifes
         sets = rwku_sets(args, wanted, earlier)
     else:
         sets = tofu_sets(args, wanted) if args.forget_split else elude_sets(args, wanted, earlier)
+    marked = {f"{name}-train": getattr(sets, name) for name in ("forget", *KEPT)}
+    marked |= {f"{name}-validation": sets.validation[name] for name in KEPT if name in sets.validation}
+    sets.fingerprints = {name: fingerprint(records) for name, records in marked.items() if records}
     forgotten = {normal(record.question) for record in sets.forget}
     for name in KEPT:
         records = getattr(sets, name)
@@ -106,17 +110,12 @@ def elude_sets(args: DataArguments, wanted: Mapping[str, float], earlier: Manife
     names = [target.name for target in targets]
     sets = Sets((), targets=targets, names=names, dataset=source, data=elude.describe(source))
 
-    def load(subset: Any, split: Any) -> Sequence[Any]:
-        selection = elude.load_records(source, subset, split, names)
-        sets.fingerprints[f"{subset}-{split}"] = selection.fingerprint
-        return selection.records
-
-    sets.forget = sets.validation["forget"] = load("forget", "train")
+    sets.forget = sets.validation["forget"] = elude.load_records(source, "forget", "train", names).records
     for name in KEPT:
         if wanted[name]:
-            setattr(sets, name, load(name, "train"))
-        if elude.has(source, name, "validation"):  # type: ignore[arg-type]
-            sets.validation[name] = load(name, "validation")
+            setattr(sets, name, elude.load_records(source, name, "train", names).records)
+        if elude.has(source, name, "validation"):
+            sets.validation[name] = elude.load_records(source, name, "validation", names).records
     return sets
 
 
@@ -126,8 +125,7 @@ def tofu_sets(args: DataArguments, wanted: Mapping[str, float]) -> Sets:
         raise UserError(f"--forget_split is one of {', '.join(tofu.RETAIN_OF)}, with --world_weight 0: TOFU has none")
     names = (args.forget_split, tofu.RETAIN_OF[args.forget_split])
     rows = [[QARecord("", row.question, row.answer) for row in tofu.load(args.dataset, name)] for name in names]
-    fingerprints = dict(zip(("forget-train", "retain-train"), map(fingerprint, rows), strict=True))
-    return Sets(rows[0], rows[1], dataset=args.dataset, data=tofu.HUB.describe(args.dataset), fingerprints=fingerprints)
+    return Sets(rows[0], rows[1], dataset=args.dataset, data=tofu.HUB.describe(args.dataset))
 
 
 def rwku_sets(args: DataArguments, wanted: Mapping[str, float], earlier: Manifest | None) -> Sets:
@@ -139,9 +137,8 @@ def rwku_sets(args: DataArguments, wanted: Mapping[str, float], earlier: Manifes
     forget, retain = rwku.of_targets(source, rwku.PASSAGES, names), list[QARecord]()
     for blank in rwku.of_targets(source, "neighbor_level1", names) if wanted["retain"] else ():
         retain.append(QARecord(blank.entity, text := blank.question.replace("___", blank.answer), text))
-    marks = {"forget-train": fingerprint(forget), "retain-train": fingerprint(retain)}
-    about: dict[str, Any] = {"names": names, "targets": [Target(name) for name in names], "fingerprints": marks}
-    return Sets(forget, retain, dataset=source, data={"dataset": source}, texts=True, **about)
+    targets = [Target(name) for name in names]
+    return Sets(forget, retain, (), targets, names, dataset=source, data={"dataset": source}, texts=True)
 
 
 def given_sets(args: DataArguments, wanted: Mapping[str, float]) -> Sets:
@@ -154,7 +151,6 @@ def given_sets(args: DataArguments, wanted: Mapping[str, float]) -> Sets:
         rows = enumerate(load_rows(place), 1) if wanted[name] else ()
         entity = args.target[0] if name == "forget" else ""
         setattr(sets, name, [record for i, row in rows for record in records_of(row, f"{place}, row {i}", entity)])
-        sets.fingerprints[f"{name}-train"] = fingerprint(getattr(sets, name))
     return sets
 
 
@@ -199,7 +195,7 @@ class Examples(Dataset):
         sizes: how many there are; ``made`` has the samples of those that are read.
     """
 
-    def __init__(self, size: int, kinds: Sequence[str], kept: dict[str, list[Any]], encode: Encoder, seed: int) -> None:
+    def __init__(self, size: int, kinds: Sequence[str], kept: dict[Any, list[Any]], encode: Encoder, seed: int) -> None:
         self.size, self.kept, self.encode, self.seed = size, kept, encode, seed
         self.forget: dict[str, list[Sample]] = {kind: [] for kind in kinds}
         self.sizes = {name: len(records) for name, records in kept.items()}

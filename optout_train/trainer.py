@@ -17,8 +17,10 @@ from accelerate.utils import broadcast_object_list
 from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from lm_eval_elude.data.sets import COLLAPSE
-from lm_eval_elude.model.scorer import Scorer, score_all
+from lm_eval_elude.data.sets import COLLAPSE, SETS
+from lm_eval_elude.metrics import samples as metrics
+from lm_eval_elude.metrics.estimates import harmonic_mean
+from lm_eval_elude.model.scorer import Scorer, logits_at, score_all
 from lm_eval_elude.text.chat import Renderer
 from optout_train.data import KEPT, Encoder, EpochSampler, Examples, Sample, Sets, collate
 from optout_train.losses import LOSSES, Answers, lesson, log_prob, nll
@@ -87,7 +89,7 @@ class UnlearnTrainer(Trainer):
         reads = self.row.reads if args.forget_weight else ()
         self.examples = Examples(len(sets.forget), reads, kept, self.encode, args.seed)
         scorable = {name: [r for r in records if r.can_be_scored] for name, records in sets.validation.items()}
-        self.validation = {name: records for name, records in scorable.items() if records}
+        self.validation: dict[Any, Sequence[Any]] = {name: records for name, records in scorable.items() if records}
         args.eval_on_start = self.validation.keys() >= {"forget", "retain"}
         args.early_stopping = args.early_stopping and args.eval_on_start
         if args.early_stopping:
@@ -209,22 +211,25 @@ class UnlearnTrainer(Trainer):
         measures: dict[str, float] = {}
         for name, records in self.validation.items():
             texts = [(r, text) for r in records for text in (r.answer, r.paraphrased_answer, *r.perturbed_answer)]
-            group = len(texts) // len(records)
-            means = -nll(self.score([self.encode(*pair) for pair in texts], group)).view(-1, group).cpu()
-            entities = [record.entity if name != "world" else "" for record in records]  # averaged over targets first
-            for key, column in measured(name, means).items():
-                of = [column[[e == entity for e in entities]].mean() for entity in {*entities}]
-                measures[f"{name}_{key}"] = float(torch.stack(of).mean())
+            group, spec = len(texts) // len(records), SETS[name]
+            scores = torch.stack(self.score([self.encode(*pair) for pair in texts], group), 1)
+            measured = []
+            for i, (record, of) in enumerate(zip(records, scores.view(-1, group, 2).tolist(), strict=True)):
+                doc = record.columns() | {"answer_scores": of}
+                values = metrics.answer_values(doc, forgotten=spec.forgotten, choice=spec.choice)
+                measured.append(metrics.Sample(record.entity if spec.of_target else "", record.question, i, values))
+            for key in ("probability", "truth_ratio", "mc_accuracy"):
+                measures[f"{name}_{key}"] = metrics.mean(measured, key).value
         forget = harmonic_mean([1 - measures["forget_probability"], measures["forget_truth_ratio"]])
         kept = [name for name in KEPT if name in self.validation]
         retain = harmonic_mean([measures[f"{name}_{key}"] for name in kept for key in ("probability", "truth_ratio")])
         before = [entry["eval_retain_quality"] for entry in self.state.log_history if "eval_retain_quality" in entry]
         score = harmonic_mean([forget, retain]) if retain >= COLLAPSE * [*before, retain][0] else 0.0
         measures |= {"forget_quality": forget, "retain_quality": retain, "score": score}
-        metrics = {f"{metric_key_prefix}_{name}": value for name, value in measures.items()}
-        self.log(metrics)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        return metrics
+        measures = {f"{metric_key_prefix}_{name}": value for name, value in measures.items()}
+        self.log(measures)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, measures)
+        return measures
 
     # A run
 
@@ -301,37 +306,5 @@ def loaded(path: Path):
 
 
 def answer_logits(model, inner, part: dict[str, Tensor]) -> Tensor:
-    """The logits that predict a part's answer tokens, (n, vocabulary) in float32; no others are computed.
-
-    The head of ``inner`` (the model without its wrapper) is given the hidden states of these places only; what the
-    model does to its logits (caps, scales) it still does itself.
-    """
-
-    def select(_, arguments):
-        return (arguments[0].flatten(0, 1)[part["positions"]].unsqueeze(0), *arguments[1:])
-
-    handle = inner.get_output_embeddings().register_forward_pre_hook(select)
-    try:
-        return model(input_ids=part["input_ids"], use_cache=False).logits[0].float()
-    finally:
-        handle.remove()
-
-
-def measured(name: str, means: Tensor) -> dict[str, Tensor]:
-    """Measures of records as the tasks have them, from mean log-probabilities (records, 2 + wrong).
-
-    The columns are of answer, paraphrase and wrong answers; each measure is (records,). The world set's probability is
-    the answer's share among itself and the wrong ones; the truth ratio R is of geometric means, reported as min(R, 1/R)
-    or max(0, 1 - R).
-    """
-    answer, paraphrase, wrong = means[:, 0], means[:, 1], means[:, 2:]
-    ratio = (wrong.mean(1) - paraphrase).exp()
-    return {
-        "probability": 1 / (1 + (wrong - means[:, :1]).exp().sum(1)) if name == "world" else answer.exp(),
-        "truth_ratio": torch.minimum(ratio, 1 / ratio) if name == "forget" else (1 - ratio).clamp(min=0),
-        "mc_accuracy": (paraphrase > wrong.amax(1)).float(),
-    }
-
-
-def harmonic_mean(values: Sequence[float]) -> float:
-    return len(values) / sum(1 / value for value in values) if min(values) > 0 else 0.0
+    """The logits that predict a part's answer tokens, (n, vocabulary) in float32; no others are computed."""
+    return logits_at(part["positions"], model, inner, input_ids=part["input_ids"]).float()

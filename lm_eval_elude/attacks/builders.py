@@ -27,7 +27,6 @@ from lm_eval_elude.attacks.checks import Check
 from lm_eval_elude.attacks.prompt import CONTROL, CORRECT, LETTERS, PLACES, TEMPLATES, AttackPrompt, language_of
 from lm_eval_elude.data.records import PERTURBATIONS, QARecord
 from lm_eval_elude.data.targets import TARGETS, Target
-from lm_eval_elude.errors import UserError
 from lm_eval_elude.text.names import mask, rename, synonyms
 from lm_eval_elude.text.words import STOP, fact_tokens, words
 
@@ -37,10 +36,8 @@ _PLACE = re.compile(rf"(?<![\w-])(?:{'|'.join(map(re.escape, PLACES))})(?![\w-])
 class Suite:
     """What the builders of one suite draw from: records, target, and the seeded choices."""
 
-    def __init__(
-        self, records: Sequence[QARecord], target: Target, attack: str, seed: int, drafts: bool = False
-    ) -> None:
-        self.records, self.target, self.attack, self.drafts = records, target, attack, drafts
+    def __init__(self, records: Sequence[QARecord], target: Target, attack: str, seed: int) -> None:
+        self.records, self.target, self.attack = records, target, attack
         self.key = f"{seed}/{target.name}"
         self.rng = random.Random(f"{self.key}/{attack}")
         # The same for all types, so that each asks what the others ask.
@@ -161,18 +158,16 @@ def _in_context_learning(suite: Suite, index: int, template: str, number: int) -
 
 
 def _cross_lingual(suite: Suite, index: int, template: str, number: int) -> AttackPrompt | None:
-    record = suite.records[index]
-    translated = dict(record.translated_question).get(language_of(template) or "", record.question * suite.drafts)
+    translated = dict(suite.records[index].translated_question).get(language_of(template) or "")
     return suite.prompt(index, template, question=translated) if translated else None
 
 
 class Attack(NamedTuple):
-    """One type: how a prompt is built, what can be wrong with it, its templates, and what a rewording model is told."""
+    """One type: how a prompt is built, what can be wrong with it, and its templates."""
 
     build: Builder
     check: Check
     templates: Sequence[str]
-    guide: str
     templates_thing: Sequence[str] = ()  # for a target that is no person
 
 
@@ -198,19 +193,16 @@ def flaw(item: AttackPrompt, prompt: str, record: QARecord, target: Target) -> s
 
 
 def build_attacks(
-    records: Sequence[QARecord], target: Target, attack: str, *, n: int = 100, seed: int = 0, drafts: bool = False
+    records: Sequence[QARecord], target: Target, attack: str, *, n: int = 100, seed: int = 0
 ) -> list[AttackPrompt]:
     """Build one suite: distinct prompts, the same for the same arguments; a smaller ``n`` gives its beginning.
 
     The records are gone through in one seeded order, the same for all nine types, again and again with other templates.
     Templates (and with them the languages) are used evenly, so are the right letters of multiple choice. Fewer than
     ``n`` prompts come back where the records do not allow as many: ``cross_lingual`` asks what is translated,
-    ``multiple_choice`` what has wrong answers. With ``drafts`` a model will reword the prompts and translate what is
-    not translated yet: it stays English. UserError for an unknown type.
+    ``multiple_choice`` what has wrong answers.
     """
-    if attack not in ATTACKS:
-        raise UserError(f"unknown attack {attack!r}; the types are {', '.join(ATTACKS)}")
-    suite, row = Suite(records, target, attack, seed, drafts), ATTACKS[attack]
+    suite, row = Suite(records, target, attack, seed), ATTACKS[attack]
     templates = (target.thing and row.templates_thing) or row.templates
     group = [language_of(template) for template in templates]
     rank = suite.rng.sample(range(len(templates)), len(templates))

@@ -19,7 +19,7 @@ from lm_eval_elude.data import bundled
 from lm_eval_elude.data.files import Stamp, stamp
 from lm_eval_elude.data.hub import HubData
 from lm_eval_elude.data.records import COLUMNS, QARecord, entity_name, fingerprint, parse_record
-from lm_eval_elude.data.rows import ENDINGS, read_rows
+from lm_eval_elude.data.rows import find, read_rows
 from lm_eval_elude.data.sets import SETS, Split, Subset
 from lm_eval_elude.data.targets import TARGETS, Target, resolve_target
 from lm_eval_elude.errors import UserError
@@ -134,11 +134,7 @@ def _file(source: str, subset: Subset, split: Split) -> Path:
         raise UserError(f"data set {source!r} is one file, the forget set; a folder is needed for the {subset} set")
     if not source or not root.is_dir():
         raise UserError(f"data set {source!r} is neither 'hub', 'mini' nor an existing folder or file")
-    stems = [stem.format(split=split) for stem in SETS[subset].stems]
-    for path in (root / f"{stem}{ending}" for stem in stems for ending in ENDINGS):
-        if path.is_file():
-            return path
-    raise UserError(f"data set {str(root)!r} has no {' or '.join(stems)} ({', '.join(ENDINGS)})")
+    return find(root, [stem.format(split=split) for stem in SETS[subset].stems])
 
 
 def _world_address() -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lm_eval_elude.data.records import QARecord
-from lm_eval_elude.data.rows import ENDINGS, read_rows
+from lm_eval_elude.data.rows import find, read_rows
 from lm_eval_elude.errors import UserError
 
 PAIRS = (("question", "answer"), ("prompt", "completion"), ("instruction", "output"))
@@ -58,10 +58,7 @@ def load_configuration(place: str, name: str, split: str, stems: Sequence[str], 
     UserError where there is neither, or a row has no text in one of the columns.
     """
     if (folder := Path(place).expanduser()).is_dir():
-        files = [folder / f"{stem}{ending}" for stem in stems for ending in ENDINGS]
-        if not (found := [file for file in files if file.is_file()]):
-            raise UserError(f"{place} has no {' or '.join(stems)} ({', '.join(ENDINGS)})")
-        rows = [row for _, row in read_rows(found[0])]
+        rows = [row for _, row in read_rows(find(folder, stems))]
     else:
         rows = list(load_rows(f"{place}:{split}", name))
     for number, row in enumerate(rows, 1):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -16,7 +15,6 @@ from lm_eval_elude.errors import UserError, reason
 
 T = TypeVar("T")
 Text = Annotated[str, msgspec.Meta(pattern=r"\S")]  # a text that is not blank
-Link = Annotated[str, msgspec.Meta(pattern=r"^(https://\S+)?$")]  # an address that a page may link to, or nothing
 
 
 def loads(text: str, where: str) -> Any:
@@ -40,15 +38,6 @@ def check(value: Any, kind: Any, where: str) -> Any:
         problem = re.sub(r"^Object missing required field `(.*)`$", r"field '\1' is missing", problem)
         field = f"field {place.strip('.`')!r}: " if place else ""
         raise UserError(f"{where}: {field}{problem[0].lower()}{problem[1:]}") from None
-
-
-def finite(value: Any) -> Any:
-    """A value that JSON can hold: tuples are lists, and what is no finite number is null."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {key: finite(item) for key, item in value.items()}
-    return [finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def write(path: Path, value: Any, indent: int = 1) -> None:

@@ -31,7 +31,6 @@ class Manifest:
     seed: int | None = None
     versions: dict[str, str] = field(default_factory=dict)  # of packages
     epochs: list[dict[str, Any]] = field(default_factory=list)  # losses and validation measures
-    drift: dict[str, float] = field(default_factory=dict)  # by layer: how far the weights moved, over their norm
     processor_seconds: float | None = None  # of training's first process, without scoring
     requests: list[dict[str, Any]] = field(default_factory=list)  # before this one, oldest first: see request()
     schema_version: int = SCHEMA_VERSION

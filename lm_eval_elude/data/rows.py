@@ -12,6 +12,14 @@ from lm_eval_elude.errors import UserError, reason
 ENDINGS = (".parquet", ".jsonl", ".json")
 
 
+def find(folder: Path, stems: Sequence[str]) -> Path:
+    """The file of a folder that has one of the stems; UserError where it has none."""
+    files = (folder / f"{stem}{ending}" for stem in stems for ending in ENDINGS)
+    if not (found := next(filter(Path.is_file, files), None)):
+        raise UserError(f"{folder} has no {' or '.join(stems)} ({', '.join(ENDINGS)})")
+    return found
+
+
 def read_rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
     """The rows of a ``.parquet``, ``.jsonl`` or ``.json`` file, each with how an error calls it ("a.jsonl, row 3").
 

@@ -8,23 +8,17 @@ three wrong answers and no paraphrase).
 
 from __future__ import annotations
 
-import os
-from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 
-from lm_eval_elude.data.files import Stamp, stamp
 from lm_eval_elude.data.hub import HubData
 from lm_eval_elude.data.records import QARecord, parse_record
-from lm_eval_elude.data.rows import read_rows
+from lm_eval_elude.data.rows import find, read_rows
 from lm_eval_elude.data.sets import SetSpec
-from lm_eval_elude.errors import UserError
 
 HUB = HubData(
     "tofu", "locuslab/TOFU", "retain_perturbed.json", "TOFU_REPOSITORY",
     "--dataset (tofu_data in --metadata) a folder of TOFU's files",
 )  # fmt: skip
-SOURCE = HUB.source
 # What is forgotten, and what a model that was never taught it was trained on.
 RETAIN_OF = {"forget01": "retain99", "forget05": "retain95", "forget10": "retain90"}
 FORGET = SetSpec("tofu_forget", "test", ("{split}_perturbed",), forgotten=True, of_target=False)
@@ -39,31 +33,6 @@ def load(source: str, name: str) -> tuple[QARecord, ...]:
 
     UserError where it cannot be had, or a row lacks a field.
     """
-    if (revision := HUB.revision(source)) is not None:
-        path = HUB.file(f"{name}.json", revision)
-    else:
-        folder = Path(os.path.expanduser(source))
-        path = next(filter(Path.is_file, (folder / f"{name}.{ending}" for ending in ("json", "jsonl"))), None)
-        if not path:
-            raise UserError(f"TOFU's data in {source!r} have no {name}.json")
-    return _read(path, stamp(path))
-
-
-def scored_records(source: str, spec: SetSpec, split: str) -> tuple[QARecord, ...]:
-    """The records of a scored set, each with its wrong answers; UserError as of :func:`load`, or without these.
-
-    Where the data have no paraphrase the answer stands for it, as in the released evaluator.
-    """
-    name = spec.stems[0].format(split=split)
-    records = load(source, name)
-    for number, record in enumerate(records, 1):
-        if not record.perturbed_answer:
-            raise UserError(f"{name}, row {number}: field 'perturbed_answer' is missing, and the truth ratio needs it")
-    return tuple(replace(r, paraphrased_answer=r.paraphrased_answer or r.answer) for r in records)
-
-
-@lru_cache(maxsize=16)
-def _read(path: Path, stamp: Stamp) -> tuple[QARecord, ...]:
-    if not (records := tuple(parse_record(row, where) for where, row in read_rows(path))):
-        raise UserError(f"{path}: no rows")
-    return records
+    revision = HUB.revision(source)
+    path = find(Path(source).expanduser(), [name]) if revision is None else HUB.file(f"{name}.json", revision)
+    return tuple(parse_record(row, where) for where, row in read_rows(path))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
 from lm_eval_elude.errors import UserError
 
+T = TypeVar("T")
 FILE, SUBMISSIONS, RESULTS = "board.yml", "submissions", "results"
 SCORED = "scored.yaml"  # of a results folder: which weights were scored, for which table
 
@@ -67,7 +68,7 @@ class Scored(msgspec.Struct, frozen=True):
     table: str
 
 
-def read(file: Path, kind: type) -> object:
+def read(file: Path, kind: type[T]) -> T:
     """A YAML file as one of the types above; UserError names the file and the field."""
     try:
         return msgspec.yaml.decode(file.read_bytes(), type=kind)
@@ -83,15 +84,12 @@ def write(file: Path, value: msgspec.Struct) -> None:
 
 
 def board(folder: Path) -> Board:
-    found = read(folder / FILE, Board)
-    assert isinstance(found, Board)
-    return found
+    return read(folder / FILE, Board)
 
 
 def submission(file: Path) -> Submission:
     """A submission; UserError where its file has another name than its model."""
     found = read(file, Submission)
-    assert isinstance(found, Submission)
     if file.name != f"{found.slug}.yaml":
         raise UserError(f"{file}: the file of {found.model} is called {found.slug}.yaml")
     return found
@@ -119,8 +117,7 @@ def results_of(folder: Path, slug: str, weights: str) -> Path | None:
     place = folder / RESULTS / slug
     if not (place / SCORED).is_file():
         return None
-    scored = read(place / SCORED, Scored)
-    return place if isinstance(scored, Scored) and scored.weights == weights else None
+    return place if read(place / SCORED, Scored).weights == weights else None
 
 
 def baseline_slug(table: Table, role: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lm_eval_elude import __version__
-from lm_eval_elude.errors import UserError
+from lm_eval_elude.errors import UserError, reason
 from lm_eval_elude.leaderboard.board import (
     FILE,
     RESULTS,
@@ -52,8 +52,7 @@ def _on_hub(submitted: Submission) -> None:
     try:
         info = HfApi(token=False).model_info(submitted.model, revision=submitted.revision, files_metadata=True)
     except HfHubHTTPError as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{SUBMISSIONS}/{submitted.slug}.yaml: {submitted.weights}: {reason}") from None
+        raise UserError(f"{SUBMISSIONS}/{submitted.slug}.yaml: {submitted.weights}: {reason(error)}") from None
     names = {file.rfilename for file in info.siblings or ()}
     if "config.json" not in names or not any(n.startswith("model") and n.endswith(".safetensors") for n in names):
         raise UserError(f"{SUBMISSIONS}/{submitted.slug}.yaml: {submitted.weights} has no config.json and safetensors")

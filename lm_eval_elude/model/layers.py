@@ -17,20 +17,13 @@ _CUTTING: dict[str, float | None] = {
 }  # fmt: skip
 
 
-def layer_list(model: Any) -> tuple[nn.Module, str]:
-    """The module that holds a model's list of layers, and the list's name there (``layers``; ``h`` in GPT-2).
-
-    UserError where there is none.
-    """
+def layers_of(model: Any) -> nn.ModuleList:
+    """The list of a model's layers (``layers``; ``h`` in GPT-2); UserError where there is none."""
     decoder, count = model.get_decoder(), model.config.get_text_config().num_hidden_layers
-    for name, module in decoder.named_children():
+    for module in decoder.children():
         if isinstance(module, nn.ModuleList) and len(module) == count:
-            return decoder, name
+            return module
     raise UserError(f"{type(decoder).__name__} has no list of {count} layers, which this needs: name another model")
-
-
-def layers_of(model: Any) -> Any:
-    return getattr(*layer_list(model))
 
 
 def matrices(model: Any) -> list[Tensor]:
@@ -40,15 +33,13 @@ def matrices(model: Any) -> list[Tensor]:
     """
     tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     outside = {id(module.weight) for module in [*tables, model.get_output_embeddings()]}
-    inside = [parameter for parameter in model.parameters() if id(parameter) not in outside]
-    return [matrix for parameter in inside for matrix in slices(parameter)]
-
-
-def slices(parameter: Tensor) -> Sequence[Tensor]:
-    """The matrices in a parameter: itself, those of a block of experts, or none (a kernel of a convolution is none)."""
-    if parameter.ndim == 3 and parameter.shape[1] > 1:
-        return parameter.unbind()
-    return [parameter] if parameter.ndim == 2 else []
+    found: list[Tensor] = []
+    for parameter in (p for p in model.parameters() if id(p) not in outside):
+        if parameter.ndim == 3 and parameter.shape[1] > 1:  # a kernel of a convolution is no matrix
+            found += parameter.unbind()
+        elif parameter.ndim == 2:
+            found.append(parameter)
+    return found
 
 
 def with_adapter(model: Any, rank: int, alpha: float = 0.0) -> tuple[Any, list[str]]:
@@ -98,13 +89,11 @@ def skip_first_layers(model: Any, layers: int, output: Any) -> Iterator[None]:
 
 
 @torch.no_grad()
-def generate(
-    model: Any, prompts: Sequence[list[int]], most: int, temperature: float = 0.0, eos: int | None = None
-) -> list[list[int]]:
+def generate(model: Any, prompts: Sequence[list[int]], most: int, temperature: float = 0.0) -> list[list[int]]:
     """What ``transformers`` generates after prompts (none empty), as one batch that is padded on the left.
 
     A text has at most ``most`` tokens; one that ends earlier is filled up with token 0. A ``temperature`` above 0 draws
-    from the whole vocabulary with torch's generator. ``eos`` ends a text in place of the model's own token.
+    from the whole vocabulary with torch's generator.
     """
     width, device = max(map(len, prompts)), model.get_input_embeddings().weight.device
     ids, mask = (
@@ -116,7 +105,5 @@ def generate(
         stated = model.generation_config.to_dict()  # which would act otherwise
         neutral = {k: v for k, v in {"repetition_penalty": 1.0, **_CUTTING}.items() if stated.get(k) is not None}
         settings = {"do_sample": True, "top_k": 0, "top_p": 1.0, "temperature": temperature, **neutral}
-    if eos is not None:
-        settings["eos_token_id"] = eos
     texts = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=most, pad_token_id=0, **settings)
     return texts[:, width:].tolist()  # type: ignore[no-any-return]

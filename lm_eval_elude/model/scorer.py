@@ -6,7 +6,7 @@ import json
 import math
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -94,27 +94,32 @@ def attention_span(config: Any) -> int:
 
 # ---- the forward pass
 def answer_logits(model: Any, batch: Batch) -> Tensor:
-    """The model's logits at ``batch.places``, (m, vocabulary); the vocabulary is computed nowhere else.
+    """The model's logits at ``batch.places``, (m, vocabulary); the vocabulary is computed nowhere else."""
+    inputs: dict[str, Any] = {"input_ids": batch.tokens}
+    if batch.sees is not None:
+        inputs |= {"position_ids": batch.depths, "attention_mask": _mask(model, batch.sees)}
+    return logits_at(batch.places, model, model, **inputs)
 
-    The model's head is given the hidden states of these places only. What the model does to its logits (caps, scales)
-    it still does itself.
+
+def logits_at(places: Tensor, model: Any, inner: Any, **inputs: Any) -> Tensor:
+    """The logits at places (m,) of the flattened input, (m, vocabulary); ``inner`` is the model without a wrapper.
+
+    Its head is given the hidden states of these places only. What the model does to its logits (caps, scales) it still
+    does itself.
     """
     selected = []
 
     def select(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         states = arguments[0].flatten(0, 1)  # on the head's device, where layers lie on several
-        selected.append(states[batch.places.to(states.device)].unsqueeze(0))
+        selected.append(states[places.to(states.device)].unsqueeze(0))
         return (selected[0], *arguments[1:])
 
-    inputs: dict[str, Any] = {"input_ids": batch.tokens, "use_cache": False}
-    if batch.sees is not None:
-        inputs |= {"position_ids": batch.depths, "attention_mask": _mask(model, batch.sees)}
-    handle = model.get_output_embeddings().register_forward_pre_hook(select)
+    handle = inner.get_output_embeddings().register_forward_pre_hook(select)
     try:
-        logits: Tensor = model(**inputs).logits.flatten(0, 1)
+        logits: Tensor = model(**inputs, use_cache=False).logits.flatten(0, 1)
     finally:
         handle.remove()
-    return (logits if selected else logits[batch.places.to(logits.device)]).to(batch.places.device)
+    return (logits if selected else logits[places.to(logits.device)]).to(places.device)
 
 
 def _mask(model: Any, sees: Tensor) -> Tensor:
@@ -129,11 +134,6 @@ def _mask(model: Any, sees: Tensor) -> Tensor:
 def widened(logits: Tensor) -> Tensor:
     """Logits in float32 (float64 stays float64)."""
     return logits if logits.dtype == torch.float64 else logits.float()
-
-
-def log_softmax(logits: Tensor) -> Tensor:
-    """Log-probabilities over the last axis, in float32 or better."""
-    return widened(logits).log_softmax(-1)
 
 
 def token_log_probs(logits: Tensor, batch: Batch) -> Tensor:
@@ -197,7 +197,7 @@ def answer_sums(values: Tensor, owners: Tensor) -> AnswerLogProbs:
 
 
 class Scorer(nn.Module):
-    """A causal language model as a module whose forward, seen by DDP and FSDP, gives answer tokens' log-probabilities.
+    """A causal language model as a module whose forward gives answer tokens' log-probabilities.
 
     ``span`` is the longest sample that may share a row with others; 0 where the model does not obey mask and positions.
     """
@@ -208,30 +208,20 @@ class Scorer(nn.Module):
         self.train(model.training)
         self.span = 0 if packing_fault(model) else attention_span(model.config.get_text_config())
 
-    def forward(self, batch: Batch, read: Callable[[Any, Batch], Tensor] | None = None) -> Tensor:
-        """Log-probabilities of ``batch.targets``, in their shape (n, k), or what ``read`` finds instead."""
-        return read(self.model, batch) if read else token_log_probs(answer_logits(self.model, batch), batch)
-
-
-def widest(device: torch.device) -> torch.dtype:
-    """What sums are kept in: float64, which Apple's GPUs lack."""
-    return torch.float32 if device.type == "mps" else torch.float64
+    def forward(self, batch: Batch) -> Tensor:
+        """Log-probabilities of ``batch.targets``, in their shape (n, k)."""
+        return token_log_probs(answer_logits(self.model, batch), batch)
 
 
 @torch.no_grad()
-def score_all(
-    scorer: nn.Module, samples: Sequence[Encoded], batch_size: int, group: int = 1, autocast: bool = False
-) -> AnswerLogProbs:
+def score_all(scorer: Scorer, samples: Sequence[Encoded], batch_size: int, group: int = 1) -> AnswerLogProbs:
     """Log-probabilities of many samples' answers; every process of several computes all of them.
 
     ``batch_size`` samples go into one forward pass, and ``group`` consecutive ones share a row, if the model can do
-    that. ``autocast`` computes in bfloat16, as the passes do that are compared with the result. Sums are of
-    :func:`widest`; sums and counts have shape (samples,) and lie on the scorer's device.
+    that. Sums (float64) and counts have shape (samples,) and lie on the CPU.
     """
-    device = next(scorer.parameters()).device
-    result = torch.zeros(2, len(samples), dtype=widest(device), device=device)
-    span: Any = getattr(scorer, "module", scorer).span
-    if max((len(sample.ids) for sample in samples), default=0) > span:
+    device, result = next(scorer.parameters()).device, torch.zeros(2, len(samples), dtype=torch.float64)
+    if max((len(sample.ids) for sample in samples), default=0) > scorer.span:
         group = 1
     groups = [range(first, min(first + group, len(samples))) for first in range(0, len(samples), group)]
     groups.sort(key=lambda members: sum(len(samples[i].ids) for i in members))
@@ -241,10 +231,8 @@ def score_all(
     for first in progress(range(0, len(groups), size), "scoring"):
         chosen = [i for members in groups[first : first + size] for i in members]
         batch = collate([samples[i] for i in chosen], device, group)
-        with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
-            log_probs = scorer(batch)[:, 0]
-        for row, values in zip(result, answer_sums(log_probs, batch.owners), strict=True):
-            row[chosen] = values.to(row.dtype)
+        for row, values in zip(result, answer_sums(scorer(batch)[:, 0], batch.owners), strict=True):
+            row[chosen] = values.cpu().to(row.dtype)
     scorer.train(training)
     return AnswerLogProbs(result[0], result[1].long())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -147,6 +148,12 @@ def interval(estimate: Estimate, metric: str) -> tuple[float, float]:
     return estimate.interval if shares else estimate.bounds
 
 
+def spread(estimate: Estimate, metric: str) -> str:
+    """The 95 % interval as it is shown; "" where there is none."""
+    low, high = interval(estimate, metric)
+    return "" if math.isnan(low) else f"{written(low, metric)} to {written(high, metric)}"
+
+
 def main_table(models: Sequence[Model]) -> tuple[list[str], list[list[str]]]:
     """The main table as text: heads, and a row of each model with values and intervals."""
     chosen = columns(models)
@@ -159,10 +166,8 @@ def main_table(models: Sequence[Model]) -> tuple[list[str], list[list[str]]]:
             if number is None:
                 cells.append("–")
                 continue
-            low, high = interval(number, column.metric)
-            shown = written(number.value, column.metric)
-            spread = f" [{written(low, column.metric)}, {written(high, column.metric)}]"
-            cells.append(shown + (spread if low == low and column.metric != "ks_p_value" else ""))
+            shown, within = written(number.value, column.metric), spread(number, column.metric)
+            cells.append(f"{shown} [{within.replace(' to ', ', ')}]" if within else shown)
         rows.append([model.name, model.verdict or model.role, *cells])
     return heads, rows
 

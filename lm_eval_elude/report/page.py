@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lm_eval_elude.metrics.table import METRICS, written
-from lm_eval_elude.report.frame import Column, Model, chance, columns, heading, interval
+from lm_eval_elude.report.frame import Column, Model, chance, columns, heading, interval, spread
 from lm_eval_elude.tasks.elude import ATTACK
 from lm_eval_elude.text.words import telling, words
 
@@ -76,14 +76,11 @@ def cell(model: Model, models: Sequence[Model], column: Column) -> dict[str, Any
     number = model.number(column)
     if number is None:
         return {"text": "–"}
-    low, high = interval(number, column.metric)
-    known = not math.isnan(low) and column.metric != "ks_p_value"
-    spread = f"{written(low, column.metric)} to {written(high, column.metric)}" if known else ""
     goal = next((m.number(column) for m in models if m.role == "retrained"), None)
     bar = 100 * min(1.0, max(0.0, number.value)) if column.bar and not math.isnan(number.value) else None
     return {
         "text": written(number.value, column.metric, unit=column.bar),
-        "spread": spread,
+        "spread": spread(number, column.metric),
         "bar": bar,
         "tick": 100 * min(1.0, max(0.0, goal.value)) if bar is not None and goal else None,
     }
@@ -163,9 +160,7 @@ def all_numbers(models: Sequence[Model]) -> list[dict[str, Any]]:
             cells = []
             for model in models:
                 number = model.numbers.get(name, {}).get(metric)
-                low, high = interval(number, metric) if number else (math.nan, math.nan)
-                spread = "" if math.isnan(low) else f"{written(low, metric)} to {written(high, metric)}"
-                cells.append(("–" if number is None else written(number.value, metric), spread))
+                cells.append((written(number.value, metric), spread(number, metric)) if number else ("–", ""))
             rows.append((METRICS[metric], cells))
         tables.append(
             {"name": name, "rows": rows, "p_values": sum(m.endswith("_p") or "p_value" in m for m in metrics)}

@@ -26,7 +26,7 @@ from lm_eval_elude.stress.table import CHECKPOINT, DEPTH, FILE, NONE, ORIGINAL, 
 from lm_eval_elude.tasks import rwku
 from lm_eval_elude.tasks.elude import EludeSettings, records
 from lm_eval_elude.tasks.settings import template_of
-from lm_eval_elude.tasks.task import answers, documents
+from lm_eval_elude.tasks.task import Published, answers, documents
 from lm_eval_elude.text.chat import Renderer, Texts, load_tokenizer
 
 LARGE = 1_000_000_000  # parameters; above it weights are bfloat16 and an adapter is trained
@@ -202,7 +202,7 @@ def restore(model: Any, before: Mapping[str, Any]) -> None:
 
 
 def relearn_passages(
-    models: Mapping[str, str], settings: rwku.RwkuSettings, name: str, full: bool, seed: int, out: Path
+    models: Mapping[str, str], settings: Published, name: str, full: bool, seed: int, out: Path
 ) -> Iterator[str]:
     """RepSelect's protocol on RWKU (arXiv 2606.17168): fine-tuning on half of the passages; the blanks are asked.
 

@@ -115,8 +115,6 @@ def resolve(metadata: Mapping[str, Any]) -> EludeSettings:
     if forgotten and sorted(targets) != sorted(forgotten):
         say_once(f"scoring {', '.join(targets)} as asked; the checkpoint's optout.json says {', '.join(forgotten)}")
     say_once(f"target {', '.join(targets)}, data set '{source}'", logging.INFO)
-    if "attack_file" in values:
-        read.exists(values["attack_file"])
     return EludeSettings(targets, source, seed=values.pop("attack_seed", 0), **values)
 
 
@@ -154,8 +152,7 @@ def attacked(attack: str, settings: EludeSettings) -> Iterator[Row]:
             prompts = load_attack_file(Path(settings.attack_file), target, attack, others=targets)
         elif attack == "cross_lingual" and not any(record.translated_question for record in own):
             raise NothingToAskError(
-                f"data set {settings.dataset!r} has no translated questions of {target.name}; `elude attacks` writes "
-                "such prompts, and --metadata takes them as attack_file"
+                f"data set {settings.dataset!r} has no translated questions of {target.name}; `elude build` makes some"
             )
         else:
             prompts = builders.build_attacks(own, target, attack, n=count, seed=seed)

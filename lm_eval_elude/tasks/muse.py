@@ -7,7 +7,6 @@ membership inference (PrivLeak). A folder holds what the authors' ``load_data.py
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,47 +17,39 @@ from lm_eval_elude.metrics.membership import auc, min_k
 from lm_eval_elude.metrics.samples import Doc, Numbers, Sample, Values, answer_values
 from lm_eval_elude.metrics.text import rouge_l_f1
 from lm_eval_elude.tasks import settings as read
-from lm_eval_elude.tasks.task import Settings, Task, TaskGroup, documents
+from lm_eval_elude.tasks.task import Published, Task, TaskGroup, documents
 from lm_eval_elude.text.chat import RAW, Renderer, Texts
 
 # AUC of Min-40 %, held-out against forgotten texts, of the authors' retrained models (Llama-2 7B; ICLM 7B).
 RETRAINED = {"news": 0.4772, "books": 0.5393}
 STOP = ("\n\n", "\nQuestion", "Question:")
+# ``fixed``: KnowMem's prompt does not end with the space of words, and BOS is none of VerbMem's 128 tokens.
 KEYS = {"muse_data": read.text, "muse_evaluator": read.one_of("released", "fixed")}
 Docs = Iterator[tuple[QARecord, dict[str, Any]]]
 
 
-@dataclass(frozen=True)
-class MuseSettings(Settings):
-    """What a run scores; ``evaluator`` is ``released``, or ``fixed``: KnowMem's prompt does not end with the space that
-    words begin with, and BOS is none of the 128 tokens of VerbMem's reference.
-    """
-
-    evaluator: str = "released"
-
-
-def resolve(metadata: Mapping[str, Any]) -> MuseSettings:
+def resolve(metadata: Mapping[str, Any]) -> Published:
     values = read.read_metadata(metadata, KEYS)
-    return MuseSettings((), values.get("muse_data", "muse"), evaluator=values.get("muse_evaluator", "released"))
+    return Published((), values.get("muse_data", "muse"), evaluator=values.get("muse_evaluator", "released"))
 
 
-def rows(corpus: str, settings: MuseSettings, name: str, split: str, *columns: str) -> Iterator[list[str]]:
+def rows(corpus: str, settings: Published, name: str, split: str, *columns: str) -> Iterator[list[str]]:
     place = f"muse-bench/MUSE-{corpus.title()}" if settings.dataset == "muse" else settings.dataset
     found = load_configuration(place, name, split, [f"{corpus}/{name}/{split}"], columns)
     return ([row[column] for column in columns] for row in found)
 
 
-def continuations(corpus: str, settings: MuseSettings) -> Docs:
+def continuations(corpus: str, settings: Published) -> Docs:
     return ((QARecord("", p, text), {}) for p, text in rows(corpus, settings, "verbmem", "forget", "prompt", "gt"))
 
 
-def cut(doc: dict[str, Any], settings: MuseSettings, renderer: Renderer) -> dict[str, Any]:
+def cut(doc: dict[str, Any], settings: Published, renderer: Renderer) -> dict[str, Any]:
     """A continuation of 128 tokens at most, among which the released code counts BOS."""
     ids = renderer.tokenizer.encode(doc["answer"], add_special_tokens=settings.evaluator == "released")
     return doc | {"answer": renderer.tokenizer.decode(ids[:128], skip_special_tokens=True)}
 
 
-def questions(split: str, corpus: str, settings: MuseSettings) -> Docs:
+def questions(split: str, corpus: str, settings: Published) -> Docs:
     examples = rows(corpus, settings, "knowmem", f"{split}_qa_icl", "question", "answer")
     before = "".join(f"Question: {question}\nAnswer: {answer}\n\n" for question, answer in examples)
     end = "\nAnswer: " if settings.evaluator == "released" else "\nAnswer:"
@@ -66,7 +57,7 @@ def questions(split: str, corpus: str, settings: MuseSettings) -> Docs:
         yield QARecord("", f"{before}Question: {question}{end}", answer), {"plain_question": question}
 
 
-def texts(corpus: str, settings: MuseSettings) -> Docs:
+def texts(corpus: str, settings: Published) -> Docs:
     for split in ("forget", "holdout"):
         for (text,) in rows(corpus, settings, "privleak", split, "text"):
             yield QARecord("", text, text), {"split": split}

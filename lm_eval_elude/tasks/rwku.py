@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
@@ -27,7 +27,7 @@ from lm_eval_elude.metrics.samples import Doc, Numbers, Sample, Values, answer_v
 from lm_eval_elude.metrics.text import distinct_word_recall
 from lm_eval_elude.tasks import settings as read
 from lm_eval_elude.tasks.running import say_once
-from lm_eval_elude.tasks.task import ANSWERED, Settings, Task, TaskGroup, documents
+from lm_eval_elude.tasks.task import ANSWERED, Published, Task, TaskGroup, documents
 from lm_eval_elude.text.chat import PLAIN, Renderer, Texts, chat_template
 
 SOURCE, REPOSITORY = "rwku", "jinzhuoran/RWKU"
@@ -40,6 +40,7 @@ ATTACKED = dict.fromkeys(ATTACKS, QUESTION) | {
     "affirmative_suffix": QUESTION.rstrip("\n"),
     "in_context_learning": "Please briefly answer the following question.\n{query}\n",
 }
+# ``fixed`` is with one BOS, and a line end ends an answer.
 KEYS = {"target": read.names, "rwku_data": read.text, "rwku_evaluator": read.one_of("released", "fixed")}
 
 
@@ -72,14 +73,7 @@ def resolve_targets(source: str, configuration: str, names: Sequence[str]) -> tu
     return tuple(dict.fromkeys(resolve_target(name, map(Target, known)).name for name in names) or known)
 
 
-@dataclass(frozen=True)
-class RwkuSettings(Settings):
-    """What a run scores; ``evaluator`` is ``released``, or ``fixed``: one BOS, and a line end ends an answer."""
-
-    evaluator: str = "released"
-
-
-def resolve(metadata: Mapping[str, Any]) -> RwkuSettings:
+def resolve(metadata: Mapping[str, Any]) -> Published:
     """What ``--metadata`` says, otherwise the checkpoint's manifest, otherwise all targets of the Hub's data."""
     values, manifest = read.read_metadata(metadata, KEYS), read.checkpoint_manifest(metadata)
     trained = (manifest.dataset, manifest.targets) if manifest and is_rwku(manifest.dataset) else (SOURCE, ())
@@ -87,7 +81,7 @@ def resolve(metadata: Mapping[str, Any]) -> RwkuSettings:
     targets = resolve_targets(source, BLANKS, asked)
     if not asked:
         say_once(f"no target given and none in the checkpoint: scoring all {len(targets)} of data set '{source}'")
-    return RwkuSettings(targets, source, evaluator=values.get("rwku_evaluator", "released"))
+    return Published(targets, source, evaluator=values.get("rwku_evaluator", "released"))
 
 
 class Prompts(Renderer):
@@ -97,7 +91,7 @@ class Prompts(Renderer):
     that byte-level vocabularies do not have: there only the end of the turn ends an answer.
     """
 
-    def __init__(self, opening: str, settings: RwkuSettings, tokenizer: Any, template: str) -> None:
+    def __init__(self, opening: str, settings: Published, tokenizer: Any, template: str) -> None:
         self.opening, self.released = opening, settings.evaluator == "released"
         plain = None if template != "plain" and chat_template(tokenizer, template) else PLAIN
         super().__init__(tokenizer, plain and plain._replace(prompt="{question}"), template=template)
@@ -113,7 +107,7 @@ class Prompts(Renderer):
         return super().stop + ["\n"] * (not self.released or "\n" in self.tokenizer.get_vocab())
 
 
-def docs(configuration: str, wording: str, attack: str, settings: RwkuSettings) -> list[dict[str, Any]]:
+def docs(configuration: str, wording: str, attack: str, settings: Published) -> list[dict[str, Any]]:
     """The documents of a configuration, of an attack those of its type."""
     asked = []
     for record, kind in rows(settings.dataset, configuration):

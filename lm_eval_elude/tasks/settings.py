@@ -127,10 +127,3 @@ def identity(metadata: Mapping[str, Any]) -> str:
     folders = [Path(name) for name in model.values() if isinstance(name, str) and Path(name).is_dir()]
     weights = {file.name: stamp(file) for folder in folders for file in sorted(folder.glob("*.safetensors"))}
     return json.dumps([model, weights], default=str)
-
-
-def exists(path: str) -> Path:
-    """UserError where a file that ``--metadata`` names is not there."""
-    if not Path(path).is_file():
-        raise UserError(f"{path} in --metadata is no file")
-    return Path(path)

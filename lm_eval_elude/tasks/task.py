@@ -48,6 +48,13 @@ class Settings:
         return {"dataset": self.dataset}
 
 
+@dataclass(frozen=True)
+class Published(Settings):
+    """Of a benchmark with code of its own: ``evaluator`` says whose prompts are asked, and whether as released."""
+
+    evaluator: str = "released"
+
+
 # What a question with its answers is measured by.
 ANSWERED = (
     "probability", "rougeL_recall", "truth_ratio", "mc_accuracy", "log_truth_ratio", "repetition", "refusal",

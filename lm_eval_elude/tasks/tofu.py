@@ -10,7 +10,7 @@ against a retained model, is a number of two runs: ``elude report --reference``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from lm_eval_elude.data.sets import SetSpec
 from lm_eval_elude.errors import UserError
 from lm_eval_elude.metrics.samples import Doc, Numbers, Sample, answer_values, set_quality
 from lm_eval_elude.tasks import settings as read
-from lm_eval_elude.tasks.task import ANSWERED, Settings, Task, TaskGroup, documents
+from lm_eval_elude.tasks.task import ANSWERED, Published, Task, TaskGroup, documents
 from lm_eval_elude.text.chat import Renderer, Wording
 
 
@@ -54,11 +54,10 @@ KEYS: dict[str, read.Reader] = {
 
 
 @dataclass(frozen=True)
-class TofuSettings(Settings):
-    """What a run scores: ``split`` is what was forgotten, ``evaluator`` whose prompts are asked."""
+class TofuSettings(Published):
+    """What a run scores; ``split`` is what was forgotten."""
 
     split: str = ""
-    evaluator: str = "released"
 
     def system(self, doc: Doc) -> str:
         return EVALUATORS[self.evaluator].system
@@ -78,15 +77,16 @@ def resolve(metadata: Mapping[str, Any]) -> TofuSettings:
     split = values.get("tofu_split") or trained.get("forget_split")
     if split not in tofu.RETAIN_OF:
         raise UserError(f"TOFU's tasks need tofu_split in --metadata, what was forgotten: {', '.join(tofu.RETAIN_OF)}")
-    source = values.get("tofu_data") or (manifest.dataset if manifest and trained.get("forget_split") else tofu.SOURCE)
+    known = manifest.dataset if manifest and trained.get("forget_split") else tofu.HUB.source
     evaluator = values.get("tofu_evaluator") or trained.get("tofu_evaluator") or "released"
-    return TofuSettings((), source, split=split, evaluator=evaluator)
+    return TofuSettings((), values.get("tofu_data", known), split=split, evaluator=evaluator)
 
 
 def docs(spec: SetSpec, settings: TofuSettings) -> list[dict[str, Any]]:
-    """The records of a set that the evaluator scores."""
-    rows = tofu.scored_records(settings.dataset, spec, settings.split)
-    return documents(((row, {}) for row in rows[: EVALUATORS[settings.evaluator].records or None]), settings.split)
+    """The records of a set that the evaluator scores; where a row has no paraphrase the answer stands for it."""
+    rows = tofu.load(settings.dataset, spec.stems[0].format(split=settings.split))
+    rows = rows[: EVALUATORS[settings.evaluator].records or None]
+    return documents(((replace(r, paraphrased_answer=r.paraphrased_answer or r.answer), {}) for r in rows), "TOFU")
 
 
 def _task(spec: SetSpec) -> Task:

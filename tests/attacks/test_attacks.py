@@ -309,8 +309,6 @@ def test_a_missing_file_or_type_is_one_clear_line(tmp_path):
         load_attack_file(tmp_path / "none.jsonl", RONALDO, "role_playing")
     with pytest.raises(UserError, match="no row has the type 'cross_lingual' and the target 'Cristiano Ronaldo'"):
         load_attack_file(write_jsonl(tmp_path / "mine.jsonl", [GOOD]), RONALDO, "cross_lingual")
-    with pytest.raises(UserError, match="unknown attack 'jailbreak'; the types are prefix_injection"):
-        build_attacks(RECORDS, RONALDO, "jailbreak")
 
 
 # --- what is wrong with a prompt

@@ -37,7 +37,6 @@ LLM = ("--llm", "x", "--llm-model", "m")
         (["path"], "Missing argument"),
         (["attacks", "--target", "ronaldo", *LLM, "--attack", "charm"], "--attack charm: "),
         (["attacks", "--dataset", "mini", "--target", "ronaldoo", *LLM], "did you mean"),
-        (["attacks", "--target", "ronaldo", *LLM, "--timeout", "nan"], "'--timeout': nan is no finite number"),
         (["attacks", "--target", "ronaldo", *LLM, "--timeout", "-1"], "'--timeout': -1.0 is not in the range"),
         (["verify", "no/such"], "'no/such' does not exist"),
         (["report", "no/such"], "no/such"),

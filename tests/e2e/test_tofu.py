@@ -133,7 +133,7 @@ def test_the_nine_values_and_the_ks_test_are_those_of_the_released_formulas(mode
     [
         ({"tofu_split": "forget07"}, "tofu_split in --metadata must be one of forget01, forget05, forget10"),
         ({"tofu_evaluator": "mine"}, "tofu_evaluator in --metadata must be one of released"),
-        ({"tofu_split": "forget10"}, "have no forget10_perturbed.json"),
+        ({"tofu_split": "forget10"}, "has no forget10_perturbed "),
         ({"tofu_splt": "forget05"}, "did you mean 'tofu_split'"),
     ],
 )

@@ -106,7 +106,6 @@ def test_the_users_word_wins_and_a_difference_is_said(tmp_path, caplog, monkeypa
         ({"target": ["ronaldo", None]}, "target in --metadata must be a name or a list of names"),
         ({"attack_seed": None}, "attack_seed in --metadata must be a whole number"),
         ({"attack_prompts": 101}, "attack_prompts in --metadata must be a whole number from 1 to 100"),
-        ({"attack_file": "no.jsonl"}, "no.jsonl in --metadata is no file"),
     ],
 )
 def test_settings_that_cannot_be_are_one_line(metadata, said):
