@@ -51,22 +51,22 @@ def sentence(template: str, what: str, value: str) -> str:
     return text[0].upper() + text[1:]
 
 
-def right(model: Any, renderer: Any, facts: Sequence[Fact], wording: int, batch: int = 24) -> list[bool]:
-    """Multiple choice in one wording: of each fact, whether the true answer is the likeliest."""
+def right(model: Any, renderer: Any, facts: Sequence[Fact], wordings: Sequence[int], batch: int = 24) -> list[bool]:
+    """Multiple choice: of each fact in each wording, whether the true answer is the likeliest; wording by wording."""
     from lm_eval_elude.model.scorer import Scorer, score_all
 
-    options = [
-        (f.wordings[wording], text) for f in facts for text in (f.record.paraphrased_answer, *f.record.perturbed_answer)
-    ]
+    asked = [(fact.wordings[wording], fact.record) for wording in wordings for fact in facts]
+    options = [(text, answer) for text, r in asked for answer in (r.paraphrased_answer, *r.perturbed_answer)]
     samples = [renderer.encode_turn(*pair) for pair in options]
-    means = score_all(Scorer(model), samples, batch, PERTURBATIONS + 1).means.view(len(facts), -1)
+    means = score_all(Scorer(model), samples, batch, PERTURBATIONS + 1).means.view(len(asked), -1)
     return (means[:, 0] > means[:, 1:].amax(1)).tolist()
 
 
 def known(model: Any, renderer: Any, facts: Sequence[Fact]) -> list[Fact]:
     """Those that are right in all wordings."""
     for wording in range(3):
-        facts = [fact for fact, is_right in zip(facts, right(model, renderer, facts, wording), strict=True) if is_right]
+        answers = right(model, renderer, facts, [wording])
+        facts = [fact for fact, is_right in zip(facts, answers, strict=True) if is_right]
     return [*facts]
 
 

@@ -121,7 +121,7 @@ def loss(model: Any, tokenizer: Any) -> float:
 
 
 def accuracy(model: Any, renderer: Any, facts: Sequence[Fact]) -> float:
-    return fmean(is_right for wording in range(3) for is_right in right(model, renderer, facts, wording))
+    return fmean(right(model, renderer, facts, range(3)))
 
 
 def attacked(model: Any, renderer: Any, facts: Sequence[Fact]) -> dict[str, float]:
@@ -177,7 +177,8 @@ def main() -> None:
     rows = outcome.read_rows(table)
     done = {tuple(row[name] for name in COLUMNS[:4]) for row in rows}
     runs = [run for run in outcome.read_plan(given.plan) if run.key not in done]
-    hours = sum(outcome.expected(run, rows) if rows else GUESS[run.method] for run in runs) / 3600
+    timed = {row["method"] for row in rows}
+    hours = sum(outcome.expected(run, rows) if run.method in timed else GUESS[run.method] for run in runs) / 3600
     print(f"{len(runs)} runs to do, {len(rows)} are in {table}; about {hours:.1f} hours", flush=True)
     for run in runs:
         row = measure(run, original, given.work.resolve())
