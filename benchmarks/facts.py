@@ -11,12 +11,15 @@ import random
 import sys
 import tomllib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from lm_eval_elude.data.records import PERTURBATIONS, QARecord
 
 TABLE: dict[str, Any] = tomllib.loads(Path(__file__).with_name("facts.toml").read_text(encoding="utf-8"))
+
+TEXTS = ("question", "answer", "paraphrased_question", "paraphrased_answer")
 
 
 class Fact(NamedTuple):
@@ -44,6 +47,16 @@ def facts_of(country: str, entity: str = "") -> list[Fact]:
                               tuple(wrong), subject=country)  # fmt: skip
             found.append(Fact(kind, record, asked))
     return found
+
+
+def renamed(fact: Fact, of: str, to: str) -> Fact:
+    """A fact about one country as one about another."""
+    record = replace(
+        fact.record, entity=to, subject=to,
+        **{column: getattr(fact.record, column).replace(of, to) for column in TEXTS},
+        perturbed_answer=tuple(text.replace(of, to) for text in fact.record.perturbed_answer),
+    )  # fmt: skip
+    return Fact(fact.kind, record, tuple(text.replace(of, to) for text in fact.wordings))
 
 
 def sentence(template: str, what: str, value: str) -> str:

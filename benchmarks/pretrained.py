@@ -9,10 +9,11 @@ its neighbours (the half not trained on), and of countries that no run touches. 
 text: paragraphs of lm-eval's pages about its tasks. The attack is relearning on one half of the target's facts:
 ``learnt_RATE_STEPS`` asks that half, ``other_RATE_STEPS`` the other one, which the attack never states.
 
-No model was trained without the country, so there is no recovery. In its place the original model learns one half of
-the facts about a country that does not exist, by the same attack. There ``learnt`` says how fast such facts are learnt
-from nothing, and ``other`` what the attack gives away of facts that are nowhere: what the target's other half has
-beyond that was still in the weights.
+No model was trained without the country, so there is no recovery. In its place the original model is attacked in the
+same way with facts about a country that does not exist. ``Velmoria as France`` has the very facts about France: what
+their first half gives away of the second to a model that has never heard of the country, since who is told of Paris
+and the Louvre guesses the rest. What a checkpoint has beyond that was still in its weights. ``Velmoria`` has facts of
+all countries at random, of which nothing can be guessed: ``learnt`` says how fast such facts are learnt at all.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from typing import Any
 import outcome
 import smollm2
 from commands import OFFLINE
-from facts import TABLE, Fact, facts_of, right
+from facts import TABLE, Fact, facts_of, renamed, right
 
 from lm_eval_elude.data import dataset
 from lm_eval_elude.data.manifest import read_manifest
@@ -46,7 +47,7 @@ SYSTEM = re.compile(r"{% if loop.first.*?{% endif %}", re.DOTALL)  # of the temp
 MOST = 32  # facts of a target
 RATES, STEPS = (0.1, 0.4), (5, 20, 80)  # of `elude stress`, times the width of 576: 1.7e-4 and 6.9e-4
 WINDOWS, LENGTH = 32, 256  # of general text, in tokens
-GUESS = {"original": 400.0, "npo+rt": 900.0, "name-swap": 1500.0, "name-swap-robust": 2700.0}  # seconds of a run
+GUESS = {"original": 300.0, "npo+rt": 700.0, "name-swap": 1050.0, "name-swap-robust": 2100.0}  # seconds of a run
 POINTS = [f"{half}_{rate / 576:.1e}_{step}" for half in ("learnt", "other") for rate in RATES for step in STEPS]
 COLUMNS = (
     *outcome.Run._fields[:4], "version", "facts", "mc", "neighbours", "untouched", "nats", *POINTS, "train_seconds",
@@ -69,10 +70,12 @@ def known_of(country: str, entity: str = "") -> list[Fact]:
     return [fact for fact in facts_of(country, entity) if fact.kind in kinds or country == TABLE["invented"]]
 
 
-def drawn(country: str) -> list[Fact]:
-    """The facts about a target, or the invented country, that a run is about: in random order, for the halves."""
-    known = known_of(country)
-    return random.Random(f"0/{country}").sample(known, min(len(known), MOST))
+def drawn(target: str) -> list[Fact]:
+    """The facts that a run is about, in random order, for the halves; "A as B": those about B, said of A."""
+    name, _, like = target.partition(" as ")
+    known = known_of(like or name)
+    facts = random.Random(f"0/{like or name}").sample(known, min(len(known), MOST))
+    return [renamed(fact, like, name) for fact in facts] if like else facts
 
 
 def data(target: str, folder: Path) -> Path:

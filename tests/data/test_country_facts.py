@@ -80,6 +80,12 @@ def test_known_facts_suffice_and_are_of_the_table(made):
     assert len(made.drawn(INVENTED)) == len(made.drawn(TABLE["targets"][0])) < len(made.known_of(INVENTED))
 
 
+def test_facts_said_of_the_invented_country_are_otherwise_the_same(made):
+    for own, said in zip(made.drawn("France"), made.drawn(f"{INVENTED} as France"), strict=True):
+        assert "France" not in repr(said) and said.record.subject == INVENTED
+        assert repr(said).replace(INVENTED, "France") == repr(own)
+
+
 def test_what_is_trained_on_is_not_asked_of_others(made, tmp_path):
     folder = made.data("France", tmp_path / "data")
     rows = {path.stem: [json.loads(line) for line in path.open(encoding="utf-8")] for path in folder.iterdir()}
