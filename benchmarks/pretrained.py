@@ -47,7 +47,7 @@ SYSTEM = re.compile(r"{% if loop.first.*?{% endif %}", re.DOTALL)  # of the temp
 MOST = 32  # facts of a target
 RATES, STEPS = (0.1, 0.4), (5, 20, 80)  # of `elude stress`, times the width of 576: 1.7e-4 and 6.9e-4
 WINDOWS, LENGTH = 32, 256  # of general text, in tokens
-GUESS = {"original": 300.0, "npo+rt": 700.0, "name-swap": 1050.0, "name-swap-robust": 2100.0}  # seconds of a run
+GUESS = {"original": 300.0, "npo+rt": 700.0, "name-swap": 1050.0, "name-swap-robust": 2700.0}  # seconds of a run
 POINTS = [f"{half}_{rate / 576:.1e}_{step}" for half in ("learnt", "other") for rate in RATES for step in STEPS]
 COLUMNS = (
     *outcome.Run._fields[:4], "version", "facts", "mc", "neighbours", "untouched", "nats", *POINTS, "train_seconds",
