@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, relu
 
-REPLACEMENT = 0.33  # with 0 half of the answers of 0.1's bundled model are one word repeated, with 1 paraphrases survive
+REPLACEMENT = 0.33  # with 0 half of the answers of 0.1's model were one word repeated, with 1 paraphrases survived
 
 
 class Answers(NamedTuple):
