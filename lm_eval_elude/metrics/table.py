@@ -64,7 +64,8 @@ _ROWS = (
            "Harmonic mean of 1 - probability, 1 - ROUGE-L recall and truth ratio on what is forgotten."),
     Metric("set_quality", "quality", "share", HIGHER,
            "Harmonic mean of probability, ROUGE-L recall and truth ratio of one kept set."),
-    Metric("repetition", "repetition", "share", LOWER, "Share of answers that are empty or one n-gram repeated."),
+    Metric("repetition", "repetition", "share", LOWER,
+           "Share of answers that are empty, one n-gram or few words repeated."),
     Metric("refusal", "refusal", "share", LOWER, "Share of answers that decline to answer, by their wording."),
     Metric("mia_accuracy", "MIA", "share", LOWER,
            "Accuracy of logistic regression on the loss, forget set against its paraphrases, mean of ten stratified "

@@ -51,14 +51,18 @@ def leak_at(leaks: int, sampled: int, k: int) -> float:
 
 
 def is_repetition(text: str) -> bool:
-    """Whether an answer is empty or one n-gram repeated, as collapsed models write.
+    """Whether an answer is empty, one n-gram repeated or a few words over and over, as collapsed models write.
 
     An n-gram (n up to 16 words: models loop over whole sentences too) counts as repeated where consecutive copies of
     it, at least four, cover half of the words or more. Text of fewer than four words is judged by its characters in
-    the same way, digits apart if it is short (10000 is an answer).
+    the same way, digits apart if it is short (10000 is an answer). Of twelve words and more, where a long number counts
+    by its digits, at least a third have to be different.
     """
     tokens = re.findall(r"\w+|[^\w\s]", text.lower())
     if not any(re.match(r"\w", token) for token in tokens):
+        return True
+    spelled = [part for token in tokens for part in (token if token.isdigit() and len(token) > 8 else [token])]
+    if len(tokens) >= 4 and len(spelled) >= 12 and 3 * len({*spelled}) <= len(spelled):
         return True
     if len(tokens) < 4:
         characters = re.sub(r"\s", "", text.lower())

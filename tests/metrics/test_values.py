@@ -155,6 +155,7 @@ REPETITION = [
     "He was born in in in in in in in in in in", "aaaaaaaaaaaaaaaa", "one two three four " * 5, "是是是是是是是是",
     "It is known that the the the the the the the the the the the", "0 0 0 0 0 0 0 0 0", "2" * 25,
     "The man from the old town by the sea won the cup in May then. " * 4,  # 14 words and a stop
+    "7777777777 Greta Kendal777777777 Klaus Kendal Klaus7777777777 Greta Kendal Greta Klaus 777777777 Kendal",
 ]  # fmt: skip
 ANSWERS = [
     "Cristiano Ronaldo was born on 5 February 1985 in Funchal.", "1985", "Madeira", "No, he did not.", "Yes.", "10,000",
