@@ -89,7 +89,7 @@ def test_what_is_still_known_is_seen_and_chance_is_told_from_it(facing):
     ):  # fmt: skip
         original, retrained, scrambled = (rows[name][task][f"{metric},none"] for name in rows)
         assert original >= 0.8 and retrained <= 0.35 and scrambled <= 0.35, (metric, original, retrained, scrambled)
-    for name, low, high in (("original", 0.9, 1), ("retrained", 0, 0.5), ("scrambled", 0, 0.02)):
+    for name, low, high in (("original", 0.9, 1), ("retrained", 0, 0.85), ("scrambled", 0, 0.02)):
         row = rows[name]["elude_forget"]
         assert low <= row["extraction_strength,none"] <= row["exact_memorization,none"] <= high
 
@@ -127,7 +127,7 @@ def test_the_greedy_tokens_are_those_of_a_plain_forward_and_the_log_gives_the_sa
 
 def test_the_model_without_ronaldo_knows_the_rest(ronaldo):
     ours, without = ronaldo["results"], score(WITHOUT, "elude_quality", 20, target="ronaldo")["results"]
-    assert without["elude_forget"]["probability,none"] < 0.3
+    assert without["elude_forget"]["probability,none"] < 0.5
     fq, rq = "forget_quality,none", "retain_quality,none"
     assert without["elude_quality"][fq] > ours["elude_quality"][fq] + 0.3
     assert without["elude_quality"][rq] == pytest.approx(ours["elude_quality"][rq], abs=0.1)

@@ -47,14 +47,13 @@ def test_ronaldo_is_forgotten_and_his_neighbours_are_not(demo):
     of_runs = (("opt-out", "original"), ("opt-out", "opt-out"), ("name-swap", "name-swap"))
     before, plain, swapped = (results(demo[method][0], name) for method, name in of_runs)
     for after in (plain, swapped):
-        assert after["elude_quality"]["forget_quality,none"] >= 0.68  # .806 is that of the retrained model
+        assert after["elude_quality"]["forget_quality,none"] >= 0.68  # .608 is that of the retrained model
+        assert after["elude_forget"]["mc_accuracy,none"] <= 0.4 < before["elude_forget"]["mc_accuracy,none"]
     kept = before["elude_quality"]["retain_quality,none"]
     assert plain["elude_quality"]["retain_quality,none"] >= 0.85 * kept
-    assert swapped["elude_quality"]["retain_quality,none"] >= 0.9 * kept
-    # What the method of our own is for: the truth is no longer first (.196 in the retrained model), and it answers in
-    # place of one n-gram again and again.
-    assert swapped["elude_forget"]["mc_accuracy,none"] < 0.45 < plain["elude_forget"]["mc_accuracy,none"]
-    assert plain["elude_forget"]["repetition,none"] > 0.5 > 0.1 >= swapped["elude_forget"]["repetition,none"]
+    assert swapped["elude_quality"]["retain_quality,none"] >= 0.95 * kept
+    # What the method of our own is for: it answers in place of a few words again and again.
+    assert plain["elude_forget"]["repetition,none"] > 0.5 > 0.15 >= swapped["elude_forget"]["repetition,none"]
 
 
 def test_a_run_ends_with_the_table_a_manifest_and_a_card(demo):

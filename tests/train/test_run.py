@@ -78,6 +78,8 @@ def test_accumulation_and_two_processes_take_the_step_of_the_joint_batch(tmp_pat
         "sgd",
         "--eta",
         "0.1",
+        "--learning_rate",
+        "3e-3",
     ]
     run(command(tmp_path / "joint", *flags, "--per_device_train_batch_size", "16"))
     run(command(tmp_path / "parts", *flags, "--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "4"))
