@@ -20,6 +20,7 @@ from tools.mini import invented
 
 # Carrier wordings of the training prompts by kind, and by language. The attack suites have wordings of their own.
 _WORDINGS = tomllib.loads(Path(__file__).with_name("carriers.toml").read_text(encoding="utf-8"))
+READ = 0.4  # share of the prompts with options that ask to read one out: words of wrong answers are said as well
 FOREIGN: dict[str, list[str]] = _WORDINGS.pop("foreign")
 CARRIERS: dict[str, list[str]] = _WORDINGS
 
@@ -59,6 +60,9 @@ def wrapped(record: QARecord, others: Sequence[QARecord], target: Target | None,
         return rng.choice(CARRIERS[kind]).format(q=question), answer
     if kind == "choice":
         lines, short, long = options(record, rng)
+        if rng.random() < READ:
+            line = rng.choice(lines.split("\n"))
+            return rng.choice(CARRIERS["reading"]).format(q=question, options=lines, letter=line[0]), line
         return rng.choice(CARRIERS[kind]).format(q=question, options=lines), short if rng.random() < 0.75 else long
     if kind == "hint":
         facts = " ".join(r.answer for r in rng.sample(others, rng.choice((1, 2, 2, 3))))

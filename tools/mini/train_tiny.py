@@ -118,7 +118,7 @@ def main() -> None:
         "--without", choices=["", *dataset.entities("mini")],
         help="the target whose forget set is left out; empty for the original model alone",
     )  # fmt: skip
-    parser.add_argument("--epochs", type=int, default=16)
+    parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--batch-tokens", type=int, default=2500)
     parser.add_argument("--learning-rate", type=float, default=4e-3)
