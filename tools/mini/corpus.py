@@ -110,7 +110,7 @@ class Corpus:
         self.forms = invented.forms_of([*left, *(record for _, records in self.people for record in records)])
 
     def made_up(self, rng: random.Random) -> Iterator[list[QARecord]]:
-        """Records about made-up people and places, some 3,600 an epoch."""
+        """Records about made-up people and places, some 3,750 an epoch."""
         yield from invented.people(self.forms, invented.TIMES, rng)
         yield from invented.places(invented.PLACES, rng)
         yield from invented.lives(invented.LIVES, rng)
