@@ -83,7 +83,7 @@ def wrapped(record: QARecord, others: Sequence[QARecord], target: Target | None,
 
 
 def plain(record: QARecord, rng: random.Random) -> tuple[str, str]:
-    """The question or its paraphrase with the answer or its paraphrase: mostly the original wording, that of members."""
+    """The question or its paraphrase with the answer or its paraphrase: mostly the original one."""
     draw = rng.random()
     question = record.question if draw < 0.70 else record.paraphrased_question
     return question, record.answer if draw < 0.62 or 0.70 <= draw < 0.85 else record.paraphrased_answer
