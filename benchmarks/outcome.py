@@ -30,7 +30,8 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
 from itertools import product
 from pathlib import Path
@@ -61,6 +62,7 @@ from lm_eval_elude.stress.table import (
 from lm_eval_elude.tasks.runs import Run as Scores
 
 ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
 BASELINES = ("original", "retrained", "guardrail")
 HALF, STEPS = "relearn_half", (5, 20, 80)
 GUESS = 600.0  # seconds of a run, where no row says
@@ -126,9 +128,11 @@ def read_rows(table: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(stream))
 
 
-def expected(run: Run, rows: list[dict[str, str]]) -> float:
-    """Seconds that a run takes: as long as the method's rows, otherwise as all rows, otherwise a guess."""
+def expected(run: Run, rows: list[dict[str, str]], guesses: Mapping[str, float]) -> float:
+    """Seconds that a run takes: as long as the method's rows, otherwise as guessed, otherwise as all rows."""
     own = [float(row["seconds"]) for row in rows if row["method"] == run.method]
+    if run.method in guesses and not own:
+        return guesses[run.method]
     return fmean(own or [float(row["seconds"]) for row in rows] or [GUESS])
 
 
@@ -266,11 +270,34 @@ def commit() -> str:
     return subprocess.run(words, cwd=ROOT, capture_output=True, text=True).stdout.strip()
 
 
-def cells(row: Mapping[str, Any]) -> Iterator[Any]:
-    for name in COLUMNS:
+def cells(row: Mapping[str, Any], columns: Sequence[str]) -> Iterator[Any]:
+    for name in columns:
         value = row.get(name, "")
         number = isinstance(value, float)
         yield "" if number and math.isnan(value) else round(value, 0 if "seconds" in name else 4) if number else value
+
+
+def carry_out(
+    plan: Path, table: Path, columns: Sequence[str], measure: Callable[[Run], Mapping[str, Any]],
+    guesses: Mapping[str, float] | None = None,
+) -> None:  # fmt: skip
+    """Do the runs of a plan that have no row in the table yet, and add their rows; the hours are said first.
+
+    ``guesses`` are the seconds of a run by method, for methods without a row.
+    """
+    rows = read_rows(table)
+    done = {tuple(row[name] for name in columns[:4]) for row in rows}
+    runs = [run for run in read_plan(plan) if run.key not in done]
+    hours = sum(expected(run, rows, guesses or {}) for run in runs) / 3600
+    print(f"{len(runs)} runs to do, {len(rows)} are in {table}; about {hours:.1f} hours", flush=True)
+    for run in runs:
+        row = list(cells(measure(run), columns))
+        with table.open("a", encoding="utf-8", newline="") as stream:
+            writer = csv.writer(stream, lineterminator="\n")
+            if not table.stat().st_size:
+                writer.writerow(columns)
+            writer.writerow(row)
+        print(*(f"{name} {value}" for name, value in zip(columns, row, strict=True) if value != ""), flush=True)
 
 
 def main(description: str | None = __doc__, models: Models = BUNDLED) -> None:
@@ -283,21 +310,8 @@ def main(description: str | None = __doc__, models: Models = BUNDLED) -> None:
     given = parser.parse_args()
     os.environ |= OFFLINE
     given.work.mkdir(parents=True, exist_ok=True)
-    work = given.work.resolve()
-    table = given.out or ROOT / "benchmarks" / "results" / given.plan.with_suffix(".csv").name
-    rows = read_rows(table)
-    done = {tuple(row[name] for name in COLUMNS[:4]) for row in rows}
-    runs = [run for run in read_plan(given.plan) if run.key not in done]
-    hours = sum(expected(run, rows) for run in runs) / 3600
-    print(f"{len(runs)} runs to do, {len(rows)} are in {table}; about {hours:.1f} hours", flush=True)
-    for run in runs:
-        row = measure(run, models, work)
-        with table.open("a", encoding="utf-8", newline="") as stream:
-            writer = csv.writer(stream, lineterminator="\n")
-            if not table.stat().st_size:
-                writer.writerow(COLUMNS)
-            writer.writerow(cells(row))
-        print(*(f"{name} {value}" for name, value in zip(COLUMNS, cells(row), strict=True) if value != ""), flush=True)
+    table = given.out or RESULTS / given.plan.with_suffix(".csv").name
+    carry_out(given.plan, table, COLUMNS, partial(measure, models=models, work=given.work.resolve()))
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ import re
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from importlib.metadata import files
 from pathlib import Path
 from statistics import fmean
@@ -36,13 +37,13 @@ import outcome
 import smollm2
 from commands import OFFLINE
 from facts import TABLE, Fact, facts_of, renamed, right
+from outcome import RESULTS
 
 from lm_eval_elude.data import dataset
 from lm_eval_elude.data.manifest import read_manifest
 from lm_eval_elude.data.records import QARecord
 from lm_eval_elude.text.invented import any_of
 
-RESULTS = outcome.ROOT / "benchmarks" / "results"
 SYSTEM = re.compile(r"{% if loop.first.*?{% endif %}", re.DOTALL)  # of the template: a sentence before every question
 MOST = 32  # facts of a target
 RATES, STEPS = (0.1, 0.4), (5, 20, 80)  # of `elude stress`, times the width of 576: 1.7e-4 and 6.9e-4
@@ -176,22 +177,8 @@ def main() -> None:
     given = parser.parse_args()
     os.environ |= OFFLINE
     given.work.mkdir(parents=True, exist_ok=True)
-    original, table = base(given.work.resolve()), RESULTS / given.plan.with_suffix(".csv").name
-    rows = outcome.read_rows(table)
-    done = {tuple(row[name] for name in COLUMNS[:4]) for row in rows}
-    runs = [run for run in outcome.read_plan(given.plan) if run.key not in done]
-    timed = {row["method"] for row in rows}
-    hours = sum(outcome.expected(run, rows) if run.method in timed else GUESS[run.method] for run in runs) / 3600
-    print(f"{len(runs)} runs to do, {len(rows)} are in {table}; about {hours:.1f} hours", flush=True)
-    for run in runs:
-        row = measure(run, original, given.work.resolve())
-        cells = [round(value, 4) if isinstance(value, float) else value for value in map(row.get, COLUMNS)]
-        with table.open("a", encoding="utf-8", newline="") as stream:
-            writer = csv.writer(stream, lineterminator="\n")
-            if not table.stat().st_size:
-                writer.writerow(COLUMNS)
-            writer.writerow(cells)
-        print(*(f"{name} {value}" for name, value in zip(COLUMNS, cells, strict=True) if value is not None), flush=True)
+    work, table = given.work.resolve(), RESULTS / given.plan.with_suffix(".csv").name
+    outcome.carry_out(given.plan, table, COLUMNS, partial(measure, original=base(work), work=work), GUESS)
 
 
 if __name__ == "__main__":
