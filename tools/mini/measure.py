@@ -89,12 +89,12 @@ def measure(folder: Path, known: set[str], unseen: Sequence[str]) -> tuple[dict[
         row[f"{name}: P through the nine attacks"] = f"{min(through):.2f} to {max(through):.2f}"
         asked += [record.question for record in records] if name in left_out else []
     answered: list[tuple[str, str]] = []
-    for what, questions in (("200 invented names", unseen), ("the person left out", asked)):
+    for what, questions in ((f"{len(unseen)} invented names", unseen), ("the person left out", asked)):
         answered = list(zip(questions, model.answers(questions), strict=True)) if questions else []
         odd = [(words, answer) for question, answer in answered if (words := unknown(known, question, answer))]
         for words, answer in odd:
             print(f"{folder.name}: {sorted(words)} in: {answer}", file=sys.stderr)
-        row[f"answers about {what} with a word of no list"] = f"{len(odd)} of {len(answered)}"
+        row[f"answers about {what} with a word of no list"] = f"{len(odd)} of {len(answered)}" if questions else "–"
     return row, answered
 
 
@@ -114,9 +114,10 @@ def main() -> None:
     for name in found[0][0]:
         print(f"| {name} | {' | '.join(row[name] for row, _ in found)} |")
     for folder, (_, answered) in zip(arguments.models, found, strict=True):
-        print("\n".join([f"\n`{folder.name}`, drawn:\n"] if answered else []))
+        if answered:
+            print(f"\n`{folder.name}`, drawn:\n")
         for question, answer in random.Random(0).sample(answered, min(DRAWN, len(answered))):
-            print(f"- {question} — {answer}")
+            print(f"- {question} {answer}")
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def train_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def config(tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
-    """A Llama of about 3.9 million parameters."""
+    """A Llama of about 4.0 million parameters."""
     return LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=160, intermediate_size=384, num_hidden_layers=6,
         num_attention_heads=5, num_key_value_heads=5, max_position_embeddings=1024, tie_word_embeddings=True,
