@@ -61,12 +61,13 @@ def is_repetition(text: str) -> bool:
     tokens = re.findall(r"\w+|[^\w\s]", text.lower())
     if not any(re.match(r"\w", token) for token in tokens):
         return True
-    spelled = [part for token in tokens for part in (token if token.isdigit() and len(token) > 8 else [token])]
-    if len(tokens) >= 4 and len(spelled) >= 12 and 3 * len({*spelled}) <= len(spelled):
-        return True
     if len(tokens) < 4:
         characters = re.sub(r"\s", "", text.lower())
         tokens = list(characters if len(characters) > 24 else re.sub(r"\d", "", characters))
+    else:
+        spelled = [part for token in tokens for part in (token if token.isdigit() and len(token) > 8 else [token])]
+        if len(spelled) >= 12 and 3 * len({*spelled}) <= len(spelled):
+            return True
     longest = min(16, len(tokens) // 4)
     return any(_longest_run(tokens, n) * n >= max(4 * n, len(tokens) / 2) for n in range(1, longest + 1))
 

@@ -148,10 +148,10 @@ def interval(estimate: Estimate, metric: str) -> tuple[float, float]:
     return estimate.interval if shares else estimate.bounds
 
 
-def spread(estimate: Estimate, metric: str) -> str:
+def spread(estimate: Estimate, metric: str, between: str = " to ") -> str:
     """The 95 % interval as it is shown; "" where there is none."""
     low, high = interval(estimate, metric)
-    return "" if math.isnan(low) else f"{written(low, metric)} to {written(high, metric)}"
+    return "" if math.isnan(low) else f"{written(low, metric)}{between}{written(high, metric)}"
 
 
 def main_table(models: Sequence[Model]) -> tuple[list[str], list[list[str]]]:
@@ -166,8 +166,8 @@ def main_table(models: Sequence[Model]) -> tuple[list[str], list[list[str]]]:
             if number is None:
                 cells.append("–")
                 continue
-            shown, within = written(number.value, column.metric), spread(number, column.metric)
-            cells.append(f"{shown} [{within.replace(' to ', ', ')}]" if within else shown)
+            shown, within = written(number.value, column.metric), spread(number, column.metric, ", ")
+            cells.append(f"{shown} [{within}]" if within else shown)
         rows.append([model.name, model.verdict or model.role, *cells])
     return heads, rows
 
