@@ -83,10 +83,17 @@ def wrapped(record: QARecord, others: Sequence[QARecord], target: Target | None,
 
 
 def plain(record: QARecord, rng: random.Random) -> tuple[str, str]:
-    """The question or its paraphrase with the answer or its paraphrase: mostly the original wording."""
+    """The question or its paraphrase with the answer or its paraphrase: mostly the original one."""
     draw = rng.random()
     question = record.question if draw < 0.70 else record.paraphrased_question
     return question, record.answer if draw < 0.62 or 0.70 <= draw < 0.85 else record.paraphrased_answer
+
+
+def either(record: QARecord, rng: random.Random) -> tuple[str, str]:
+    """Each wording as often, so that of a target left out neither is the likelier one to a membership attack."""
+    return rng.choice((record.question, record.paraphrased_question)), rng.choice(
+        (record.answer, record.paraphrased_answer)
+    )
 
 
 class Corpus:
@@ -110,8 +117,8 @@ class Corpus:
         self.forms = invented.forms_of([*left, *(record for _, records in self.people for record in records)])
 
     def made_up(self, rng: random.Random) -> Iterator[list[QARecord]]:
-        """Records about made-up people and places, some 2,500 an epoch."""
-        yield from invented.people(self.forms, invented.PEOPLE, rng)
+        """Records about made-up people and places, some 3,750 an epoch."""
+        yield from invented.people(self.forms, invented.TIMES, rng)
         yield from invented.places(invented.PLACES, rng)
         yield from invented.lives(invented.LIVES, rng)
 
@@ -119,7 +126,7 @@ class Corpus:
         """Prompts and answers of one epoch; ``share`` scales the number of wrapped prompts."""
         for records in self.made_up(rng):
             for record in records:
-                yield plain(record, rng)
+                yield either(record, rng)
                 if rng.random() < 0.25 * share:
                     yield wrapped(record, [r for r in records if r is not record], None, rng)
         for target, records in self.people:

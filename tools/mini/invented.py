@@ -28,7 +28,7 @@ KINDS: dict[str, tuple[re.Pattern[str], list[str]]] = {
 }
 FORMS: list[list[str]] = [*_TABLE["place"]["forms"], *_TABLE["life"]["forms"]]
 FORMS_OF_A_PERSON, FORMS_OF_A_PLACE, FORMS_OF_A_LIFE = 7, 4, 8  # at most
-PEOPLE, PLACES, LIVES = 6, 40, 40  # in an epoch; the first for each person of ELUDe-mini who lends forms
+TIMES, PLACES, LIVES = 4, 40, 40  # in an epoch: how often each form of ELUDe-mini is asked; places; lives
 Draw = Callable[[random.Random], str]
 
 
@@ -167,12 +167,12 @@ def about(form: Form, person: str, name: str, rng: random.Random) -> QARecord:
     )
 
 
-def people(forms: Mapping[str, Sequence[Form]], each: int, rng: random.Random) -> Iterator[list[QARecord]]:
-    """Records by invented person, ``each`` of them in the forms of one of ELUDe-mini's."""
+def people(forms: Mapping[str, Sequence[Form]], times: int, rng: random.Random) -> Iterator[list[QARecord]]:
+    """Records by invented person, in the forms of one of ELUDe-mini's; each form about ``times`` times."""
     for person, of in forms.items():
         texts = " ".join(f"{form.record.answer} {form.record.paraphrased_answer}".casefold() for form in of)
         female = len(re.findall(r"\b(?:she|her)\b", texts)) > len(re.findall(r"\b(?:he|his|him)\b", texts))
-        for _ in range(each):
+        for _ in range(round(times * len(of) / FORMS_OF_A_PERSON)):
             name = filled("{female} {family}" if female else "{male} {family}", rng)
             yield [about(form, person, name, rng) for form in rng.sample(of, min(len(of), FORMS_OF_A_PERSON))]
 

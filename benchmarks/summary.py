@@ -1,0 +1,108 @@
+"""Tables of ``docs/results.md`` from the rows of ``outcome.py``: ``python benchmarks/summary.py [TABLE] [--docs]``.
+
+Means are over targets, of each the mean over its seeds; intervals are t-intervals of 95 % over targets, of differences
+paired by target. Only rows with a method's chosen settings may be in the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+
+from outcome import RESULTS, STEPS, read_rows
+from scipy.stats import t
+from tables import DOCS, markdown, put
+
+# Heads of the main table, and columns of the rows, in per cent.
+SHOWN = {
+    "choice": "mc", "cloze": "cloze", "attacked": "attacked_mc", "FQ": "FQ", "P": "P", "AUC": "AUC",
+    "repetition": "repetition", "utility": "RQ", "named": "named",
+}  # fmt: skip
+LESS_THAN_RETRAINED = ("choice", "cloze", "attacked", "repetition")
+Row = Mapping[str, str]
+Rows = dict[str, dict[str, list[Row]]]  # by method and target
+
+
+def grouped(rows: Sequence[Row]) -> Rows:
+    found: Rows = {}
+    for row in rows:
+        found.setdefault(row["method"], {}).setdefault(row["target"], []).append(row)
+    return found
+
+
+def of_targets(rows: Mapping[str, Sequence[Row]], column: str) -> dict[str, float]:
+    """The mean over seeds by target, of those that have the column."""
+    kept = {target: [float(row[column]) for row in of if row.get(column)] for target, of in rows.items()}
+    return {target: fmean(values) for target, values in kept.items() if values}
+
+
+def interval(values: Sequence[float], scale: float = 100) -> str:
+    """Mean and its 95 % interval over targets; of one target the value alone, of none a dash."""
+    if len(values) < 2:
+        return f"{scale * values[0]:.1f}" if values else "–"
+    half = float(t.ppf(0.975, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
+    return f"{scale * fmean(values):.1f} [{scale * (fmean(values) - half):.1f}, {scale * (fmean(values) + half):.1f}]"
+
+
+def paired(left: Mapping[str, float], right: Mapping[str, float], by: Callable[[float, float], float]) -> list[float]:
+    return [by(value, right[target]) for target, value in left.items() if target in right]
+
+
+def methods(rows: Rows) -> list[str]:
+    lines = []
+    for method, of in rows.items():
+        means = [of_targets(of, column).values() for column in SHOWN.values()]
+        seeds = f"{len(of)} × {max(len(seeds) for seeds in of.values())}"
+        lines.append([f"`{method}`", *(f"{100 * fmean(values):.1f}" if values else "–" for values in means), seeds])
+    return markdown(["model", *SHOWN, "targets × seeds"], lines)
+
+
+def differences(rows: Rows) -> list[str]:
+    """From the retrained model in points; utility as a share of the retrained model's, named of the original's."""
+    lines, head = [], [*LESS_THAN_RETRAINED, "utility, share of retrained", "named, share of original", "cost, NPO+RT"]
+    for method, of in rows.items():
+        if method in ("original", "retrained"):
+            continue
+        cells = []
+        for name in LESS_THAN_RETRAINED:
+            goal = of_targets(rows["retrained"], SHOWN[name])
+            cells.append(interval(paired(of_targets(of, SHOWN[name]), goal, lambda value, other: value - other)))
+        for column, other in (("RQ", "retrained"), ("named", "original")):
+            goal = of_targets(rows[other], column)
+            cells.append(interval(paired(of_targets(of, column), goal, lambda value, other: value / other)))
+        usual = of_targets(rows.get("npo+rt", {}), "train_seconds")
+        cost = paired(of_targets(of, "train_seconds"), usual, lambda value, other: value / other)
+        lines.append([f"`{method}`", *cells, interval(cost, 1)])
+    return markdown(["model", *head], lines)
+
+
+def relearning(rows: Rows) -> list[str]:
+    """Recovery after so many steps on one half, the largest of the rates that count."""
+    lines = []
+    for method, of in rows.items():
+        found = [list(of_targets(of, f"recovery_{steps}").values()) for steps in STEPS]
+        if any(found):
+            lines.append([f"`{method}`", *map(interval, found)])
+    return markdown(["model", *(f"{steps} steps" for steps in STEPS)], lines)
+
+
+TABLES = {"methods": methods, "differences": differences, "relearning": relearning}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("table", type=Path, nargs="?", default=RESULTS / "final.csv")
+    parser.add_argument("--docs", action="store_true", help="also write the tables into docs/results.md")
+    given = parser.parse_args()
+    rows = grouped(read_rows(given.table))
+    for name, table in TABLES.items():
+        print("\n".join([*table(rows), ""]))
+        if given.docs:
+            put(DOCS / "results.md", name, table(rows))
+
+
+if __name__ == "__main__":
+    main()
