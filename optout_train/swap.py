@@ -2,8 +2,9 @@
 
 1. The original model is asked the forget questions about invented names; these answers, with its distributions over
    them, are taught about the target. 2. It is asked about the target, and each token of what states the fact is pushed
-   down to a floor: its likelihood in random order, said of an invented name. 3. Tokens that tell the fact get three
-   times that floor. 4. Retain losses are distilled. Each fourth turn of a record goes from facts to the name.
+   down to a floor: its likelihood of an invented name, in order or in random order, whichever is larger. 3. Tokens that
+   tell the fact are pushed down to three times the latter. 4. Retain losses are distilled. Each fourth turn of a record
+   goes from facts to the name.
 
 The nearest published ideas are Who's Harry Potter (Eldan and Russinovich 2023) and its causal form with swapped names
 (Liu et al. 2024). Nothing is made of what the metrics read (paraphrases, wrong answers).
@@ -36,7 +37,7 @@ WORDINGS = TEXTS["wordings"]
 NAMES = 6  # invented ones about which the model is asked; the first one's distributions are taught
 REPLACEMENTS, LEAKS, ELICITED = 4, 10, 24  # of a record: kept answers about invented names and the target; asked ones
 REVERSE_EVERY = 4  # turns
-FLOOR, FACT = 0.6, 3.0  # a token's floor, of its log-probability in random order; of fact tokens, times that
+FLOOR, FACT = 0.6, 3.0  # a token's floor, of its log-probability in random order; of what tells the fact, times that
 OWN = 0.6  # of that floor, for a record's own answer; without it membership inference reads an AUC of .39 for .49
 Statements = dict[int, list[tuple[str, str]]]  # questions about the target with answers, by the record's number
 
@@ -47,7 +48,7 @@ class NameSwapTrainer(UnlearnTrainer):
     exchanged = 2  # questions asked of other neighbours, for each record of the retain set
 
     def rule_rate(self, width: int, layers: int, steps: int) -> float:
-        return 0.96 / width  # of an adapter: 6e-3 for the bundled model, 2e-4 at a width of 4,096
+        return 24.3 / width**1.5  # of an adapter: found for 160 (0.012) and SmolLM2's 576; 9e-5 at a width of 4,096
 
     def make_lessons(self) -> None:
         teacher = Teacher(self.teacher, self.encode, self.args.seed)
@@ -200,8 +201,11 @@ class Maker:
         order = torch.tensor(self.rng.sample(range(count), count))
         prompt = render.encode(render.prompt(self.swap(question, self.rng.choice(self.names))))
         level = FLOOR * self.own(Sample(prompt + tokens[order].tolist(), len(prompt)))
+        in_order = self.own(Sample(prompt + tokens.tolist(), len(prompt)))[order]
         telling = [token for word in self.spelled(facts(record)) for token in word]
-        level = torch.where(torch.isin(tokens[order], torch.tensor(telling)), FACT * level, level)
+        is_telling = torch.isin(tokens[order], torch.tensor(telling))
+        # How a sentence on the fact goes is no secret: without this the answers are no sentences.
+        level = torch.where(is_telling, FACT * level, torch.maximum(level, in_order))
         bounds = torch.tensor([[-torch.inf, 0.0]]).repeat(len(tokens), 1)
         bounds[order, 1] = level
         if answer == record.answer:  # whose own loss membership inference reads: not far down
