@@ -46,14 +46,17 @@ def results(folder: Path, name: str) -> dict[str, dict[str, float]]:
 def test_ronaldo_is_forgotten_and_his_neighbours_are_not(demo):
     of_runs = (("opt-out", "original"), ("opt-out", "opt-out"), ("name-swap", "name-swap"))
     before, plain, swapped = (results(demo[method][0], name) for method, name in of_runs)
-    for after in (plain, swapped):
-        assert after["elude_quality"]["forget_quality,none"] >= 0.68  # .608 is that of the retrained model
-        assert after["elude_forget"]["mc_accuracy,none"] <= 0.4 < before["elude_forget"]["mc_accuracy,none"]
+    retrained = results(demo["name-swap"][0], "retrained")
+    goal = retrained["elude_quality"]["forget_quality,none"]
+    assert plain["elude_quality"]["forget_quality,none"] >= goal + 0.1  # gibberish scores well
+    assert abs(swapped["elude_quality"]["forget_quality,none"] - goal) < 0.05
+    assert swapped["elude_forget"]["mc_accuracy,none"] <= retrained["elude_forget"]["mc_accuracy,none"] + 0.1
+    assert plain["elude_forget"]["mc_accuracy,none"] <= 0.5 < before["elude_forget"]["mc_accuracy,none"]
     kept = before["elude_quality"]["retain_quality,none"]
-    assert plain["elude_quality"]["retain_quality,none"] >= 0.85 * kept
+    assert plain["elude_quality"]["retain_quality,none"] >= 0.8 * kept
     assert swapped["elude_quality"]["retain_quality,none"] >= 0.95 * kept
     # What the method of our own is for: it answers in place of a few words again and again.
-    assert plain["elude_forget"]["repetition,none"] > 0.5 > 0.15 >= swapped["elude_forget"]["repetition,none"]
+    assert plain["elude_forget"]["repetition,none"] > 0.2 > 0.05 >= swapped["elude_forget"]["repetition,none"]
 
 
 def test_a_run_ends_with_the_table_a_manifest_and_a_card(demo):

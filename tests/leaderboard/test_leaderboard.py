@@ -26,7 +26,7 @@ from tests.support import elude, mini_rows, optout, small_data, teach
 
 RONALDO, RECORDS = "Cristiano Ronaldo", 24
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-SWAPPED = "name-swap"  # a method that hides the facts
+SWAPPED = "name-swap"  # a method that hides some of the facts
 HIDING = "{% for m in messages %}I do not know.{% endfor %}{% if add_generation_prompt %} Answer:{% endif %}"
 
 
@@ -179,9 +179,9 @@ def test_checkpoints_rank_by_what_their_weights_know(tmp_path: Path) -> None:
     assert verdicts["masked-template"] == "not forgotten"
     assert verdicts["gibberish"] == "broken"
     assert verdicts["forgot"] == "forgotten"
-    # Of 24 facts so many are left in the cloze form that either may be said.
-    assert verdicts["suppressing"] == verdicts["masked-settings"] in ("suppressed", "not forgotten")
-    assert found["suppressing"].recovery.value > 0.5
+    # Of 24 facts so many return that either may be said.
+    assert verdicts["suppressing"] == verdicts["masked-settings"] in ("suppressed", "partly forgotten")
+    assert found["suppressing"].recovery.value > 0.2 > found["forgot"].recovery.value
     assert rows[0][0].method == "forgot"
     assert found["masked-settings"].score == found["suppressing"].score
     assert found["masked-template"].mc_accuracy.value == 1  # as the untouched model
