@@ -44,8 +44,8 @@ class NameSwapRobustTrainer(NameSwapTrainer):
         self.adversary = torch.optim.AdamW(self.offsets, weight_decay=0.0)
 
     def rule_rate(self, width: int, layers: int, steps: int) -> float:
-        """What was found for 64 to 120 steps of the bundled model and 32 of SmolLM2 135M."""
-        return 4.2e-3 * (80 * 5 * 192) / (max(steps, 32) * layers * width)
+        """0.0126 for 80 steps of the bundled model; smaller for larger models, as was found with version 0.1."""
+        return 0.0126 * (80 * 6 * 160) / (max(steps, 32) * layers * width)
 
     def training_step(self, *arguments, **named) -> Tensor:
         if all(parameter.grad is None for parameter in self.trained):  # the first pass of a step
