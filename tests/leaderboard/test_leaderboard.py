@@ -184,7 +184,7 @@ def test_checkpoints_rank_by_what_their_weights_know(tmp_path: Path) -> None:
     assert found["suppressing"].recovery.value > 0.2 > found["forgot"].recovery.value
     assert rows[0][0].method == "forgot"
     assert found["masked-settings"].score == found["suppressing"].score
-    assert found["masked-template"].mc_accuracy.value == 1  # as the untouched model
+    assert found["masked-template"].mc_accuracy.value > 0.95  # as the untouched model
     assert [each.method for each in waiting] == ["told"]
     page = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
     assert page.index("org/forgot") < page.index("org/suppressing") < page.index("told")
