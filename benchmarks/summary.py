@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Mapping, Sequence
+from operator import sub, truediv
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -69,12 +70,12 @@ def differences(rows: Rows) -> list[str]:
         cells = []
         for name in LESS_THAN_RETRAINED:
             goal = of_targets(rows["retrained"], SHOWN[name])
-            cells.append(interval(paired(of_targets(of, SHOWN[name]), goal, lambda value, other: value - other)))
+            cells.append(interval(paired(of_targets(of, SHOWN[name]), goal, sub)))
         for column, other in (("RQ", "retrained"), ("named", "original")):
             goal = of_targets(rows[other], column)
-            cells.append(interval(paired(of_targets(of, column), goal, lambda value, other: value / other)))
+            cells.append(interval(paired(of_targets(of, column), goal, truediv)))
         usual = of_targets(rows.get("npo+rt", {}), "train_seconds")
-        cost = paired(of_targets(of, "train_seconds"), usual, lambda value, other: value / other)
+        cost = paired(of_targets(of, "train_seconds"), usual, truediv)
         lines.append([f"`{method}`", *cells, interval(cost, 1)])
     return markdown(["model", *head], lines)
 

@@ -48,7 +48,7 @@ class NameSwapTrainer(UnlearnTrainer):
     exchanged = 2  # questions asked of other neighbours, for each record of the retain set
 
     def rule_rate(self, width: int, layers: int, steps: int) -> float:
-        return 24.3 / width**1.5  # of an adapter: found for 160 (0.012) and SmolLM2's 576; 9e-5 at a width of 4,096
+        return 24.3 / width**1.5  # of an adapter: 0.012 for the bundled model; 0.0018 for SmolLM2, about 0.1's
 
     def make_lessons(self) -> None:
         teacher = Teacher(self.teacher, self.encode, self.args.seed)

@@ -44,9 +44,8 @@ def results(folder: Path, name: str) -> dict[str, dict[str, float]]:
 
 
 def test_ronaldo_is_forgotten_and_his_neighbours_are_not(demo):
-    of_runs = (("opt-out", "original"), ("opt-out", "opt-out"), ("name-swap", "name-swap"))
-    before, plain, swapped = (results(demo[method][0], name) for method, name in of_runs)
-    retrained = results(demo["name-swap"][0], "retrained")
+    of_runs = (("opt-out", "original"), ("opt-out", "opt-out"), ("name-swap", "name-swap"), ("name-swap", "retrained"))
+    before, plain, swapped, retrained = (results(demo[method][0], name) for method, name in of_runs)
     goal = retrained["elude_quality"]["forget_quality,none"]
     assert plain["elude_quality"]["forget_quality,none"] >= goal + 0.1  # gibberish scores well
     assert abs(swapped["elude_quality"]["forget_quality,none"] - goal) < 0.05

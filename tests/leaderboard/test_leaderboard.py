@@ -173,7 +173,7 @@ def test_checkpoints_rank_by_what_their_weights_know(tmp_path: Path) -> None:
         assert done.code == 0, done.err
     board.write(folder / "submissions" / "org__told.yaml", submission("told", results={"mc_accuracy": 0.0}))
     assert elude("leaderboard", "build", folder, "--out", tmp_path / "site").code == 0
-    rows, waiting, _ = site.rows_of(folder, board.table_of(folder, "mini"))
+    rows, waiting, runs = site.rows_of(folder, board.table_of(folder, "mini"))
     found = {each.method: row for each, row in rows}
     verdicts = {name: row.verdict for name, row in found.items()}
     assert verdicts["masked-template"] == "not forgotten"
@@ -184,7 +184,8 @@ def test_checkpoints_rank_by_what_their_weights_know(tmp_path: Path) -> None:
     assert found["suppressing"].recovery.value > 0.2 > found["forgot"].recovery.value
     assert rows[0][0].method == "forgot"
     assert found["masked-settings"].score == found["suppressing"].score
-    assert found["masked-template"].mc_accuracy.value > 0.95  # as the untouched model
+    untouched = runs["original"].numbers["elude_forget"]["mc_accuracy"].value
+    assert found["masked-template"].mc_accuracy.value == untouched > 0.95
     assert [each.method for each in waiting] == ["told"]
     page = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
     assert page.index("org/forgot") < page.index("org/suppressing") < page.index("told")

@@ -83,7 +83,7 @@ def wrapped(record: QARecord, others: Sequence[QARecord], target: Target | None,
 
 
 def plain(record: QARecord, rng: random.Random) -> tuple[str, str]:
-    """The question or its paraphrase with the answer or its paraphrase: mostly the original one."""
+    """The question or its paraphrase with the answer or its paraphrase: mostly the original wording."""
     draw = rng.random()
     question = record.question if draw < 0.70 else record.paraphrased_question
     return question, record.answer if draw < 0.62 or 0.70 <= draw < 0.85 else record.paraphrased_answer
@@ -91,9 +91,8 @@ def plain(record: QARecord, rng: random.Random) -> tuple[str, str]:
 
 def either(record: QARecord, rng: random.Random) -> tuple[str, str]:
     """Each wording as often, so that of a target left out neither is the likelier one to a membership attack."""
-    return rng.choice((record.question, record.paraphrased_question)), rng.choice(
-        (record.answer, record.paraphrased_answer)
-    )
+    question = rng.choice((record.question, record.paraphrased_question))
+    return question, rng.choice((record.answer, record.paraphrased_answer))
 
 
 class Corpus:
