@@ -14,6 +14,7 @@ and how many hours they take, is said first.
     start = "npo+rt --learning_rate 3e-4"  # default: the bundled model is what is trained; UNDO goes on from another
     attacks = ["relearn_half", "depth"]    # of `elude stress --suite standard`, or none  [default: relearn_half]
 
+Where a run has more attacks than relearning on half, recovery at each of their points is added to ``PLAN-attacks.csv``.
 The models retrained without a target, of which only Ronaldo's is bundled, are made by ``tools/mini`` into
 ``--work``/retrained. The rows of all attacks lie in ``--work``/attacks.
 """
@@ -106,6 +107,7 @@ COLUMNS = (
     *Run._fields[:4], "version", "model", *NUMBERS, "score", *(f"recovery_{steps}" for steps in STEPS), "depth",
     "train_seconds", "seconds",
 )  # fmt: skip
+POINT_COLUMNS = (*Run._fields[:4], "attack", "setting", "step", "counts", "recovery")
 
 
 def read_plan(path: Path) -> list[Run]:
@@ -126,6 +128,11 @@ def read_rows(table: Path) -> list[dict[str, str]]:
         return []
     with table.open(encoding="utf-8", newline="") as stream:
         return list(csv.DictReader(stream))
+
+
+def points_file(table: Path) -> Path:
+    """Where the points of all attacks of a table's runs are."""
+    return table.with_name(f"{table.stem}-attacks.csv")
 
 
 def expected(run: Run, rows: list[dict[str, str]], guesses: Mapping[str, float]) -> float:
@@ -224,11 +231,11 @@ def known(rows: list[Row]) -> dict[str, float]:
     return {row.record: row.value for row in rows if row.attack == NONE and row.metric == "mc_accuracy"}
 
 
-def recoveries(model: Path, run: Run, models: Models, work: Path) -> dict[str, float]:
-    """Recovery after so many steps of relearning on half, the largest of the three learning rates.
+def recoveries(model: Path, run: Run, models: Models, work: Path) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    """Recovery after so many steps of relearning on half, the largest of the three learning rates, and of each point.
 
-    A rate counts where both attacked models keep 75 % of their own utility; NaN where none does. Beside it, where it
-    was asked for, the unlearning depth score.
+    A point counts where both attacked models keep 75 % of their own utility; NaN where none does. Beside the first,
+    where it was asked for, the unlearning depth score.
     """
     folder, before, never = work / "attacks", models.original(run.target, work), models.retrained(run.target, work)
     of_target = f"{slugify(run.target)}-{'-'.join(run.attacks)}.csv"
@@ -236,17 +243,19 @@ def recoveries(model: Path, run: Run, models: Models, work: Path) -> dict[str, f
     control = attacked(never, RETRAINED, run, folder / f"retrained-{of_target}", before)
     rows = [*control, *attacked(model, CHECKPOINT, run, folder / f"{run.name}.csv", before)]
     whole = [mean_of(values.items()) for values in (original, known(control))]
-    found = {f"recovery_{steps}": math.nan for steps in STEPS}
+    found, each = {f"recovery_{steps}": math.nan for steps in STEPS}, []
     for point in points_of(rows):
+        sides = [mean_of(side.items()) for side in (point.checkpoint, point.retrained)]
+        name, share = f"recovery_{point.step:g}", recovery(*sides, *whole).value
+        about = {"attack": point.attack, "setting": point.setting, "step": f"{point.step:g}"}
+        each.append(run._asdict() | about | {"counts": int(point.counts), "recovery": share})
         if point.attack == HALF and point.counts:
-            sides = [mean_of(side.items()) for side in (point.checkpoint, point.retrained)]
-            name, share = f"recovery_{point.step:g}", recovery(*sides, *whole).value
             found[name] = share if math.isnan(found[name]) else max(found[name], share)
     depth = depth_score(rows)
-    return found | ({"depth": depth.value} if depth else {})
+    return found | ({"depth": depth.value} if depth else {}), each
 
 
-def measure(run: Run, models: Models, work: Path) -> dict[str, Any]:
+def measure(run: Run, models: Models, work: Path, table: Path) -> dict[str, Any]:
     """Train, score and attack one run: its row."""
     original = models.original(run.target, work)
     began, row = time.monotonic(), dict[str, Any](run._asdict())
@@ -259,7 +268,10 @@ def measure(run: Run, models: Models, work: Path) -> dict[str, Any]:
             row["train_seconds"] = getattr(read_manifest(model), "processor_seconds", None)
         row |= numbers(model, run, models, work, folder)
         if run.method not in BASELINES and run.attacks:
-            row |= recoveries(model, run, models, work)
+            found, points = recoveries(model, run, models, work)
+            row |= found
+            if len(run.attacks) > 1:
+                write(points_file(table), POINT_COLUMNS, points)
     row["version"] = f"{version('lm-eval-elude')}+{commit()}"
     row["model"] = file_hashes(original)["model.safetensors"][:12]
     return row | {"seconds": time.monotonic() - began}
@@ -277,6 +289,15 @@ def cells(row: Mapping[str, Any], columns: Sequence[str]) -> Iterator[Any]:
         yield "" if number and math.isnan(value) else round(value, 0 if "seconds" in name else 4) if number else value
 
 
+def write(table: Path, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
+    """Append rows to a table, under the columns' names; returns their cells."""
+    written = [list(cells(row, columns)) for row in rows]
+    with table.open("a", encoding="utf-8", newline="") as stream:
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerows(written if table.stat().st_size else [columns, *written])
+    return written
+
+
 def carry_out(
     plan: Path, table: Path, columns: Sequence[str], measure: Callable[[Run], Mapping[str, Any]],
     guesses: Mapping[str, float] | None = None,
@@ -291,12 +312,7 @@ def carry_out(
     hours = sum(expected(run, rows, guesses or {}) for run in runs) / 3600
     print(f"{len(runs)} runs to do, {len(rows)} are in {table}; about {hours:.1f} hours", flush=True)
     for run in runs:
-        row = list(cells(measure(run), columns))
-        with table.open("a", encoding="utf-8", newline="") as stream:
-            writer = csv.writer(stream, lineterminator="\n")
-            if not table.stat().st_size:
-                writer.writerow(columns)
-            writer.writerow(row)
+        (row,) = write(table, columns, [measure(run)])
         print(*(f"{name} {value}" for name, value in zip(columns, row, strict=True) if value != ""), flush=True)
 
 
@@ -311,7 +327,7 @@ def main(description: str | None = __doc__, models: Models = BUNDLED) -> None:
     os.environ |= OFFLINE
     given.work.mkdir(parents=True, exist_ok=True)
     table = given.out or RESULTS / given.plan.with_suffix(".csv").name
-    carry_out(given.plan, table, COLUMNS, partial(measure, models=models, work=given.work.resolve()))
+    carry_out(given.plan, table, COLUMNS, partial(measure, models=models, work=given.work.resolve(), table=table))
 
 
 if __name__ == "__main__":

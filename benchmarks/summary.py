@@ -13,7 +13,7 @@ from operator import sub, truediv
 from pathlib import Path
 from statistics import fmean, stdev
 
-from outcome import RESULTS, STEPS, read_rows
+from outcome import RESULTS, STEPS, points_file, read_rows
 from scipy.stats import t
 from tables import DOCS, markdown, put
 
@@ -90,6 +90,22 @@ def relearning(rows: Rows) -> list[str]:
     return markdown(["model", *(f"{steps} steps" for steps in STEPS)], lines)
 
 
+def attacks(rows: Rows) -> list[str]:
+    """Recovery by each attack at its strongest point, the mean over targets of those where a point counts."""
+    lines = []
+    names = dict.fromkeys(row["attack"] for of in rows.values() for points in of.values() for row in points)
+    for method, of in rows.items():
+        cells = []
+        for name in names:
+            counted = {
+                target: [float(row["recovery"]) for row in points if row["attack"] == name and row["counts"] == "1"]
+                for target, points in of.items()
+            }
+            cells.append(interval([max(found) for found in counted.values() if found]))
+        lines.append([f"`{method}`", *cells])
+    return markdown(["model", *(f"`{name}`" for name in names)], lines)
+
+
 TABLES = {"methods": methods, "differences": differences, "relearning": relearning}
 
 
@@ -98,11 +114,11 @@ def main() -> None:
     parser.add_argument("table", type=Path, nargs="?", default=RESULTS / "final.csv")
     parser.add_argument("--docs", action="store_true", help="also write the tables into docs/results.md")
     given = parser.parse_args()
-    rows = grouped(read_rows(given.table))
-    for name, table in TABLES.items():
-        print("\n".join([*table(rows), ""]))
+    rows, points = (grouped(read_rows(file)) for file in (given.table, points_file(given.table)))
+    for name, lines in {**{name: table(rows) for name, table in TABLES.items()}, "attacks": attacks(points)}.items():
+        print("\n".join([*lines, ""]))
         if given.docs:
-            put(DOCS / "results.md", name, table(rows))
+            put(DOCS / "results.md", name, lines)
 
 
 if __name__ == "__main__":
