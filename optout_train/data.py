@@ -27,6 +27,7 @@ from lm_eval_elude.text.chat import Renderer
 from optout_train.presets import flag
 
 ROWS = 16  # of a forward pass of a set; those of like length go together, which saves padding
+PASS = 1024  # tokens of a forward pass of a kept set, about
 KEPT: tuple[Subset, ...] = ("retain", "world")
 
 
@@ -255,28 +256,28 @@ class EpochSampler(Sampler):
         yield from ((self.epoch, order[0], 0.0) for _ in range(len(self) - self.size))
 
 
-def collate(items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def collate(items: Sequence[Mapping[str, Any]], tokens: float = math.inf) -> dict[str, Any]:
     """A batch: ``weight`` (batch,), ``places`` by kind (batch,), and a block for the forget set and each kept one.
 
     The forget set's block has the samples of the first kind, then those of the second. ``places`` are where their
-    log-probabilities under the original weights stand.
+    log-probabilities under the original weights stand. ``tokens`` are those of a part of a kept set.
     """
     places = {kind: torch.tensor([item["places"][kind] for item in items]) for kind in items[0]["places"]}
-    batch = {name: block([item[name] for item in items]) for name in KEPT if name in items[0]}
+    batch = {name: block([item[name] for item in items], tokens) for name in KEPT if name in items[0]}
     if places:
         batch["forget"] = block([item["forget"][k] for k in range(len(places)) for item in items])
     return batch | {"places": places, "weight": torch.tensor([item["weight"] for item in items])}
 
 
-def block(samples: Sequence[Sample], rows: int = ROWS) -> dict[str, Any]:
-    """Samples as the parts of a forward pass each, at most ``rows`` of like length, padded on the right.
+def block(samples: Sequence[Sample], tokens: float = math.inf) -> dict[str, Any]:
+    """Samples as the parts of a forward pass each, padded on the right: at most 16 of like length, or about ``tokens``.
 
     A part has ``input_ids`` (rows, length); where answer tokens are predicted in the flattened ids, ``positions`` (n,);
     ``targets`` (n,), which token stands there; ``owners`` (n,), the numbers of their samples; and of lessons ``bounds``
     (n, 2), ``top`` and ``shares`` (n, k).
     """
     order = sorted(range(len(samples)), key=lambda i: len(samples[i].ids))
-    number = -(-len(order) // rows)
+    number = max(-(-len(order) // ROWS), min(len(order), round(sum(len(sample.ids) for sample in samples) / tokens)))
     cuts = [order[len(order) * k // number : len(order) * (k + 1) // number] for k in range(number)]
     return {"size": len(samples), "parts": [part_of([samples[i] for i in cut], cut) for cut in cuts]}
 

@@ -9,6 +9,7 @@ import random
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from lm_eval_elude.metrics import samples as metrics
 from lm_eval_elude.metrics.estimates import harmonic_mean
 from lm_eval_elude.model.scorer import Scorer, logits_at, score_all
 from lm_eval_elude.text.chat import Renderer
-from optout_train.data import KEPT, Encoder, EpochSampler, Examples, Sample, Sets, collate
+from optout_train.data import KEPT, PASS, Encoder, EpochSampler, Examples, Sample, Sets, collate
 from optout_train.losses import LOSSES, Answers, lesson, log_prob, nll
 from optout_train.presets import flag
 from optout_train.transport import Transport, originals
@@ -97,7 +98,9 @@ class UnlearnTrainer(Trainer):
             args.metric_for_best_model, args.greater_is_better = "score", True
         steps = int(args.num_train_epochs * -(-len(sets.forget) // args.train_batch_size))
         args.learning_rate = args.learning_rate or self.rule_rate(sizes.hidden_size, sizes.num_hidden_layers, steps)
-        super().__init__(model, args, collate, self.examples, self.validation, **others)
+        # Every process must have as many passes as the others, whose shards it waits for.
+        collator = partial(collate, tokens=PASS) if args.world_size == 1 else collate
+        super().__init__(model, args, collator, self.examples, self.validation, **others)
         self.add_callback(Between(self))
         self.original = originals(model, base, not self.is_fsdp_enabled or args.local_process_index == 0)
         self.transport = Transport(model, self.original, args.distance, args.directions, args.seed)
@@ -122,13 +125,20 @@ class UnlearnTrainer(Trainer):
             made = [self.encode(r, draw.choice(texts) if kind == "refusal" else None) for r in self.sets.forget]
             self.examples.forget[kind] = made
 
-    def names(self, batch: dict[str, Any]) -> list[str]:
-        """The terms of a pass."""
-        return [name for name in self.weights if name in batch]
+    def passes(self, batch: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+        """The terms of a batch with what each reads: of a kept set one of its parts after the other."""
+        found = [("forget", batch)] if "forget" in batch else []
+        for name in (name for name in KEPT if name in batch):
+            found += [(name, batch | {name: batch[name] | {"parts": [part]}}) for part in batch[name]["parts"]]
+        return found
 
     def term(self, model, batch: dict[str, Any], name: str) -> Tensor:
         """An unweighted term of a pass: the mean over the step's records, as far as these are in the pass."""
-        values = self.forget_values(model, batch) if name == "forget" else nll(self.answers(model, batch[name]))
+        if name == "forget":
+            values = self.forget_values(model, batch)
+        else:
+            sums, counts = self.answers(model, batch[name])
+            values = nll(Answers(sums, counts.clamp(min=1)))  # 0 of a record that another pass has
         return (values * batch["weight"]).sum()
 
     def forget_values(self, model, batch: dict[str, Any]) -> Tensor:
@@ -161,16 +171,16 @@ class UnlearnTrainer(Trainer):
         return Answers(*sums)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        """The loss; all terms but the last have had their ``backward``, so that one set's graph is held at a time.
+        """The loss; all passes but the last have had their ``backward``, so that one pass's graph is held at a time.
 
         DeepSpeed, whose ``backward`` counts passes, gets them in one.
         """
-        total, names = torch.zeros((), device=self.args.device), self.names(inputs)
-        for name in names:
-            apart = name != names[-1] and not self.is_deepspeed_enabled
+        total, passes = torch.zeros((), device=self.args.device), self.passes(inputs)
+        for number, (name, part) in enumerate(passes, 1):
+            apart = number < len(passes) and not self.is_deepspeed_enabled
             # DDP decides in the forward pass whether the backward pass will be averaged over processes.
             with self.accelerator.no_sync(model) if apart else nullcontext():
-                value = self.term(model, inputs, name)
+                value = self.term(model, part, name)
                 self.note(name, value)
                 loss = self.weights[name] * value
                 if apart:

@@ -43,8 +43,8 @@ class Method(UnlearnTrainer):
         self.args.max_grad_norm, self.args.transport_weight = (math.inf, 0.0) if self.forgets else self.of_rest
         return super().training_step(*arguments, **named)
 
-    def names(self, batch: dict[str, Any]) -> list[str]:
-        return [name for name in super().names(batch) if (name == "forget") == self.forgets]
+    def passes(self, batch: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+        return [(name, batch) for name in self.weights if name in batch and (name == "forget") == self.forgets]
 
     def term(self, model, batch: dict[str, Any], name: str) -> Tensor:
         there = batch["weight"] > 0
