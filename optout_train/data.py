@@ -27,7 +27,7 @@ from lm_eval_elude.text.chat import Renderer
 from optout_train.presets import flag
 
 ROWS = 16  # of a forward pass of a set; those of like length go together, which saves padding
-PASS = 1024  # tokens of a forward pass of a kept set, about
+PASS = 512  # tokens of a forward pass of a kept set, about
 KEPT: tuple[Subset, ...] = ("retain", "world")
 
 
