@@ -161,6 +161,12 @@ def test_two_steps(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert float(parameters[name].double().sum()) == pytest.approx(value, rel=1e-3, abs=1e-4)
 
 
+@pytest.mark.parametrize("key", ["opt-out", "pdu+rt", "rmu+rt"])
+def test_two_steps_with_kept_sets_read_record_by_record(key: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("optout_train.trainer.PASS", 1)
+    test_two_steps(key, tmp_path, monkeypatch)
+
+
 def test_noise_of_undo() -> None:
     model = LlamaForCausalLM(LlamaConfig(**GOLDEN["sizes"]))
     model.load_state_dict(weights("base"))

@@ -1,6 +1,7 @@
 """Which tokens carry loss, what a step's records weigh, and the formats in which people keep data."""
 
 import json
+import math
 from collections import Counter
 
 import pytest
@@ -49,8 +50,9 @@ def test_kept_records_come_in_shuffled_passes_over_their_set():
 
 def test_a_blocks_targets_are_exactly_the_answers_tokens():
     samples = [Sample([*range(10, 10 + length)], start) for length, start in ((9, 4), (3, 1), (6, 5), (5, 2))]
-    for rows in (1, 2, 16):
-        made = block(samples, rows)
+    for tokens, parts in ((1, 4), (12, 2), (math.inf, 1)):
+        made = block(samples, tokens)
+        assert len(made["parts"]) == parts
         found: dict[int, list[int]] = {i: [] for i in range(4)}
         for part in made["parts"]:
             predicted = part["input_ids"].flatten()[part["positions"] + 1]
