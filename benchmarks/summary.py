@@ -106,16 +106,14 @@ def attacks(rows: Rows) -> list[str]:
     return markdown(["model", *(f"`{name}`" for name in names)], lines)
 
 
-TABLES = {"methods": methods, "differences": differences, "relearning": relearning}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", type=Path, nargs="?", default=RESULTS / "final.csv")
     parser.add_argument("--docs", action="store_true", help="also write the tables into docs/results.md")
     given = parser.parse_args()
     rows, points = (grouped(read_rows(file)) for file in (given.table, points_file(given.table)))
-    for name, lines in {**{name: table(rows) for name, table in TABLES.items()}, "attacks": attacks(points)}.items():
+    made = {"methods": methods(rows), "differences": differences(rows), "relearning": relearning(rows)}
+    for name, lines in (made | {"attacks": attacks(points)}).items():
         print("\n".join([*lines, ""]))
         if given.docs:
             put(DOCS / "results.md", name, lines)

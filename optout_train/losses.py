@@ -82,8 +82,11 @@ def lesson(logits: Tensor, part: dict[str, Tensor]) -> Tensor:
 
 
 def nll(answers: Answers) -> Tensor:
-    """Mean negative log-likelihood over each answer's tokens: L_RT, as the released code has it."""
-    return -answers.sums / answers.counts
+    """Mean negative log-likelihood over each answer's tokens: L_RT, as the released code has it; 0 where none is there.
+
+    A pass has the tokens of some of a batch's answers.
+    """
+    return -answers.sums / answers.counts.clamp(min=1)
 
 
 def npo(log_ratio: Tensor, eta: float) -> Tensor:

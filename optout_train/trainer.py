@@ -127,18 +127,13 @@ class UnlearnTrainer(Trainer):
 
     def passes(self, batch: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
         """The terms of a batch with what each reads: of a kept set one of its parts after the other."""
-        found = [("forget", batch)] if "forget" in batch else []
-        for name in (name for name in KEPT if name in batch):
-            found += [(name, batch | {name: batch[name] | {"parts": [part]}}) for part in batch[name]["parts"]]
-        return found
+        kept = [(name, part) for name in KEPT if name in batch for part in batch[name]["parts"]]
+        forget = [("forget", batch)] if "forget" in batch else []
+        return forget + [(name, batch | {name: batch[name] | {"parts": [part]}}) for name, part in kept]
 
     def term(self, model, batch: dict[str, Any], name: str) -> Tensor:
         """An unweighted term of a pass: the mean over the step's records, as far as these are in the pass."""
-        if name == "forget":
-            values = self.forget_values(model, batch)
-        else:
-            sums, counts = self.answers(model, batch[name])
-            values = nll(Answers(sums, counts.clamp(min=1)))  # 0 of a record that another pass has
+        values = self.forget_values(model, batch) if name == "forget" else nll(self.answers(model, batch[name]))
         return (values * batch["weight"]).sum()
 
     def forget_values(self, model, batch: dict[str, Any]) -> Tensor:
