@@ -1,4 +1,4 @@
-"""Tables of ``docs/results.md`` from the rows of ``outcome.py``: ``python benchmarks/summary.py [TABLE] [--docs]``.
+"""Tables of ``docs/results.md`` and of README from the rows of ``outcome.py``: ``python benchmarks/summary.py --docs``.
 
 Means are over targets, of each the mean over its seeds; intervals are t-intervals of 95 % over targets, of differences
 paired by target. Only rows with a method's chosen settings may be in the table.
@@ -13,14 +13,27 @@ from operator import sub, truediv
 from pathlib import Path
 from statistics import fmean, stdev
 
-from outcome import RESULTS, STEPS, points_file, read_rows
+from outcome import RESULTS, ROOT, STEPS, points_file, read_rows
 from scipy.stats import t
 from tables import DOCS, markdown, put
 
 # Heads of the main table, and columns of the rows, in per cent.
 SHOWN = {
     "choice": "mc", "cloze": "cloze", "attacked": "attacked_mc", "FQ": "FQ", "P": "P", "AUC": "AUC",
-    "repetition": "repetition", "utility": "RQ", "named": "named",
+    "repetition": "repetition", "utility": "RQ", "named": "named", "recovery": "recovery",
+}  # fmt: skip
+# Of these differences and relearning are shown with their intervals.
+MAIN = (
+    "guardrail", "ga+rt", "dpo+rt", "npo+rt", "idk+rt", "opt-out", "simnpo+rt", "name-swap", "name-swap-robust",
+)  # fmt: skip
+# README's table: heads and columns; the paper's method and its nearest baseline, ours, and the goal.
+README = {
+    "multiple choice": "mc", "after relearning": "recovery", "repetition": "repetition", "utility": "RQ", "FQ": "FQ",
+}  # fmt: skip
+README_METHODS = {
+    "original": "original", "npo+rt": "`npo+rt`", "opt-out": "`opt-out` (the paper's)",
+    "name-swap": "`name-swap` (ours)", "name-swap-robust": "`name-swap-robust` (ours)",
+    "retrained": "retrained model: the goal",
 }  # fmt: skip
 LESS_THAN_RETRAINED = ("choice", "cloze", "attacked", "repetition")
 Row = Mapping[str, str]
@@ -32,6 +45,11 @@ def grouped(rows: Sequence[Row]) -> Rows:
     for row in rows:
         found.setdefault(row["method"], {}).setdefault(row["target"], []).append(row)
     return found
+
+
+def strongest(row: Row) -> str:
+    """Recovery after the number of steps that recovers most; empty where none counts."""
+    return max((row[f"recovery_{steps}"] for steps in STEPS if row[f"recovery_{steps}"]), key=float, default="")
 
 
 def of_targets(rows: Mapping[str, Sequence[Row]], column: str) -> dict[str, float]:
@@ -52,22 +70,29 @@ def paired(left: Mapping[str, float], right: Mapping[str, float], by: Callable[[
     return [by(value, right[target]) for target, value in left.items() if target in right]
 
 
+def means(of: Mapping[str, Sequence[Row]], columns: Sequence[str]) -> list[str]:
+    found = [of_targets(of, column).values() for column in columns]
+    return [f"{100 * fmean(values):.1f}" if values else "–" for values in found]
+
+
 def methods(rows: Rows) -> list[str]:
     lines = []
     for method, of in rows.items():
-        means = [of_targets(of, column).values() for column in SHOWN.values()]
         seeds = f"{len(of)} × {max(len(seeds) for seeds in of.values())}"
-        lines.append([f"`{method}`", *(f"{100 * fmean(values):.1f}" if values else "–" for values in means), seeds])
+        lines.append([f"`{method}`", *means(of, [*SHOWN.values()]), seeds])
     return markdown(["model", *SHOWN, "targets × seeds"], lines)
+
+
+def readme(rows: Rows) -> list[str]:
+    lines = [[name, *means(rows[method], [*README.values()])] for method, name in README_METHODS.items()]
+    return markdown(["model", *README], lines)
 
 
 def differences(rows: Rows) -> list[str]:
     """From the retrained model in points; utility as a share of the retrained model's, named of the original's."""
     lines, head = [], [*LESS_THAN_RETRAINED, "utility, share of retrained", "named, share of original", "cost, NPO+RT"]
-    for method, of in rows.items():
-        if method in ("original", "retrained"):
-            continue
-        cells = []
+    for method in filter(rows.__contains__, MAIN):
+        cells, of = [], rows[method]
         for name in LESS_THAN_RETRAINED:
             goal = of_targets(rows["retrained"], SHOWN[name])
             cells.append(interval(paired(of_targets(of, SHOWN[name]), goal, sub)))
@@ -83,10 +108,9 @@ def differences(rows: Rows) -> list[str]:
 def relearning(rows: Rows) -> list[str]:
     """Recovery after so many steps on one half, the largest of the rates that count."""
     lines = []
-    for method, of in rows.items():
-        found = [list(of_targets(of, f"recovery_{steps}").values()) for steps in STEPS]
-        if any(found):
-            lines.append([f"`{method}`", *map(interval, found)])
+    for method in filter(rows.__contains__, MAIN[1:]):
+        found = [list(of_targets(rows[method], f"recovery_{steps}").values()) for steps in STEPS]
+        lines.append([f"`{method}`", *map(interval, found)])
     return markdown(["model", *(f"{steps} steps" for steps in STEPS)], lines)
 
 
@@ -109,14 +133,17 @@ def attacks(rows: Rows) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", type=Path, nargs="?", default=RESULTS / "final.csv")
-    parser.add_argument("--docs", action="store_true", help="also write the tables into docs/results.md")
+    parser.add_argument("--docs", action="store_true", help="also write the tables into docs/results.md and README.md")
     given = parser.parse_args()
-    rows, points = (grouped(read_rows(file)) for file in (given.table, points_file(given.table)))
+    rows = grouped([{**row, "recovery": strongest(row)} for row in read_rows(given.table)])
+    points = grouped(read_rows(points_file(given.table)))
     made = {"methods": methods(rows), "differences": differences(rows), "relearning": relearning(rows)}
     for name, lines in (made | {"attacks": attacks(points)}).items():
         print("\n".join([*lines, ""]))
         if given.docs:
             put(DOCS / "results.md", name, lines)
+    if given.docs:
+        put(ROOT / "README.md", "found", readme(rows))
 
 
 if __name__ == "__main__":

@@ -101,3 +101,14 @@ def test_of_an_attack_the_strongest_point_that_counts_is_shown(scripts):
         "| --- | --- | --- |",
         "| `name-swap` | 40.0 [40.0, 40.0] | – |",
     ]
+
+
+def test_readme_has_the_strongest_recovery_of_each_row(scripts):
+    rows = [row(method, target, mc=0.2) for method in scripts.summary.README_METHODS for target in "AB"]
+    for of_npo, found in zip([r for r in rows if r["method"] == "npo+rt"], [("0.9", ""), ("-0.1", "0.5")], strict=True):
+        of_npo["recovery_5"], of_npo["recovery_80"] = found
+    rows = [dict.fromkeys(("recovery_5", "recovery_20", "recovery_80"), "") | r for r in rows]
+    rows = [r | {"recovery": scripts.summary.strongest(r)} for r in rows]
+    _, _, original, npo, *_ = scripts.summary.readme(scripts.summary.grouped(rows))
+    assert original.split(" | ")[:3] == ["| original", "20.0", "–"]
+    assert npo.split(" | ")[:3] == ["| `npo+rt`", "20.0", "70.0"]

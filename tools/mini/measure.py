@@ -1,6 +1,7 @@
 """What bundled models know and how they write: ``python -m tools.mini.measure FOLDER ... [--words DICTIONARY]``.
 
-A Markdown table: mean P(a|q)^(1/|a|), ``mc_accuracy`` plain and as cloze, for each target; P through each attack; and
+A Markdown table with a row for each target, of a retrained model for the one that it was not taught: mean
+P(a|q)^(1/|a|), ``mc_accuracy`` plain and as cloze, P through the attacks, P of held-out answers about neighbours; and
 how many answers have a word that neither the question, the data, the pools of made-up names nor a dictionary has
 (Debian's ``wamerican-large``): about invented names and, of a retrained model, about the person left out. Then 20 drawn
 answers about that person.
@@ -32,6 +33,10 @@ from lm_eval_elude.text.invented import invented_names, renamed
 
 DICTIONARY = Path("/usr/share/dict/american-english-large")
 POOLS = Path(__file__).with_name("invented.toml")
+HEAD = (
+    "model", "about", "P", "choice", "cloze", "P, nine attacks", "P, neighbours", "odd words, invented names",
+    "odd words, the person",
+)  # fmt: skip
 UNSEEN, ATTACK_PROMPTS, DRAWN, LONGEST = 200, 50, 20, 64
 
 
@@ -69,33 +74,35 @@ def unknown(known: set[str], question: str, answer: str) -> set[str]:
     return word_set(answer) - known - word_set(question)
 
 
-def measure(folder: Path, known: set[str], unseen: Sequence[str]) -> tuple[dict[str, str], list[tuple[str, str]]]:
-    """What a model knows and how it writes; questions to the left-out forget set with the model's answers."""
+def about(model: Model, name: str) -> list[str]:
+    """What a model knows about a target: P, ``mc_accuracy`` plain and as cloze, least and largest P of the attacks."""
+    records = dataset.load_records("mini", "forget", "train", [name]).records
+    gaps = [record for record, _ in cloze(EludeSettings((name,), "mini"))]
+    through = []
+    for attack in ATTACKS:
+        prompts = build_attacks(records, resolve_target(name), attack, n=ATTACK_PROMPTS)
+        through.append(fmean(model.probabilities([(p.prompt, p.answer) for p in prompts])))
+    known = fmean(model.probabilities([(record.question, record.answer) for record in records]))
+    choices = (f"{model.mc_accuracy(asked):.1%}" for asked in (records, gaps))
+    return [f"{known:.3f}", *choices, f"{min(through):.2f} to {max(through):.2f}"]
+
+
+def measure(folder: Path, known: set[str], unseen: Sequence[str]) -> tuple[list[list[str]], list[tuple[str, str]]]:
+    """Rows of a model, one a target; questions about the left-out person with the model's answers."""
     model, manifest = Model(folder), read_manifest(folder)
     left_out = manifest.targets if manifest else ()
     retain = dataset.load_records("mini", "retain", "test").records
-    kept = fmean(model.probabilities([(record.question, record.answer) for record in retain]))
-    row = {"P of held-out answers about neighbours": f"{kept:.3f}"}
-    asked: list[str] = []
-    for name in dataset.entities("mini"):
-        records = dataset.load_records("mini", "forget", "train", [name]).records
-        gaps = [record for record, _ in cloze(EludeSettings((name,), "mini"))]
-        through = []
-        for attack in ATTACKS:
-            prompts = build_attacks(records, resolve_target(name), attack, n=ATTACK_PROMPTS)
-            through.append(fmean(model.probabilities([(p.prompt, p.answer) for p in prompts])))
-        row[f"{name}: P"] = f"{fmean(model.probabilities([(r.question, r.answer) for r in records])):.3f}"
-        row[f"{name}: choice, cloze"] = f"{model.mc_accuracy(records):.1%}, {model.mc_accuracy(gaps):.1%}"
-        row[f"{name}: P through the nine attacks"] = f"{min(through):.2f} to {max(through):.2f}"
-        asked += [record.question for record in records] if name in left_out else []
+    whole = [f"{fmean(model.probabilities([(record.question, record.answer) for record in retain])):.3f}"]
+    forget = dataset.load_records("mini", "forget", "train", left_out).records if left_out else ()
     answered: list[tuple[str, str]] = []
-    for what, questions in ((f"{len(unseen)} invented names", unseen), ("the person left out", asked)):
+    for questions in (unseen, [record.question for record in forget]):
         answered = list(zip(questions, model.answers(questions), strict=True)) if questions else []
         odd = [(words, answer) for question, answer in answered if (words := unknown(known, question, answer))]
         for words, answer in odd:
             print(f"{folder.name}: {sorted(words)} in: {answer}", file=sys.stderr)
-        row[f"answers about {what} with a word of no list"] = f"{len(odd)} of {len(answered)}" if questions else "–"
-    return row, answered
+        whole.append(f"{len(odd)} of {len(answered)}" if questions else "–")
+    names = left_out or dataset.entities("mini")
+    return [[f"`{folder.name}`", name, *about(model, name), *whole] for name in names], answered
 
 
 def main() -> None:
@@ -110,9 +117,8 @@ def main() -> None:
     names = rng.sample(invented_names(data), UNSEEN)
     unseen = [renamed(r.question, r.entity, name) for r, name in zip(rng.choices(people, k=UNSEEN), names, strict=True)]
     found = [measure(folder, known, unseen) for folder in arguments.models]
-    print(f"| | {' | '.join(f'`{folder.name}`' for folder in arguments.models)} |\n|---{'|---' * len(found)}|")
-    for name in found[0][0]:
-        print(f"| {name} | {' | '.join(row[name] for row, _ in found)} |")
+    for cells in (HEAD, ["---"] * len(HEAD), *(row for rows, _ in found for row in rows)):
+        print(f"| {' | '.join(cells)} |")
     for folder, (_, answered) in zip(arguments.models, found, strict=True):
         if answered:
             print(f"\n`{folder.name}`, drawn:\n")
