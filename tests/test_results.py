@@ -24,18 +24,18 @@ def scripts():
         yield SimpleNamespace(choose=choose, outcome=outcome, summary=summary)
 
 
-def row(method, target="A", settings="", **numbers):
-    return {"method": method, "target": target, "seed": "0", "settings": settings} | {
+def row(method, target="A", settings="", FQ=0, **numbers):
+    return {"method": method, "target": target, "seed": "0", "settings": settings, "FQ": str(FQ)} | {
         name: str(value) for name, value in numbers.items()
     }
 
 
-def chosen(scripts, rows, tmp_path, monkeypatch, capsys):
+def chosen(scripts, rows, tmp_path, monkeypatch, capsys, *flags):
     """What choose.py prints for the rows of a table."""
     table = tmp_path / "settings.csv"
-    columns = ("method", "target", "seed", "settings", "RQ", "score", "recovery_5", "recovery_80")
+    columns = ("method", "target", "seed", "settings", "RQ", "score", "FQ", "recovery_5", "recovery_80")
     scripts.outcome.write(table, columns, rows)
-    monkeypatch.setattr(sys, "argv", ["choose.py", str(table)])
+    monkeypatch.setattr(sys, "argv", ["choose.py", str(table), *flags])
     scripts.choose.main()
     return [line.split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
 
@@ -58,6 +58,13 @@ def test_where_no_setting_keeps_95_percent_the_share_falls_to_90_and_then_to_all
     rows += [row("dpo+rt", settings="--b", RQ=0.6, score=0.7)]
     lines = chosen(scripts, rows, tmp_path, monkeypatch, capsys)
     assert [(line[1], line[4]) for line in lines] == [("`--a`", "90%"), ("`--b`", "0%")]
+
+
+def test_where_nothing_is_forgotten_forget_quality_decides(scripts, tmp_path, monkeypatch, capsys):
+    rows = [row("retrained", RQ=0.8)]
+    rows += [row("idk+rt", settings=f"--{fq}", RQ=0.8, score=0, FQ=fq) for fq in (0.2, 0.5, 0.1)]
+    found = chosen(scripts, rows, tmp_path, monkeypatch, capsys, "--best", "2")
+    assert [line[1] for line in found] == ["`--0.5`", "`--0.2`"]
 
 
 def test_recovery_at_its_worst_is_a_fourth_part_of_the_score(scripts):
