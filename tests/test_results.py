@@ -119,3 +119,19 @@ def test_readme_has_the_strongest_recovery_of_each_row(scripts):
     _, _, original, npo, *_ = scripts.summary.readme(scripts.summary.grouped(rows))
     assert original.split(" | ")[:3] == ["| original", "20.0", "–"]
     assert npo.split(" | ")[:3] == ["| `npo+rt`", "20.0", "70.0"]
+
+
+def test_what_the_page_says_of_opt_out_beside_npo_at_the_same_settings(scripts):
+    rows = scripts.outcome.read_rows(scripts.outcome.RESULTS / "settings.csv")
+    of = {(r["method"], r["target"].split()[-1], r["settings"]): r for r in rows}
+    found = []
+    for column in ("mc", "named"):
+        for target in ("Ronaldo", "Swift"):
+            pair = [float(of[name, target, "--learning_rate 1e-3"][column]) for name in ("opt-out", "npo+rt")]
+            found += [f"{100 * (pair[0] - pair[1]):.0f}"] if column == "named" else [f"{100 * v:.0f}" for v in pair]
+    ours, theirs, ours_swift, theirs_swift, more, more_swift = found
+    said = (
+        f"it leaves {ours} and {ours_swift} % *choice* (Ronaldo, Swift) where NPO+RT leaves {theirs} and "
+        f"{theirs_swift}, and *named* is {more} and {more_swift} points higher."
+    )
+    assert said in " ".join((ROOT / "docs" / "results.md").read_text(encoding="utf-8").split())
