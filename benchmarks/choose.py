@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 from statistics import fmean
 
-from outcome import ROOT, read_rows
+from outcome import RESULTS, read_rows, strongest
 from tables import markdown
 
 SHARES = (0.95, 0.9, 0.0)
@@ -20,8 +20,8 @@ SHARES = (0.95, 0.9, 0.0)
 
 def board_score(row: dict[str, str]) -> float:
     """A row's score, with recovery (the largest over steps) where it has one."""
-    score, found = float(row["score"]), [float(v) for k, v in row.items() if k.startswith("recovery_") and v]
-    kept = min(1.0, max(0.0, 1 - max(found))) if found else None
+    score, found = float(row["score"]), strongest(row)
+    kept = min(1.0, max(0.0, 1 - float(found))) if found else None
     if kept is None or not score * kept:
         return score if kept is None else 0.0
     return 4 / (3 / score + 1 / kept)
@@ -29,7 +29,7 @@ def board_score(row: dict[str, str]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("table", type=Path, nargs="?", default=ROOT / "benchmarks" / "results" / "settings.csv")
+    parser.add_argument("table", type=Path, nargs="?", default=RESULTS / "settings.csv")
     parser.add_argument("--best", type=int, default=1, help="how many of each method  [default: 1]")
     given = parser.parse_args()
     rows = read_rows(given.table)

@@ -130,6 +130,12 @@ def read_rows(table: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(stream))
 
 
+def strongest(row: Mapping[str, str]) -> str:
+    """A row's recovery after the number of steps that recovers most; empty where none counts."""
+    found = [row[name] for name in (f"recovery_{steps}" for steps in STEPS) if row.get(name)]
+    return max(found, key=float, default="")
+
+
 def points_file(table: Path) -> Path:
     """Where the points of all attacks of a table's runs are."""
     return table.with_name(f"{table.stem}-attacks.csv")

@@ -13,7 +13,7 @@ from operator import sub, truediv
 from pathlib import Path
 from statistics import fmean, stdev
 
-from outcome import RESULTS, ROOT, STEPS, points_file, read_rows
+from outcome import RESULTS, ROOT, STEPS, points_file, read_rows, strongest
 from scipy.stats import t
 from tables import DOCS, markdown, put
 
@@ -45,11 +45,6 @@ def grouped(rows: Sequence[Row]) -> Rows:
     for row in rows:
         found.setdefault(row["method"], {}).setdefault(row["target"], []).append(row)
     return found
-
-
-def strongest(row: Row) -> str:
-    """Recovery after the number of steps that recovers most; empty where none counts."""
-    return max((row[f"recovery_{steps}"] for steps in STEPS if row[f"recovery_{steps}"]), key=float, default="")
 
 
 def of_targets(rows: Mapping[str, Sequence[Row]], column: str) -> dict[str, float]:

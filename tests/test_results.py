@@ -124,14 +124,18 @@ def test_readme_has_the_strongest_recovery_of_each_row(scripts):
 def test_what_the_page_says_of_opt_out_beside_npo_at_the_same_settings(scripts):
     rows = scripts.outcome.read_rows(scripts.outcome.RESULTS / "settings.csv")
     of = {(r["method"], r["target"].split()[-1], r["settings"]): r for r in rows}
-    found = []
-    for column in ("mc", "named"):
-        for target in ("Ronaldo", "Swift"):
-            pair = [float(of[name, target, "--learning_rate 1e-3"][column]) for name in ("opt-out", "npo+rt")]
-            found += [f"{100 * (pair[0] - pair[1]):.0f}"] if column == "named" else [f"{100 * v:.0f}" for v in pair]
-    ours, theirs, ours_swift, theirs_swift, more, more_swift = found
+
+    def per_cent(method, target, column):
+        return 100 * float(of[method, target, "--learning_rate 1e-3"][column])
+
+    (ours, theirs), (ours_swift, theirs_swift) = (
+        [per_cent(method, target, "mc") for method in ("opt-out", "npo+rt")] for target in ("Ronaldo", "Swift")
+    )
+    more, more_swift = (
+        per_cent("opt-out", target, "named") - per_cent("npo+rt", target, "named") for target in ("Ronaldo", "Swift")
+    )
     said = (
-        f"it leaves {ours} and {ours_swift} % *choice* (Ronaldo, Swift) where NPO+RT leaves {theirs} and "
-        f"{theirs_swift}, and *named* is {more} and {more_swift} points higher."
+        f"it leaves {ours:.0f} and {ours_swift:.0f} % *choice* (Ronaldo, Swift) where NPO+RT leaves {theirs:.0f} and "
+        f"{theirs_swift:.0f}, and *named* is {more:.0f} and {more_swift:.0f} points higher."
     )
     assert said in " ".join((ROOT / "docs" / "results.md").read_text(encoding="utf-8").split())
