@@ -33,7 +33,7 @@ RUNS := runs/demo
 # shown where it failed.
 demo: $(STAMP)
 	@mkdir -p $(RUNS) && rm -rf $(RUNS)/stress && date +%s > $(RUNS)/began
-	@echo "opt-out and name-swap forget Cristiano Ronaldo: about three minutes on two cores"
+	@echo "opt-out and name-swap forget Cristiano Ronaldo: three to seven minutes on two cores"
 	@$(TRAIN) --output_dir $(RUNS)/opt-out > $(RUNS)/opt-out.txt 2>&1 & trap "kill $$! 2> /dev/null" EXIT INT; \
 	$(TRAIN) --method name-swap --output_dir $(RUNS)/name-swap > $(RUNS)/name-swap.txt && wait $$!; \
 	status=$$?; test $$status = 0 || cat $(RUNS)/opt-out.txt; exit $$status
