@@ -195,7 +195,10 @@ def scores(model: Path, run: Run, folder: Path) -> Scores:
 
 def numbers(model: Path, run: Run, models: Models, work: Path, folder: Path) -> dict[str, float]:
     """What the group of tasks says of a checkpoint, and the board's score of it where nobody has the weights."""
+    from lm_eval_elude.report import fluency
+
     made = scores(model, run, folder / "scores")
+    fluency.measure([made], str(models.original(run.target, work)))
     found = {
         name: made.numbers[task][metric].value
         for name, (task, metric) in NUMBERS.items()
