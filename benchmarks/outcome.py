@@ -60,6 +60,7 @@ from lm_eval_elude.stress.table import (
     points_of,
     read,
 )  # fmt: skip
+from lm_eval_elude.tasks import leaves
 from lm_eval_elude.tasks.runs import Run as Scores
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -104,8 +105,8 @@ class Models(NamedTuple):
 
 
 COLUMNS = (
-    *Run._fields[:4], "version", "model", *NUMBERS, "score", *(f"recovery_{steps}" for steps in STEPS), "depth",
-    "train_seconds", "seconds",
+    *Run._fields[:4], "version", "model", *NUMBERS, "worst_mc", "score",
+    *(f"recovery_{steps}" for steps in STEPS), "depth", "train_seconds", "seconds",
 )  # fmt: skip
 POINT_COLUMNS = (*Run._fields[:4], "attack", "setting", "step", "counts", "recovery")
 
@@ -204,6 +205,8 @@ def numbers(model: Path, run: Run, models: Models, work: Path, folder: Path) -> 
         for name, (task, metric) in NUMBERS.items()
         if metric in made.numbers.get(task, {})
     }
+    if run.group == "elude":
+        found["worst_mc"] = max(made.numbers[task]["mc_accuracy"].value for task in leaves("elude_attacks"))
     if run.group == "elude" and run.method not in BASELINES:
         kept = work / "scores" / slugify(run.target)
         original = scores(models.original(run.target, work), run._replace(method="original"), kept / "original")
