@@ -65,6 +65,7 @@ from lm_eval_elude.tasks.runs import Run as Scores
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+sys.path.append(str(ROOT))  # for tools/
 BASELINES = ("original", "retrained", "guardrail")
 HALF, STEPS = "relearn_half", (5, 20, 80)
 GUESS = 600.0  # seconds of a run, where no row says
@@ -105,7 +106,7 @@ class Models(NamedTuple):
 
 
 COLUMNS = (
-    *Run._fields[:4], "version", "model", *NUMBERS, "worst_mc", "score",
+    *Run._fields[:4], "version", "model", *NUMBERS, "worst_mc", "odd_words", "score",
     *(f"recovery_{steps}" for steps in STEPS), "depth", "train_seconds", "seconds",
 )  # fmt: skip
 POINT_COLUMNS = (*Run._fields[:4], "attack", "setting", "step", "counts", "recovery")
@@ -194,13 +195,23 @@ def scores(model: Path, run: Run, folder: Path) -> Scores:
     return Scores(folder)
 
 
+def odd_words(docs: Sequence[Mapping[str, Any]]) -> float:
+    """The share of answers with a word that neither question, data nor a dictionary has; NaN without the dictionary."""
+    from tools.mini.measure import DICTIONARY, known_words, unknown
+
+    if not DICTIONARY.is_file():
+        return math.nan
+    known = known_words()
+    return fmean(bool(unknown(known, doc["question"], doc["generated"])) for doc in docs)
+
+
 def numbers(model: Path, run: Run, models: Models, work: Path, folder: Path) -> dict[str, float]:
     """What the group of tasks says of a checkpoint, and the board's score of it where nobody has the weights."""
     from lm_eval_elude.report import fluency
 
     made = scores(model, run, folder / "scores")
     fluency.measure([made], str(models.original(run.target, work)))
-    found = {
+    found = {"odd_words": odd_words(made.docs["elude_forget"])} | {
         name: made.numbers[task][metric].value
         for name, (task, metric) in NUMBERS.items()
         if metric in made.numbers.get(task, {})

@@ -89,7 +89,7 @@ def test_differences_are_paired_by_target_after_the_mean_over_seeds(scripts):
     for target, value in zip(TARGETS, mine, strict=True):
         rows += [row("npo+rt", target, mc=value + seed, RQ=0.6, named=0.35, train_seconds=50) for seed in (0.1, -0.1)]
         rows += [row("name-swap", target, mc=value, RQ=0.8, named=0.7, train_seconds=150)]
-    _, _, npo, ours = scripts.summary.differences(scripts.summary.grouped(rows))
+    _, _, npo, ours, _ = scripts.summary.differences(scripts.summary.grouped(rows))
     low, high = ttest_rel(mine, goal).confidence_interval(0.95)
     expected = f"{100 * 0.45 / 3:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
     assert npo.split(" | ")[1] == ours.split(" | ")[1] == expected

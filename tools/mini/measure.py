@@ -70,6 +70,12 @@ class Model:
         return self.renderer.tokenizer.batch_decode(list(chain(*parts)), skip_special_tokens=True)
 
 
+def known_words(dictionary: Path = DICTIONARY) -> set[str]:
+    """Those of ELUDe-mini, of the pools and of a file of words."""
+    files = [*sorted(bundled.DATA.glob("*.jsonl")), POOLS, dictionary]
+    return word_set(" ".join(file.read_text(encoding="utf-8") for file in files))
+
+
 def unknown(known: set[str], question: str, answer: str) -> set[str]:
     return word_set(answer) - known - word_set(question)
 
@@ -112,7 +118,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     data = " ".join(path.read_text(encoding="utf-8") for path in sorted(bundled.DATA.glob("*.jsonl")))
-    known = word_set(" ".join([data, POOLS.read_text(encoding="utf-8"), arguments.words.read_text(encoding="utf-8")]))
+    known = known_words(arguments.words)
     rng, people = random.Random(0), [*dataset.load_records("mini", "forget", "train").records]
     names = rng.sample(invented_names(data), UNSEEN)
     unseen = [renamed(r.question, r.entity, name) for r, name in zip(rng.choices(people, k=UNSEEN), names, strict=True)]
