@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from scipy.stats import ttest_1samp, ttest_rel
+from scipy.stats import binomtest, ttest_1samp, ttest_rel
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGETS = ("A", "B", "C")
@@ -139,3 +139,12 @@ def test_what_the_page_says_of_opt_out_beside_npo_at_the_same_settings(scripts):
         f"{theirs_swift:.0f}, and *named* is {more:.0f} and {more_swift:.0f} points higher."
     )
     assert said in " ".join((ROOT / "docs" / "results.md").read_text(encoding="utf-8").split())
+
+
+def test_no_retrained_model_knows_more_than_chance(scripts):
+    rows = [r for r in scripts.outcome.read_rows(scripts.outcome.RESULTS / "final.csv") if r["method"] == "retrained"]
+    assert rows
+    for r in rows:
+        for column in ("mc", "cloze"):
+            right = round(46 * float(r[column]))
+            assert binomtest(right, 46, 1 / 6, "greater").pvalue >= 0.01, (r["target"], column)
