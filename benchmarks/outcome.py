@@ -14,7 +14,8 @@ and how many hours they take, is said first.
     start = "npo+rt --learning_rate 3e-4"  # default: the bundled model is what is trained; UNDO goes on from another
     attacks = ["relearn_half", "depth"]    # of `elude stress --suite standard`, or none  [default: relearn_half]
 
-Where a run has more attacks than relearning on half, recovery at each of their points is added to ``PLAN-attacks.csv``.
+What stands before the first block holds for all that do not say otherwise. Where a run has more attacks than
+relearning on half, recovery at each of their points is added to ``PLAN-attacks.csv``.
 The models retrained without a target, of which only Ronaldo's is bundled, are made by ``tools/mini`` into
 ``--work``/retrained. The rows of all attacks lie in ``--work``/attacks.
 """
@@ -115,7 +116,8 @@ POINT_COLUMNS = (*Run._fields[:4], "attack", "setting", "step", "counts", "recov
 def read_plan(path: Path) -> list[Run]:
     """The runs of a plan, block by block: targets, then seeds, then methods, then settings."""
     runs = []
-    for block in tomllib.loads(path.read_text(encoding="utf-8"))["runs"]:
+    plan = tomllib.loads(path.read_text(encoding="utf-8"))
+    for block in ({**plan, **own} for own in plan.pop("runs")):
         attacks = tuple(block.get("attacks", [HALF]))
         others = (block.get("group", "elude_quality,elude_mia"), block.get("start", ""), attacks)
         for target, seed, method, settings in product(
@@ -227,26 +229,29 @@ def numbers(model: Path, run: Run, models: Models, work: Path, folder: Path) -> 
 
 
 def attacked(model: Path, role: str, run: Run, file: Path, original: Path) -> list[Row]:
-    """The rows of the attacks on a model, as in ``attacks.csv`` of ``elude stress``; those in the file are kept."""
+    """The rows of attacks on a model, as in ``attacks.csv`` of ``elude stress``; what the file has is not repeated."""
     from lm_eval_elude.stress.attacks import suite
-    from lm_eval_elude.stress.suite import Stress
+    from lm_eval_elude.stress.suite import Stress, weights_of
     from lm_eval_elude.tasks.elude import EludeSettings
 
-    if file.is_file():
-        return read(file)
+    kept = read(file) if file.is_file() else []
+    waiting = {NONE, *(run.attacks if role != ORIGINAL else ())} - {row.attack for row in kept}
+    if not waiting:
+        return kept
     models = {CHECKPOINT: str(model), ORIGINAL: str(original)}
     stress = Stress(models, EludeSettings((run.target,), "mini"), "standard")
-    loaded = stress.load(CHECKPOINT)
-    rows = stress.scored(loaded, (NONE, "", 0.0, role))
-    if DEPTH in run.attacks and role != ORIGINAL:
+    loaded, rows = stress.load(CHECKPOINT), list[Row]()
+    if NONE in waiting:
+        rows += stress.scored(loaded, (NONE, "", 0.0, role))
+    if DEPTH in waiting:
         rows += stress.depth(stress.load(ORIGINAL), loaded, role)
-    before = {name: weight.detach().clone() for name, weight in loaded.named_parameters()}
-    for attack, setting in suite("standard", 0) if role != ORIGINAL else ():
-        if attack in run.attacks:
+    before = weights_of(loaded)
+    for attack, setting in suite("standard", 0):
+        if attack in waiting:
             rows += stress.attacked(loaded, before, attack, setting, role)
     file.parent.mkdir(parents=True, exist_ok=True)
     append(file, rows)
-    return rows
+    return kept + rows
 
 
 def known(rows: list[Row]) -> dict[str, float]:
@@ -261,8 +266,8 @@ def recoveries(model: Path, run: Run, models: Models, work: Path) -> tuple[dict[
     where it was asked for, the unlearning depth score.
     """
     folder, before, never = work / "attacks", models.original(run.target, work), models.retrained(run.target, work)
-    of_target = f"{slugify(run.target)}-{'-'.join(run.attacks)}.csv"
-    original = known(attacked(before, ORIGINAL, run, folder / f"original-{slugify(run.target)}.csv", before))
+    of_target = f"{slugify(run.target)}.csv"
+    original = known(attacked(before, ORIGINAL, run, folder / f"original-{of_target}", before))
     control = attacked(never, RETRAINED, run, folder / f"retrained-{of_target}", before)
     rows = [*control, *attacked(model, CHECKPOINT, run, folder / f"{run.name}.csv", before)]
     whole = [mean_of(values.items()) for values in (original, known(control))]
