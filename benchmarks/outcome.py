@@ -1,4 +1,4 @@
-"""What methods make of the bundled model: ``python benchmarks/outcome.py benchmarks/outcome.toml``.
+"""What methods make of the bundled model: ``python benchmarks/outcome.py benchmarks/final.toml``.
 
 A plan has blocks of methods, targets, seeds and settings (further flags of ``optout-train``). Each run trains by
 ``optout-train`` into a temporary folder, is scored by a group of tasks and attacked by relearning on one half of the

@@ -1,7 +1,7 @@
 """Tables of ``docs/results.md`` and of README from the rows of ``outcome.py``: ``python benchmarks/summary.py --docs``.
 
-Means are over targets, of each the mean over its seeds; intervals are t-intervals of 95 % over targets, of differences
-paired by target. Only rows with a method's chosen settings may be in the table.
+Means are over the targets of which all rows are there, of each the mean over its seeds; intervals are t-intervals of
+95 % over targets, of differences paired by target.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from operator import sub, truediv
 from pathlib import Path
 from statistics import fmean, stdev
 
-from outcome import RESULTS, ROOT, STEPS, points_file, read_rows, strongest
+from outcome import HALF, RESULTS, ROOT, STEPS, Run, points_file, read_plan, read_rows, strongest
 from scipy.stats import t
 from tables import DOCS, markdown, put
 
@@ -22,13 +22,14 @@ SHOWN = {
     "choice": "mc", "cloze": "cloze", "attacked": "attacked_mc", "FQ": "FQ", "P": "P", "AUC": "AUC",
     "repetition": "repetition", "odd words": "odd_words", "utility": "RQ", "named": "named", "recovery": "recovery",
 }  # fmt: skip
-# Of these differences and relearning are shown with their intervals.
+# Of these differences and recovery are shown with their intervals.
 MAIN = (
     "guardrail", "ga+rt", "dpo+rt", "npo+rt", "idk+rt", "opt-out", "simnpo+rt", "name-swap", "name-swap-robust",
 )  # fmt: skip
 # README's table: heads and columns; the paper's method and its nearest baseline, ours, and the goal.
 README = {
-    "multiple choice": "mc", "after relearning": "recovery", "repetition": "repetition", "utility": "RQ", "FQ": "FQ",
+    "multiple choice": "mc", "worst attack": "worst_mc", "after relearning": "recovery", "repetition": "repetition",
+    "utility": "RQ", "FQ": "FQ",
 }  # fmt: skip
 README_METHODS = {
     "original": "original", "npo+rt": "`npo+rt`", "opt-out": "`opt-out` (the paper's)",
@@ -58,9 +59,9 @@ def of_targets(rows: Mapping[str, Sequence[Row]], column: str) -> dict[str, floa
 
 
 def interval(values: Sequence[float], scale: float = 100) -> str:
-    """Mean and its 95 % interval over targets; of one target the value alone, of none a dash."""
-    if len(values) < 2:
-        return f"{scale * values[0]:.1f}" if values else "–"
+    """Mean and its 95 % interval over targets; of fewer than three the mean alone, of none a dash."""
+    if len(values) < 3:
+        return f"{scale * fmean(values):.1f}" if values else "–"
     half = float(t.ppf(0.975, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
     return f"{scale * fmean(values):.1f} [{scale * (fmean(values) - half):.1f}, {scale * (fmean(values) + half):.1f}]"
 
@@ -75,11 +76,8 @@ def means(of: Mapping[str, Sequence[Row]], columns: Sequence[str]) -> list[str]:
 
 
 def methods(rows: Rows) -> list[str]:
-    lines = []
-    for method, of in rows.items():
-        seeds = f"{len(of)} × {max(len(seeds) for seeds in of.values())}"
-        lines.append([f"`{method}`", *means(of, [*SHOWN.values()]), seeds])
-    return markdown(["model", *SHOWN, "targets × seeds"], lines)
+    lines = [[f"`{method}`", *means(of, [*SHOWN.values()])] for method, of in rows.items()]
+    return markdown(["model", *SHOWN], lines)
 
 
 def readme(rows: Rows) -> list[str]:
@@ -104,46 +102,95 @@ def differences(rows: Rows) -> list[str]:
     return markdown(["model", *head], lines)
 
 
-def relearning(rows: Rows) -> list[str]:
-    """Recovery after so many steps on one half, the largest of the rates that count."""
+def recoveries(rows: Rows, points: Rows) -> list[str]:
+    """Recovery after so many steps on one half at the strongest rate, and by the other attacks at their strongest.
+
+    Means over targets of those where a point counts.
+    """
+    every = [row["attack"] for of in points.values() for made in of.values() for row in made]
+    names = [name for name in dict.fromkeys(every) if name != HALF]
     lines = []
     for method in filter(rows.__contains__, MAIN[1:]):
-        found = [list(of_targets(rows[method], f"recovery_{steps}").values()) for steps in STEPS]
-        lines.append([f"`{method}`", *map(interval, found)])
-    lines.append(["wanted of `name-swap-robust`", RECOVERED, "–", RECOVERED])
-    return markdown(["model", *(f"{steps} steps" for steps in STEPS)], lines)
-
-
-def attacks(rows: Rows) -> list[str]:
-    """Recovery by each attack at its strongest point, the mean over targets of those where a point counts."""
-    lines = []
-    names = dict.fromkeys(row["attack"] for of in rows.values() for points in of.values() for row in points)
-    for method, of in rows.items():
-        cells = []
+        cells = [interval([*of_targets(rows[method], f"recovery_{steps}").values()]) for steps in STEPS]
         for name in names:
-            counted = {
-                target: [float(row["recovery"]) for row in points if row["attack"] == name and row["counts"] == "1"]
-                for target, points in of.items()
-            }
-            cells.append(interval([max(found) for found in counted.values() if found]))
+            counted = [
+                [float(row["recovery"]) for row in of if row["attack"] == name and row["counts"] == "1"]
+                for of in points.get(method, {}).values()
+            ]
+            cells.append(interval([max(found) for found in counted if found]))
         lines.append([f"`{method}`", *cells])
-    return markdown(["model", *(f"`{name}`" for name in names)], lines)
+    lines.append(["wanted of `name-swap-robust`", RECOVERED, "–", RECOVERED, *("–" for _ in names)])
+    return markdown(["model", *(f"{steps} steps" for steps in STEPS), *(f"`{name}`" for name in names)], lines)
+
+
+def sentences(rows: Rows) -> list[str]:
+    """What the page says before its tables, in points, of recovery and of the retrained model's utility in per cent."""
+    swap, robust = MAIN[-2:]
+
+    def recovered(method: str) -> str:
+        return interval([*of_targets(rows[method], "recovery").values()])
+
+    def more(method: str, column: str, than: str = "retrained") -> str:
+        return interval(paired(of_targets(rows[method], column), of_targets(rows[than], column), sub))
+
+    found = {method: of_targets(of, "recovery").values() for method, of in rows.items()}
+    others = {method: fmean(of) for method, of in found.items() if of and method not in (swap, robust, "retrained")}
+    least = min(others, key=others.__getitem__)
+    seeds = [stdev(float(row["mc"]) for row in of) for made in rows.values() for of in made.values() if len(of) > 1]
+    mean = {method: {column: fmean(of_targets(of, column).values()) for column in ("repetition", "FQ")}
+            for method, of in rows.items()}  # fmt: skip
+    broken = {method: 100 * of["FQ"] for method, of in mean.items() if of["repetition"] > 0.5}
+    kept = interval(paired(of_targets(rows[robust], "RQ"), of_targets(rows["retrained"], "RQ"), truediv))
+    return [
+        "- **What was forgotten can be relearnt.** Fine-tuning on one half of the facts brings back "
+        f"{recovered(swap)} % of what was known of the other half under `{swap}`, {recovered(robust)} under "
+        f"`{robust}` (wanted: 30), and {100 * others[least]:.1f} (`{least}`) or more under every other method.",
+        f"- **Attacks by prompts find much.** Under the worst of nine, *choice* is above the retrained model's by "
+        f"{more(swap, 'worst_mc')} points under `{swap}` and {more(robust, 'worst_mc')} under `{robust}` (wanted: 15).",
+        f"- **Utility.** `{robust}` keeps {kept} % of the retrained model's (wanted: 95).",
+        f"- **Asked plainly**, *choice* is above it by {more(swap, 'mc')} points under `{swap}`, {more(robust, 'mc')} "
+        f"under `{robust}` (wanted: 8), *cloze* by {more(swap, 'cloze')} and {more(robust, 'cloze')} (wanted: 15).",
+        f"- **Opt-Out beside NPO+RT:** *choice* is {more('opt-out', 'mc', 'npo+rt')} points higher, "
+        f"*named* {more('opt-out', 'named', 'npo+rt')}, utility {more('opt-out', 'RQ', 'npo+rt')}, repetition "
+        f"{more('opt-out', 'repetition', 'npo+rt')}, FQ {more('opt-out', 'FQ', 'npo+rt')}.",
+        f"- **FQ is high where answers are broken:** {min(broken.values()):.0f} to {max(broken.values()):.0f} under "
+        f"{', '.join(f'`{method}`' for method in broken)}, where most answers repeat themselves "
+        f"(retrained: {100 * mean['retrained']['FQ']:.0f}).",
+        f"- **Seeds matter:** the standard deviation of *choice* over three is {100 * fmean(seeds):.1f} points in the "
+        f"mean and {100 * max(seeds):.1f} at most.",
+    ]
+
+
+def read(table: Path, plan: Path) -> tuple[Rows, Rows]:
+    """The rows of a plan, and those of its attacks, of the targets with which it is done; methods as it has them."""
+    runs, rows = read_plan(plan), read_rows(table)
+    rows = [{**row, "recovery": "0" if row["method"] == "retrained" else strongest(row)} for row in rows]
+    waiting = {run.key for run in runs} - {tuple(row[name] for name in Run._fields[:4]) for row in rows}
+    unfinished, order = {target for _, target, *_ in waiting}, [run.method for run in runs]
+    rows, points = (
+        sorted((row for row in found if row["target"] not in unfinished), key=lambda row: order.index(row["method"]))
+        for found in (rows, read_rows(points_file(table)))
+    )
+    return grouped(rows), grouped(points)
+
+
+def pages(rows: Rows, points: Rows) -> dict[Path, dict[str, list[str]]]:
+    """What stands between the markers of each page."""
+    tables = {"methods": methods(rows), "differences": differences(rows), "recoveries": recoveries(rows, points)}
+    return {DOCS / "results.md": {"sentences": sentences(rows), **tables}, ROOT / "README.md": {"found": readme(rows)}}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", type=Path, nargs="?", default=RESULTS / "final.csv")
+    parser.add_argument("--plan", type=Path, default=ROOT / "benchmarks" / "final.toml", help="what made the table")
     parser.add_argument("--docs", action="store_true", help="also write the tables into docs/results.md and README.md")
     given = parser.parse_args()
-    rows = grouped([{**row, "recovery": strongest(row)} for row in read_rows(given.table)])
-    points = grouped(read_rows(points_file(given.table)))
-    made = {"methods": methods(rows), "differences": differences(rows), "relearning": relearning(rows)}
-    for name, lines in (made | {"attacks": attacks(points)}).items():
-        print("\n".join([*lines, ""]))
-        if given.docs:
-            put(DOCS / "results.md", name, lines)
-    if given.docs:
-        put(ROOT / "README.md", "found", readme(rows))
+    for page, made in pages(*read(given.table, given.plan)).items():
+        for name, lines in made.items():
+            print("\n".join([*lines, ""]))
+            if given.docs:
+                put(page, name, lines)
 
 
 if __name__ == "__main__":
