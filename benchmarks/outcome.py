@@ -127,6 +127,12 @@ def read_plan(path: Path) -> list[Run]:
     return runs
 
 
+def waiting(plan: Path, rows: Sequence[Mapping[str, str]]) -> list[Run]:
+    """The runs of a plan that have no row yet."""
+    done = {tuple(row[name] for name in Run._fields[:4]) for row in rows}
+    return [run for run in read_plan(plan) if run.key not in done]
+
+
 def read_rows(table: Path) -> list[dict[str, str]]:
     if not table.is_file():
         return []
@@ -335,8 +341,7 @@ def carry_out(
     ``guesses`` are the seconds of a run by method, for methods without a row.
     """
     rows = read_rows(table)
-    done = {tuple(row[name] for name in columns[:4]) for row in rows}
-    runs = [run for run in read_plan(plan) if run.key not in done]
+    runs = waiting(plan, rows)
     hours = sum(expected(run, rows, guesses or {}) for run in runs) / 3600
     print(f"{len(runs)} runs to do, {len(rows)} are in {table}; about {hours:.1f} hours", flush=True)
     for run in runs:

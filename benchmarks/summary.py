@@ -9,11 +9,12 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from operator import sub, truediv
 from pathlib import Path
 from statistics import fmean, stdev
 
-from outcome import HALF, RESULTS, ROOT, STEPS, Run, points_file, read_plan, read_rows, strongest
+from outcome import HALF, RESULTS, ROOT, STEPS, points_file, read_plan, read_rows, strongest, waiting
 from scipy.stats import t
 from tables import DOCS, markdown, put
 
@@ -66,8 +67,16 @@ def interval(values: Sequence[float], scale: float = 100) -> str:
     return f"{scale * fmean(values):.1f} [{scale * (fmean(values) - half):.1f}, {scale * (fmean(values) + half):.1f}]"
 
 
-def paired(left: Mapping[str, float], right: Mapping[str, float], by: Callable[[float, float], float]) -> list[float]:
-    return [by(value, right[target]) for target, value in left.items() if target in right]
+def over_targets(rows: Rows, method: str, column: str) -> str:
+    return interval([*of_targets(rows[method], column).values()])
+
+
+def compared(
+    rows: Rows, method: str, other: str, column: str, by: Callable[[float, float], float] = sub, scale: float = 100
+) -> str:
+    """A column of two methods, paired by target; a dash where either lacks it."""
+    left, right = (of_targets(rows.get(name, {}), column) for name in (method, other))
+    return interval([by(value, right[target]) for target, value in left.items() if target in right], scale)
 
 
 def means(of: Mapping[str, Sequence[Row]], columns: Sequence[str]) -> list[str]:
@@ -89,15 +98,11 @@ def differences(rows: Rows) -> list[str]:
     """From the retrained model in points; utility as a share of the retrained model's, named of the original's."""
     lines, head = [], [*LESS_THAN_RETRAINED, "utility, share of retrained", "named, share of original", "cost, NPO+RT"]
     for method in filter(rows.__contains__, MAIN):
-        cells, of = [], rows[method]
-        for column in LESS_THAN_RETRAINED.values():
-            cells.append(interval(paired(of_targets(of, column), of_targets(rows["retrained"], column), sub)))
-        for column, other in (("RQ", "retrained"), ("named", "original")):
-            goal = of_targets(rows[other], column)
-            cells.append(interval(paired(of_targets(of, column), goal, truediv)))
-        usual = of_targets(rows.get("npo+rt", {}), "train_seconds")
-        cost = paired(of_targets(of, "train_seconds"), usual, truediv)
-        lines.append([f"`{method}`", *cells, interval(cost, 1)])
+        cells = [compared(rows, method, "retrained", column) for column in LESS_THAN_RETRAINED.values()]
+        cells.append(compared(rows, method, "retrained", "RQ", truediv))
+        cells.append(compared(rows, method, "original", "named", truediv))
+        cells.append(compared(rows, method, "npo+rt", "train_seconds", truediv, 1))
+        lines.append([f"`{method}`", *cells])
     lines.append(["wanted of ours", *LIMITS])
     return markdown(["model", *head], lines)
 
@@ -111,7 +116,7 @@ def recoveries(rows: Rows, points: Rows) -> list[str]:
     names = [name for name in dict.fromkeys(every) if name != HALF]
     lines = []
     for method in filter(rows.__contains__, MAIN[1:]):
-        cells = [interval([*of_targets(rows[method], f"recovery_{steps}").values()]) for steps in STEPS]
+        cells = [over_targets(rows, method, f"recovery_{steps}") for steps in STEPS]
         for name in names:
             counted = [
                 [float(row["recovery"]) for row in of if row["attack"] == name and row["counts"] == "1"]
@@ -125,37 +130,34 @@ def recoveries(rows: Rows, points: Rows) -> list[str]:
 
 def sentences(rows: Rows) -> list[str]:
     """What the page says before its tables, in points, of recovery and of the retrained model's utility in per cent."""
-    swap, robust = MAIN[-2:]
+    swap, robust, goal = *MAIN[-2:], "retrained"
+    recovered = partial(over_targets, rows, column="recovery")
+    more, ahead = partial(compared, rows), partial(compared, rows, "opt-out", "npo+rt")
 
-    def recovered(method: str) -> str:
-        return interval([*of_targets(rows[method], "recovery").values()])
+    def mean(method: str, column: str) -> float:
+        return 100 * fmean(of_targets(rows[method], column).values())
 
-    def more(method: str, column: str, than: str = "retrained") -> str:
-        return interval(paired(of_targets(rows[method], column), of_targets(rows[than], column), sub))
-
-    found = {method: of_targets(of, "recovery").values() for method, of in rows.items()}
-    others = {method: fmean(of) for method, of in found.items() if of and method not in (swap, robust, "retrained")}
+    attacked = [method for method, of in rows.items() if of_targets(of, "recovery")]
+    others = {method: mean(method, "recovery") for method in attacked if method not in (swap, robust, goal)}
     least = min(others, key=others.__getitem__)
+    broken = {method: mean(method, "FQ") for method in rows if mean(method, "repetition") > 50}
     seeds = [stdev(float(row["mc"]) for row in of) for made in rows.values() for of in made.values() if len(of) > 1]
-    mean = {method: {column: fmean(of_targets(of, column).values()) for column in ("repetition", "FQ")}
-            for method, of in rows.items()}  # fmt: skip
-    broken = {method: 100 * of["FQ"] for method, of in mean.items() if of["repetition"] > 0.5}
-    kept = interval(paired(of_targets(rows[robust], "RQ"), of_targets(rows["retrained"], "RQ"), truediv))
     return [
         "- **What was forgotten can be relearnt.** Fine-tuning on one half of the facts brings back "
         f"{recovered(swap)} % of what was known of the other half under `{swap}`, {recovered(robust)} under "
-        f"`{robust}` (wanted: 30), and {100 * others[least]:.1f} (`{least}`) or more under every other method.",
+        f"`{robust}` (wanted: 30), and {others[least]:.1f} (`{least}`) or more under every other method.",
         f"- **Attacks by prompts find much.** Under the worst of nine, *choice* is above the retrained model's by "
-        f"{more(swap, 'worst_mc')} points under `{swap}` and {more(robust, 'worst_mc')} under `{robust}` (wanted: 15).",
-        f"- **Utility.** `{robust}` keeps {kept} % of the retrained model's (wanted: 95).",
-        f"- **Asked plainly**, *choice* is above it by {more(swap, 'mc')} points under `{swap}`, {more(robust, 'mc')} "
-        f"under `{robust}` (wanted: 8), *cloze* by {more(swap, 'cloze')} and {more(robust, 'cloze')} (wanted: 15).",
-        f"- **Opt-Out beside NPO+RT:** *choice* is {more('opt-out', 'mc', 'npo+rt')} points higher, "
-        f"*named* {more('opt-out', 'named', 'npo+rt')}, utility {more('opt-out', 'RQ', 'npo+rt')}, repetition "
-        f"{more('opt-out', 'repetition', 'npo+rt')}, FQ {more('opt-out', 'FQ', 'npo+rt')}.",
+        f"{more(swap, goal, 'worst_mc')} points under `{swap}` and {more(robust, goal, 'worst_mc')} under `{robust}` "
+        "(wanted: 15).",
+        f"- **Utility.** `{robust}` keeps {more(robust, goal, 'RQ', truediv)} % of the retrained model's (wanted: 95).",
+        f"- **Asked plainly**, *choice* is above it by {more(swap, goal, 'mc')} points under `{swap}`, "
+        f"{more(robust, goal, 'mc')} under `{robust}` (wanted: 8), *cloze* by {more(swap, goal, 'cloze')} and "
+        f"{more(robust, goal, 'cloze')} (wanted: 15).",
+        f"- **Opt-Out beside NPO+RT:** *choice* is {ahead('mc')} points higher, *named* {ahead('named')}, utility "
+        f"{ahead('RQ')}, repetition {ahead('repetition')}, FQ {ahead('FQ')}.",
         f"- **FQ is high where answers are broken:** {min(broken.values()):.0f} to {max(broken.values()):.0f} under "
         f"{', '.join(f'`{method}`' for method in broken)}, where most answers repeat themselves "
-        f"(retrained: {100 * mean['retrained']['FQ']:.0f}).",
+        f"(retrained: {mean(goal, 'FQ'):.0f}).",
         f"- **Seeds matter:** the standard deviation of *choice* over three is {100 * fmean(seeds):.1f} points in the "
         f"mean and {100 * max(seeds):.1f} at most.",
     ]
@@ -163,10 +165,9 @@ def sentences(rows: Rows) -> list[str]:
 
 def read(table: Path, plan: Path) -> tuple[Rows, Rows]:
     """The rows of a plan, and those of its attacks, of the targets with which it is done; methods as it has them."""
-    runs, rows = read_plan(plan), read_rows(table)
+    rows, order = read_rows(table), [run.method for run in read_plan(plan)]
+    unfinished = {run.target for run in waiting(plan, rows)}
     rows = [{**row, "recovery": "0" if row["method"] == "retrained" else strongest(row)} for row in rows]
-    waiting = {run.key for run in runs} - {tuple(row[name] for name in Run._fields[:4]) for row in rows}
-    unfinished, order = {target for _, target, *_ in waiting}, [run.method for run in runs]
     rows, points = (
         sorted((row for row in found if row["target"] not in unfinished), key=lambda row: order.index(row["method"]))
         for found in (rows, read_rows(points_file(table)))

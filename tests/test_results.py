@@ -80,7 +80,8 @@ def test_an_interval_over_targets_is_that_of_a_t_test(scripts):
     values = [0.11, 0.32, 0.23, 0.4, 0.19]
     low, high = ttest_1samp(values, 0).confidence_interval(0.95)
     assert scripts.summary.interval(values) == f"25.0 [{100 * low:.1f}, {100 * high:.1f}]"
-    assert (scripts.summary.interval([0.4, 0.6]), scripts.summary.interval([])) == ("50.0", "–")
+    assert (scripts.summary.interval([0.5]), scripts.summary.interval([])) == ("50.0", "–")
+    assert scripts.summary.interval([0.4, 0.6]) == "50.0"
 
 
 def test_differences_are_paired_by_target_after_the_mean_over_seeds(scripts):
@@ -119,6 +120,16 @@ def test_readme_has_the_strongest_recovery_of_each_row(scripts):
     _, _, original, npo, *_ = scripts.summary.readme(scripts.summary.grouped(rows))
     assert original.split(" | ")[:4] == ["| original", "20.0", "–", "–"]
     assert npo.split(" | ")[:4] == ["| `npo+rt`", "20.0", "–", "70.0"]
+
+
+def test_a_target_counts_when_all_of_its_rows_are_there(scripts, tmp_path):
+    plan, table = tmp_path / "plan.toml", tmp_path / "plan.csv"
+    plan.write_text('targets = ["A", "B"]\n[[runs]]\nmethods = ["original", "npo+rt"]\n')
+    rows = [row("npo+rt", "A"), row("original", "A"), row("npo+rt", "B")]
+    scripts.outcome.write(table, ("method", "target", "seed", "settings"), rows)
+    found, points = scripts.summary.read(table, plan)
+    assert [(method, [*of]) for method, of in found.items()] == [("original", ["A"]), ("npo+rt", ["A"])]
+    assert points == {}
 
 
 def test_the_pages_have_the_tables_of_the_rows(scripts):
