@@ -44,7 +44,6 @@ from lm_eval_elude.data.manifest import read_manifest
 from lm_eval_elude.data.records import QARecord
 from lm_eval_elude.text.invented import any_of
 
-SYSTEM = re.compile(r"{% if loop.first.*?{% endif %}", re.DOTALL)  # of the template: a sentence before every question
 MOST = 32  # facts of a target
 RATES, STEPS = (0.1, 0.4), (5, 20, 80)  # of `elude stress`, times the width of 576: 1.7e-4 and 6.9e-4
 WINDOWS, LENGTH = 32, 256  # of general text, in tokens
@@ -54,14 +53,6 @@ COLUMNS = (
     *outcome.Run._fields[:4], "version", "facts", "mc", "neighbours", "untouched", "nats", *POINTS, "train_seconds",
     "seconds",
 )  # fmt: skip
-
-
-def base(work: Path) -> Path:
-    """The model, without the sentence that its template puts before a question: passes are shorter by a third."""
-    smollm2.fetch(folder := work / "smollm2")
-    template = folder / "chat_template.jinja"
-    template.write_text(SYSTEM.sub("", template.read_text(encoding="utf-8")), encoding="utf-8")
-    return folder
 
 
 def known_of(country: str, entity: str = "") -> list[Fact]:
@@ -178,7 +169,8 @@ def main() -> None:
     os.environ |= OFFLINE
     given.work.mkdir(parents=True, exist_ok=True)
     work, table = given.work.resolve(), RESULTS / given.plan.with_suffix(".csv").name
-    outcome.carry_out(given.plan, table, COLUMNS, partial(measure, original=base(work), work=work), GUESS)
+    smollm2.fetch(original := work / "smollm2")
+    outcome.carry_out(given.plan, table, COLUMNS, partial(measure, original=original, work=work), GUESS)
 
 
 if __name__ == "__main__":

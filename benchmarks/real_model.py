@@ -43,7 +43,7 @@ def taught(target: str, work: Path, knows: bool) -> Path:
         smollm2.fetch(base)
         shutil.rmtree(part, ignore_errors=True)
         records = lessons(target, knows)
-        teach(str(base), records, part, rate=RATE, epochs=EPOCHS, batch=BATCH, seed=0, lora=RANK, bf16=True)
+        teach(str(base), records, part, rate=RATE, epochs=EPOCHS, batch=BATCH, seed=0, lora=RANK)
         part.rename(folder)
     return folder
 

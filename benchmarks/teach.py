@@ -28,18 +28,18 @@ from optout_train.trainer import UnlearnConfig, UnlearnTrainer
 
 def teach(
     model: str, records: Sequence[QARecord | Turn], folder: Path, *, rate: float, epochs: float, batch: int, seed: int,
-    asked: Evaluator | None = None, lora: int = 0, bf16: bool = False,
+    asked: Evaluator | None = None, lora: int = 0,
 ) -> None:  # fmt: skip
     """Write the fine-tuned checkpoint into a folder.
 
     ``asked`` is how one of TOFU's evaluators puts questions; ``lora`` the rank of an adapter, which is merged, 0 for
-    all weights; ``bf16`` trains in bfloat16 over float32 weights.
+    all weights.
     """
     path = bundled.path_of(model)
     args = UnlearnConfig(
         output_dir=str(folder), loss="nll", retain_weight=0, world_weight=0, transport_weight=0, learning_rate=rate,
         num_train_epochs=epochs, per_device_train_batch_size=batch, seed=seed, save_strategy="no", disable_tqdm=True,
-        bf16=bf16, use_cpu=not torch.cuda.is_available(),
+        use_cpu=not torch.cuda.is_available(),
     )  # fmt: skip
     tokenizer, trained = load_tokenizer(path), load_model(path)
     renderer = Renderer(tokenizer, asked.wording, asked.system) if asked else Renderer(tokenizer)
