@@ -70,7 +70,8 @@ class UnlearnTrainer(Trainer):
     """Trains on :class:`optout_train.data.Sets`; ``processing_class`` is the tokenizer.
 
     ``base`` is the folder of the model's files, which spare a copy of its original weights; ``teacher`` is the model
-    before the first of a chain of requests, if that is another; ``renderer`` puts questions to the model.
+    before the first of a chain of requests, if that is another; ``renderer`` puts questions to the model. An adapter
+    of PEFT begins without effect.
     """
 
     args: Any
@@ -244,7 +245,8 @@ class UnlearnTrainer(Trainer):
         path = Path(self.args.output_dir) / LESSONS
         if self.args.process_index == 0:
             if not resume_from_checkpoint:
-                self.make_lessons()
+                with getattr(self.model, "disable_adapter", nullcontext)():  # a new one, which costs time
+                    self.make_lessons()
                 for name in self.examples.kept:
                     self.examples.read(name, self.args.num_train_epochs)
                 path.parent.mkdir(parents=True, exist_ok=True)
