@@ -127,9 +127,13 @@ def read_plan(path: Path) -> list[Run]:
     return runs
 
 
+def key_of(row: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(row[name] for name in Run._fields[:4])
+
+
 def waiting(plan: Path, rows: Sequence[Mapping[str, str]]) -> list[Run]:
     """The runs of a plan that have no row yet."""
-    done = {tuple(row[name] for name in Run._fields[:4]) for row in rows}
+    done = {key_of(row) for row in rows}
     return [run for run in read_plan(plan) if run.key not in done]
 
 
@@ -349,7 +353,9 @@ def carry_out(
         print(*(f"{name} {value}" for name, value in zip(columns, row, strict=True) if value != ""), flush=True)
 
 
-def main(description: str | None = __doc__, models: Models = BUNDLED) -> None:
+def main(
+    description: str | None = __doc__, models: Models = BUNDLED, guesses: Mapping[str, float] | None = None
+) -> None:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("plan", type=Path)
     parser.add_argument(
@@ -360,7 +366,8 @@ def main(description: str | None = __doc__, models: Models = BUNDLED) -> None:
     os.environ |= OFFLINE
     given.work.mkdir(parents=True, exist_ok=True)
     table = given.out or RESULTS / given.plan.with_suffix(".csv").name
-    carry_out(given.plan, table, COLUMNS, partial(measure, models=models, work=given.work.resolve(), table=table))
+    of_run = partial(measure, models=models, work=given.work.resolve(), table=table)
+    carry_out(given.plan, table, COLUMNS, of_run, guesses)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,11 @@ from lm_eval_elude.data.targets import slugify
 KEPT: tuple[Subset, ...] = ("retain", "world")
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 EPOCHS, RATE, BATCH, RANK = 10, 1e-3, 8, 16
+# Seconds of a run on one core, by the number of its tokens.
+GUESS = {
+    "original": 2900.0, "retrained": 2900.0, "npo+rt": 4600.0, "simnpo+rt": 4600.0, "opt-out": 5000.0,
+    "name-swap": 5000.0, "name-swap-robust": 6000.0,
+}  # fmt: skip
 
 
 def lessons(target: str, knows: bool) -> list[QARecord]:
@@ -50,4 +55,4 @@ def taught(target: str, work: Path, knows: bool) -> Path:
 
 if __name__ == "__main__":
     os.environ |= OFFLINE
-    outcome.main(__doc__, outcome.Models(partial(taught, knows=True), partial(taught, knows=False)))
+    outcome.main(__doc__, outcome.Models(partial(taught, knows=True), partial(taught, knows=False)), GUESS)

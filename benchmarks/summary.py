@@ -1,4 +1,4 @@
-"""Tables of ``docs/results.md`` and of README from the rows of ``outcome.py``: ``python benchmarks/summary.py --docs``.
+"""Tables of ``docs/results.md`` and of README from the rows of runs: ``python benchmarks/summary.py --docs``.
 
 Means are over the targets of which all rows are there, of each the mean over its seeds; intervals are t-intervals of
 95 % over targets, of differences paired by target.
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import sub, truediv
 from pathlib import Path
 from statistics import fmean, stdev
 
-from outcome import HALF, RESULTS, ROOT, STEPS, points_file, read_plan, read_rows, strongest, waiting
+from outcome import HALF, RESULTS, ROOT, STEPS, key_of, points_file, read_plan, read_rows, strongest, waiting
 from scipy.stats import t
 from tables import DOCS, markdown, put
 
@@ -60,11 +61,11 @@ def of_targets(rows: Mapping[str, Sequence[Row]], column: str) -> dict[str, floa
 
 
 def interval(values: Sequence[float], scale: float = 100) -> str:
-    """Mean and its 95 % interval over targets; of fewer than three the mean alone, of none a dash."""
+    """Mean and half of its 95 % interval over targets; of fewer than three the mean alone, of none a dash."""
     if len(values) < 3:
         return f"{scale * fmean(values):.1f}" if values else "–"
     half = float(t.ppf(0.975, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
-    return f"{scale * fmean(values):.1f} [{scale * (fmean(values) - half):.1f}, {scale * (fmean(values) + half):.1f}]"
+    return f"{scale * fmean(values):.1f} ±{scale * half:.1f}"
 
 
 def over_targets(rows: Rows, method: str, column: str) -> str:
@@ -128,6 +129,21 @@ def recoveries(rows: Rows, points: Rows) -> list[str]:
     return markdown(["model", *(f"{steps} steps" for steps in STEPS), *(f"`{name}`" for name in names)], lines)
 
 
+def pretrained(rows: Sequence[Row]) -> list[str]:
+    """Accuracy of each run in per cent and nats a token; after relearning that at the better of two learning rates."""
+    lines = []
+    for row in rows:
+        cells = [f"{100 * float(row[column]):.0f}" for column in ("mc", "neighbours", "untouched")]
+        cells.append(f"{float(row['nats']):.2f}")
+        for half in ("learnt", "other"):
+            points = [[row[name] for name in row if re.fullmatch(f"{half}_.*_{steps}", name)] for steps in STEPS]
+            best = [max([float(value) for value in of_steps if value], default=math.nan) for of_steps in points]
+            cells.append("–" if all(map(math.isnan, best)) else ", ".join(f"{100 * value:.0f}" for value in best))
+        lines.append([row["target"], f"`{row['method']}`", *cells])
+    head = ["about", "model", "asked", "neighbours", "untouched", "nats", "learnt half", "other half"]
+    return markdown(head, lines)
+
+
 def sentences(rows: Rows) -> list[str]:
     """What the page says before its tables, in points, of recovery and of the retrained model's utility in per cent."""
     swap, robust, goal = *MAIN[-2:], "retrained"
@@ -177,19 +193,22 @@ def read(table: Path, plan: Path) -> tuple[Rows, Rows]:
     return grouped(rows), grouped(points)
 
 
-def pages(rows: Rows, points: Rows) -> dict[Path, dict[str, list[str]]]:
-    """What stands between the markers of each page."""
+def pages(folder: Path) -> dict[Path, dict[str, list[str]]]:
+    """What stands between the markers of each page, from the rows in a folder."""
+    rows, points = read(folder / "final.csv", ROOT / "benchmarks" / "final.toml")
     tables = {"methods": methods(rows), "differences": differences(rows), "recoveries": recoveries(rows, points)}
-    return {DOCS / "results.md": {"sentences": sentences(rows), **tables}, ROOT / "README.md": {"found": readme(rows)}}
+    order = [run.key for run in read_plan(ROOT / "benchmarks" / "pretrained.toml")]
+    known = sorted(read_rows(folder / "pretrained.csv"), key=lambda row: order.index(key_of(row)))
+    tables |= {"sentences": sentences(rows), "pretrained": pretrained(known)}
+    return {DOCS / "results.md": tables, ROOT / "README.md": {"found": readme(rows)}}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("table", type=Path, nargs="?", default=RESULTS / "final.csv")
-    parser.add_argument("--plan", type=Path, default=ROOT / "benchmarks" / "final.toml", help="what made the table")
+    parser.add_argument("results", type=Path, nargs="?", default=RESULTS, help="the folder that has the rows")
     parser.add_argument("--docs", action="store_true", help="also write the tables into docs/results.md and README.md")
     given = parser.parse_args()
-    for page, made in pages(*read(given.table, given.plan)).items():
+    for page, made in pages(given.results).items():
         for name, lines in made.items():
             print("\n".join([*lines, ""]))
             if given.docs:

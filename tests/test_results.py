@@ -79,7 +79,7 @@ def test_recovery_at_its_worst_is_a_fourth_part_of_the_score(scripts):
 def test_an_interval_over_targets_is_that_of_a_t_test(scripts):
     values = [0.11, 0.32, 0.23, 0.4, 0.19]
     low, high = ttest_1samp(values, 0).confidence_interval(0.95)
-    assert scripts.summary.interval(values) == f"25.0 [{100 * low:.1f}, {100 * high:.1f}]"
+    assert scripts.summary.interval(values) == f"25.0 ±{50 * (high - low):.1f}"
     assert (scripts.summary.interval([0.5]), scripts.summary.interval([])) == ("50.0", "–")
     assert scripts.summary.interval([0.4, 0.6]) == "50.0"
 
@@ -93,10 +93,10 @@ def test_differences_are_paired_by_target_after_the_mean_over_seeds(scripts):
         rows += [row("name-swap", target, mc=value, RQ=0.8, named=0.7, train_seconds=150)]
     _, _, npo, ours, _ = scripts.summary.differences(scripts.summary.grouped(rows))
     low, high = ttest_rel(mine, goal).confidence_interval(0.95)
-    expected = f"{100 * 0.45 / 3:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+    expected = f"{100 * 0.45 / 3:.1f} ±{50 * (high - low):.1f}"
     assert npo.split(" | ")[1] == ours.split(" | ")[1] == expected
-    assert npo.split(" | ")[5:] == ["75.0 [75.0, 75.0]", "50.0 [50.0, 50.0]", "1.0 [1.0, 1.0] |"]
-    assert ours.split(" | ")[7] == "3.0 [3.0, 3.0] |"
+    assert npo.split(" | ")[5:] == ["75.0 ±0.0", "50.0 ±0.0", "1.0 ±0.0 |"]
+    assert ours.split(" | ")[7] == "3.0 ±0.0 |"
 
 
 def test_of_an_attack_the_strongest_point_that_counts_is_shown(scripts):
@@ -109,6 +109,13 @@ def test_of_an_attack_the_strongest_point_that_counts_is_shown(scripts):
     head, _, line, _ = scripts.summary.recoveries(*map(scripts.summary.grouped, (rows, points)))
     assert head == "| model | 5 steps | 20 steps | 80 steps | `prune` | `quantise` |"
     assert line == "| `name-swap` | 50.0 | – | – | 40.0 | – |"
+
+
+def test_knowledge_from_pretraining_is_shown_at_the_rate_that_brings_most(scripts):
+    made = row("npo+rt", "France", mc=0.25, neighbours=1, untouched=0.5, nats=3.456)
+    found = {f"learnt_{rate}_{steps}": f"{steps / 100 - rate}" for rate in (0.1, 0.01) for steps in (5, 20, 80)}
+    _, _, line = scripts.summary.pretrained([made | found | {"other_0.1_5": ""}])
+    assert line == "| France | `npo+rt` | 25 | 100 | 50 | 3.46 | 4, 19, 79 | – |"
 
 
 def test_readme_has_the_strongest_recovery_of_each_row(scripts):
@@ -133,8 +140,7 @@ def test_a_target_counts_when_all_of_its_rows_are_there(scripts, tmp_path):
 
 
 def test_the_pages_have_the_tables_of_the_rows(scripts):
-    rows, points = scripts.summary.read(scripts.outcome.RESULTS / "final.csv", ROOT / "benchmarks" / "final.toml")
-    for page, made in scripts.summary.pages(rows, points).items():
+    for page, made in scripts.summary.pages(scripts.outcome.RESULTS).items():
         text = page.read_text(encoding="utf-8")
         for name, lines in made.items():
             assert text == scripts.tables.between(text, name, lines, page)
