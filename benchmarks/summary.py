@@ -137,8 +137,7 @@ def pretrained(rows: Sequence[Row]) -> list[str]:
         cells.append(f"{float(row['nats']):.2f}")
         for half in ("learnt", "other"):
             points = [[row[name] for name in row if re.fullmatch(f"{half}_.*_{steps}", name)] for steps in STEPS]
-            best = [max([float(value) for value in of_steps if value], default=math.nan) for of_steps in points]
-            cells.append("–" if all(map(math.isnan, best)) else ", ".join(f"{100 * value:.0f}" for value in best))
+            cells.append(", ".join(f"{100 * max(map(float, filter(None, of))):.0f}" for of in points if any(of)) or "–")
         lines.append([row["target"], f"`{row['method']}`", *cells])
     head = ["about", "model", "asked", "neighbours", "untouched", "nats", "learnt half", "other half"]
     return markdown(head, lines)

@@ -70,8 +70,8 @@ class UnlearnTrainer(Trainer):
     """Trains on :class:`optout_train.data.Sets`; ``processing_class`` is the tokenizer.
 
     ``base`` is the folder of the model's files, which spare a copy of its original weights; ``teacher`` is the model
-    before the first of a chain of requests, if that is another; ``renderer`` puts questions to the model. An adapter
-    of PEFT begins without effect.
+    before the first of a chain of requests, if that is another; ``renderer`` puts questions to the model. A PEFT
+    adapter on the model is taken to be new: lessons are made without it.
     """
 
     args: Any
@@ -245,7 +245,7 @@ class UnlearnTrainer(Trainer):
         path = Path(self.args.output_dir) / LESSONS
         if self.args.process_index == 0:
             if not resume_from_checkpoint:
-                with getattr(self.model, "disable_adapter", nullcontext)():  # a new one, which costs time
+                with getattr(self.model, "disable_adapter", nullcontext)():  # it costs time and changes nothing yet
                     self.make_lessons()
                 for name in self.examples.kept:
                     self.examples.read(name, self.args.num_train_epochs)

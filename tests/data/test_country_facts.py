@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-RESULTS = BENCHMARKS.parent / "docs" / "results.md"
+PAGE = BENCHMARKS.parent / "docs" / "results.md"
 TABLE = tomllib.loads((BENCHMARKS / "facts.toml").read_text(encoding="utf-8"))
 ROWS = {kind: (group, row) for group in ("things", "people") for kind, row in TABLE[group].items()}
 REAL, INVENTED = TABLE["countries"], TABLE["invented"]
@@ -78,7 +78,7 @@ def test_known_facts_suffice_and_are_of_the_table(made):
         assert all(row["kind"] in ROWS and row["country"] in REAL for row in csv.DictReader(stream))
     for target in TABLE["targets"]:
         assert len(made.known_of(target)) >= len(made.drawn(target)) >= 30
-        assert f"{len(made.known_of(target))} of {len(made.facts_of(target))}" in RESULTS.read_text(encoding="utf-8")
+        assert f"{len(made.known_of(target))} of {len(made.facts_of(target))}" in PAGE.read_text(encoding="utf-8")
     assert len(made.drawn(INVENTED)) == len(made.drawn(TABLE["targets"][0])) < len(made.known_of(INVENTED))
 
 
