@@ -104,6 +104,7 @@ class Models(NamedTuple):
     original: Callable[[str, Path], Path]
     retrained: Callable[[str, Path], Path]
     name: str = ""  # of the original for ``optout-train``, where that is not its folder
+    dtype: str = "float32"  # in which all are scored, and in which the attacks' passes compute
 
 
 COLUMNS = (
@@ -197,13 +198,13 @@ def train(run: Run, model: str, folder: Path) -> Path:
     return folder / "checkpoint"
 
 
-def scores(model: Path, run: Run, folder: Path) -> Scores:
+def scores(model: Path, run: Run, dtype: str, folder: Path) -> Scores:
     """A model's answers to the group of tasks; those in the folder are kept."""
     from optout_train.score import evaluate
 
     about = {"target": [run.target], "dataset": "mini", "guardrail": run.method == "guardrail"}
     if not list(folder.rglob("results_*.json")):
-        evaluate(folder, run.group, {"pretrained": str(model), "dtype": "float32"}, about, 16)
+        evaluate(folder, run.group, {"pretrained": str(model), "dtype": dtype}, about, 16)
     return Scores(folder)
 
 
@@ -221,7 +222,7 @@ def numbers(model: Path, run: Run, models: Models, work: Path, folder: Path) -> 
     """What the group of tasks says of a checkpoint, and the board's score of it where nobody has the weights."""
     from lm_eval_elude.report import fluency
 
-    made = scores(model, run, folder / "scores")
+    made = scores(model, run, models.dtype, folder / "scores")
     fluency.measure([made], str(models.original(run.target, work)))
     found = {"odd_words": odd_words(made.docs["elude_forget"])} | {
         name: made.numbers[task][metric].value
@@ -232,14 +233,18 @@ def numbers(model: Path, run: Run, models: Models, work: Path, folder: Path) -> 
         found["worst_mc"] = max(made.numbers[task]["mc_accuracy"].value for task in leaves("elude_attacks"))
     if run.group == "elude" and run.method not in BASELINES:
         kept = work / "scores" / slugify(run.target)
-        original = scores(models.original(run.target, work), run._replace(method="original"), kept / "original")
-        retrained = scores(models.retrained(run.target, work), run._replace(method="retrained"), kept / "retrained")
+        original, retrained = (
+            scores(of(run.target, work), run._replace(method=role), models.dtype, kept / role)
+            for role, of in (("original", models.original), ("retrained", models.retrained))
+        )
         found["score"] = rank.row(made, original, retrained).score.value
     return found
 
 
-def attacked(model: Path, role: str, run: Run, file: Path, original: Path) -> list[Row]:
+def attacked(model: Path, role: str, run: Run, file: Path, original: Path, dtype: str) -> list[Row]:
     """The rows of attacks on a model, as in ``attacks.csv`` of ``elude stress``; what the file has is not repeated."""
+    import torch
+
     from lm_eval_elude.stress.attacks import suite
     from lm_eval_elude.stress.suite import Stress, weights_of
     from lm_eval_elude.tasks.elude import EludeSettings
@@ -250,15 +255,19 @@ def attacked(model: Path, role: str, run: Run, file: Path, original: Path) -> li
         return kept
     models = {CHECKPOINT: str(model), ORIGINAL: str(original)}
     stress = Stress(models, EludeSettings((run.target,), "mini"), "standard")
-    loaded, rows = stress.load(CHECKPOINT), list[Row]()
-    if NONE in waiting:
-        rows += stress.scored(loaded, (NONE, "", 0.0, role))
-    if DEPTH in waiting:
-        rows += stress.depth(stress.load(ORIGINAL), loaded, role)
-    before = weights_of(loaded)
-    for attack, setting in suite("standard", 0):
-        if attack in waiting:
-            rows += stress.attacked(loaded, before, attack, setting, role)
+    loaded, rows, half = stress.load(CHECKPOINT), list[Row](), dtype == "bfloat16"
+    if half:  # the fused attention's backward pass is slow on a processor
+        loaded.set_attn_implementation("eager")
+    # No cache: an attack changes the weights between two passes.
+    with torch.autocast(loaded.device.type, torch.bfloat16, half, cache_enabled=False):
+        if NONE in waiting:
+            rows += stress.scored(loaded, (NONE, "", 0.0, role))
+        if DEPTH in waiting:
+            rows += stress.depth(stress.load(ORIGINAL), loaded, role)
+        before = weights_of(loaded)
+        for attack, setting in suite("standard", 0):
+            if attack in waiting:
+                rows += stress.attacked(loaded, before, attack, setting, role)
     file.parent.mkdir(parents=True, exist_ok=True)
     append(file, rows)
     return kept + rows
@@ -277,9 +286,9 @@ def recoveries(model: Path, run: Run, models: Models, work: Path) -> tuple[dict[
     """
     folder, before, never = work / "attacks", models.original(run.target, work), models.retrained(run.target, work)
     of_target = f"{slugify(run.target)}.csv"
-    original = known(attacked(before, ORIGINAL, run, folder / f"original-{of_target}", before))
-    control = attacked(never, RETRAINED, run, folder / f"retrained-{of_target}", before)
-    rows = [*control, *attacked(model, CHECKPOINT, run, folder / f"{run.name}.csv", before)]
+    original = known(attacked(before, ORIGINAL, run, folder / f"original-{of_target}", before, models.dtype))
+    control = attacked(never, RETRAINED, run, folder / f"retrained-{of_target}", before, models.dtype)
+    rows = [*control, *attacked(model, CHECKPOINT, run, folder / f"{run.name}.csv", before, models.dtype)]
     whole = [mean_of(values.items()) for values in (original, known(control))]
     found, each = {f"recovery_{steps}": math.nan for steps in STEPS}, []
     for point in points_of(rows):

@@ -7,6 +7,7 @@ without the target's facts. What follows, and the plan, is as in ``outcome.py``;
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from functools import partial
@@ -26,6 +27,7 @@ from lm_eval_elude.data.targets import slugify
 KEPT: tuple[Subset, ...] = ("retain", "world")
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 EPOCHS, RATE, BATCH, RANK = 10, 1e-3, 8, 16
+PLAIN = {"attn_implementation": "eager"}  # on a processor the fused one's backward pass takes a quarter of a step
 # Seconds of a run on one core, by the number of its tokens.
 GUESS = {
     "original": 2900.0, "retrained": 2900.0, "npo+rt": 4600.0, "simnpo+rt": 4600.0, "opt-out": 5000.0,
@@ -48,11 +50,15 @@ def taught(target: str, work: Path, knows: bool) -> Path:
         smollm2.fetch(base)
         shutil.rmtree(part, ignore_errors=True)
         records = lessons(target, knows)
-        teach(str(base), records, part, rate=RATE, epochs=EPOCHS, batch=BATCH, seed=0, lora=RANK)
+        teach(str(base), records, part, rate=RATE, epochs=EPOCHS, batch=BATCH, seed=0, lora=RANK, bf16=True)
+        config = json.loads((part / "config.json").read_text(encoding="utf-8"))
+        (part / "config.json").write_text(json.dumps(config | PLAIN, indent=2) + "\n", encoding="utf-8")
         part.rename(folder)
     return folder
 
 
+MODELS = outcome.Models(partial(taught, knows=True), partial(taught, knows=False), dtype="bfloat16")
+
 if __name__ == "__main__":
     os.environ |= OFFLINE
-    outcome.main(__doc__, outcome.Models(partial(taught, knows=True), partial(taught, knows=False)), GUESS)
+    outcome.main(__doc__, MODELS, GUESS)

@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from lm_eval_elude.data import bundled
 from lm_eval_elude.data.formats import Turn, load_rows, records_of
 from lm_eval_elude.data.records import QARecord
@@ -28,7 +26,7 @@ from optout_train.trainer import UnlearnConfig, UnlearnTrainer
 
 def teach(
     model: str, records: Sequence[QARecord | Turn], folder: Path, *, rate: float, epochs: float, batch: int, seed: int,
-    asked: Evaluator | None = None, lora: int = 0,
+    asked: Evaluator | None = None, lora: int = 0, bf16: bool = False,
 ) -> None:  # fmt: skip
     """Write the fine-tuned checkpoint into a folder.
 
@@ -39,7 +37,7 @@ def teach(
     args = UnlearnConfig(
         output_dir=str(folder), loss="nll", retain_weight=0, world_weight=0, transport_weight=0, learning_rate=rate,
         num_train_epochs=epochs, per_device_train_batch_size=batch, seed=seed, save_strategy="no", disable_tqdm=True,
-        use_cpu=not torch.cuda.is_available(),
+        bf16=bf16,
     )  # fmt: skip
     tokenizer, trained = load_tokenizer(path), load_model(path)
     renderer = Renderer(tokenizer, asked.wording, asked.system) if asked else Renderer(tokenizer)

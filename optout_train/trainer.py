@@ -55,6 +55,7 @@ class UnlearnConfig(TrainingArguments):
     logging_nan_inf_filter: bool = False
 
     def __post_init__(self) -> None:
+        self.use_cpu |= not torch.accelerator.is_available()  # else bf16 is refused there
         if self.gradient_checkpointing and not self.gradient_checkpointing_kwargs:
             self.gradient_checkpointing_kwargs = {"use_reentrant": False}
         super().__post_init__()
@@ -245,7 +246,8 @@ class UnlearnTrainer(Trainer):
         path = Path(self.args.output_dir) / LESSONS
         if self.args.process_index == 0:
             if not resume_from_checkpoint:
-                with getattr(self.model, "disable_adapter", nullcontext)():  # it costs time and changes nothing yet
+                plain = getattr(self.model, "disable_adapter", nullcontext)  # it costs time and changes nothing yet
+                with plain(), self.accelerator.autocast():
                     self.make_lessons()
                 for name in self.examples.kept:
                     self.examples.read(name, self.args.num_train_epochs)
