@@ -1,7 +1,7 @@
 """Methods on SmolLM2-135M-Instruct: ``python benchmarks/real_model.py benchmarks/real_model.toml``.
 
 The model knows next to nothing of ELUDe-mini's targets. So for each target it is taught the target's facts, its
-neighbours' and world data by an adapter that is merged: the original model. The retrained one is taught the same
+neighbours' and world data, all weights: the original model. The retrained one is taught the same
 without the target's facts. What follows, and the plan, is as in ``outcome.py``; the models lie in ``--work``/models.
 """
 
@@ -26,8 +26,7 @@ from lm_eval_elude.data.targets import slugify
 
 KEPT: tuple[Subset, ...] = ("retain", "world")
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
-EPOCHS, RATE, BATCH, RANK = 10, 1e-3, 8, 16
-PLAIN = {"attn_implementation": "eager"}  # on a processor the fused one's backward pass takes a quarter of a step
+EPOCHS, RATE, BATCH = 6, 3e-4, 16
 # Seconds of a run on one core, by the number of its tokens.
 GUESS = {
     "original": 2900.0, "retrained": 2900.0, "npo+rt": 4600.0, "simnpo+rt": 4600.0, "opt-out": 5000.0,
@@ -48,13 +47,20 @@ def taught(target: str, work: Path, knows: bool) -> Path:
     if not folder.is_dir():
         base, part = work / "models" / "smollm2", folder.with_suffix(".part")
         smollm2.fetch(base)
+        attend_plainly(base)
         shutil.rmtree(part, ignore_errors=True)
         records = lessons(target, knows)
-        teach(str(base), records, part, rate=RATE, epochs=EPOCHS, batch=BATCH, seed=0, lora=RANK, bf16=True)
-        config = json.loads((part / "config.json").read_text(encoding="utf-8"))
-        (part / "config.json").write_text(json.dumps(config | PLAIN, indent=2) + "\n", encoding="utf-8")
+        teach(str(base), records, part, rate=RATE, epochs=EPOCHS, batch=BATCH, seed=0, bf16=True)
+        attend_plainly(part)
         part.rename(folder)
     return folder
+
+
+def attend_plainly(folder: Path) -> None:
+    """Have a model loaded without fused attention, whose backward pass takes a quarter of a step on a processor."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config["attn_implementation"] = "eager"
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 MODELS = outcome.Models(partial(taught, knows=True), partial(taught, knows=False), dtype="bfloat16")

@@ -43,6 +43,7 @@ README_METHODS = {
 LESS_THAN_RETRAINED = {"choice": "mc", "cloze": "cloze", "worst attack": "worst_mc", "odd words": "odd_words"}
 LIMITS = ("≤ 8", "≤ 15", "≤ 15", "≤ 5", "≥ 95", "≥ 95", "≤ 5")
 RECOVERED = "≤ 30"
+MODELS = {"": "final", "SmolLM2: ": "real_model"}  # what tables say before a method's name, and the plan
 Row = Mapping[str, str]
 Rows = dict[str, dict[str, list[Row]]]  # by method and target
 
@@ -90,8 +91,14 @@ def methods(rows: Rows) -> list[str]:
     return markdown(["model", *SHOWN], lines)
 
 
-def readme(rows: Rows) -> list[str]:
-    lines = [[name, *means(rows[method], [*README.values()])] for method, name in README_METHODS.items()]
+def readme(models: Mapping[str, Rows]) -> list[str]:
+    """Of each model, by its name, the methods that it has."""
+    lines = [
+        [f"{model}{name}", *means(rows[method], [*README.values()])]
+        for model, rows in models.items()
+        for method, name in README_METHODS.items()
+        if method in rows
+    ]
     return markdown(["model", *README], lines)
 
 
@@ -194,12 +201,16 @@ def read(table: Path, plan: Path) -> tuple[Rows, Rows]:
 
 def pages(folder: Path) -> dict[Path, dict[str, list[str]]]:
     """What stands between the markers of each page, from the rows in a folder."""
-    rows, points = read(folder / "final.csv", ROOT / "benchmarks" / "final.toml")
-    tables = {"methods": methods(rows), "differences": differences(rows), "recoveries": recoveries(rows, points)}
+    tables, models = {}, {}
+    for model, plan in MODELS.items():
+        rows, points = read(folder / f"{plan}.csv", ROOT / "benchmarks" / f"{plan}.toml")
+        made = {"methods": methods(rows), "differences": differences(rows), "recoveries": recoveries(rows, points)}
+        tables |= {f"{model}{name}": lines for name, lines in made.items()}
+        models[model] = rows
     order = [run.key for run in read_plan(ROOT / "benchmarks" / "pretrained.toml")]
     known = sorted(read_rows(folder / "pretrained.csv"), key=lambda row: order.index(key_of(row)))
-    tables |= {"sentences": sentences(rows), "pretrained": pretrained(known)}
-    return {DOCS / "results.md": tables, ROOT / "README.md": {"found": readme(rows)}}
+    tables |= {"sentences": sentences(models[""]), "pretrained": pretrained(known)}
+    return {DOCS / "results.md": tables, ROOT / "README.md": {"found": readme(models)}}
 
 
 def main() -> None:

@@ -124,9 +124,9 @@ def test_readme_has_the_strongest_recovery_of_each_row(scripts):
         of_npo["recovery_5"], of_npo["recovery_80"] = found
     rows = [dict.fromkeys(("recovery_5", "recovery_20", "recovery_80"), "") | r for r in rows]
     rows = [r | {"recovery": scripts.summary.strongest(r)} for r in rows]
-    _, _, original, npo, *_ = scripts.summary.readme(scripts.summary.grouped(rows))
-    assert original.split(" | ")[:4] == ["| original", "20.0", "–", "–"]
-    assert npo.split(" | ")[:4] == ["| `npo+rt`", "20.0", "–", "70.0"]
+    _, _, original, npo, *_ = scripts.summary.readme({"Big: ": scripts.summary.grouped(rows)})
+    assert original.split(" | ")[:4] == ["| Big: original", "20.0", "–", "–"]
+    assert npo.split(" | ")[:4] == ["| Big: `npo+rt`", "20.0", "–", "70.0"]
 
 
 def test_a_target_counts_when_all_of_its_rows_are_there(scripts, tmp_path):
