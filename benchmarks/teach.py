@@ -11,12 +11,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from lm_eval_elude.data import bundled
 from lm_eval_elude.data.formats import Turn, load_rows, records_of
 from lm_eval_elude.data.records import QARecord
-from lm_eval_elude.model.layers import with_adapter
 from lm_eval_elude.model.scorer import load_model
 from lm_eval_elude.tasks.tofu import Evaluator
 from lm_eval_elude.text.chat import Renderer, load_tokenizer
@@ -26,13 +24,9 @@ from optout_train.trainer import UnlearnConfig, UnlearnTrainer
 
 def teach(
     model: str, records: Sequence[QARecord | Turn], folder: Path, *, rate: float, epochs: float, batch: int, seed: int,
-    asked: Evaluator | None = None, lora: int = 0, bf16: bool = False,
+    asked: Evaluator | None = None, bf16: bool = False,
 ) -> None:  # fmt: skip
-    """Write the fine-tuned checkpoint into a folder.
-
-    ``asked`` is how one of TOFU's evaluators puts questions; ``lora`` the rank of an adapter, which is merged, 0 for
-    all weights.
-    """
+    """Write the fine-tuned checkpoint into a folder; ``asked`` is how one of TOFU's evaluators puts questions."""
     path = bundled.path_of(model)
     args = UnlearnConfig(
         output_dir=str(folder), loss="nll", retain_weight=0, world_weight=0, transport_weight=0, learning_rate=rate,
@@ -41,12 +35,9 @@ def teach(
     )  # fmt: skip
     tokenizer, trained = load_tokenizer(path), load_model(path)
     renderer = Renderer(tokenizer, asked.wording, asked.system) if asked else Renderer(tokenizer)
-    if lora:
-        trained, _ = with_adapter(trained, lora)
     trainer = UnlearnTrainer(trained, args, Sets(list(records)), renderer=renderer, processing_class=tokenizer)
     trainer.train()
-    whole: Any = trainer.model.merge_and_unload() if lora else trainer.model
-    whole.save_pretrained(folder)
+    trainer.model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
