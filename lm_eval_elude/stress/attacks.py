@@ -86,7 +86,7 @@ def relearn(model: Any, setting: Setting, pairs: Sequence[Pair], renderer: Rende
     scorer, device = Scorer(model), base.get_input_embeddings().weight.device
     samples = [renderer.encode_turn(question, answer) for question, answer in pairs]
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=rate, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(trained, lr=rate, weight_decay=0.0, fused=True)
     waiting: list[int] = []
     try:
         for step in range(1, int(setting.points[-1]) + 1):
