@@ -222,7 +222,9 @@ def numbers(model: Path, run: Run, models: Models, work: Path, folder: Path) -> 
     """What the group of tasks says of a checkpoint, and the board's score of it where nobody has the weights."""
     from lm_eval_elude.report import fluency
 
-    made = scores(model, run, models.dtype, folder / "scores")
+    kept = work / "scores" / slugify(f"{run.target} {run.group}")  # of the models that others are compared with
+    place = kept if run.method in ("original", "retrained") else folder / "scores"
+    made = scores(model, run, models.dtype, place / run.method)
     fluency.measure([made], str(models.original(run.target, work)))
     found = {"odd_words": odd_words(made.docs["elude_forget"])} | {
         name: made.numbers[task][metric].value
@@ -232,7 +234,6 @@ def numbers(model: Path, run: Run, models: Models, work: Path, folder: Path) -> 
     if run.group == "elude":
         found["worst_mc"] = max(made.numbers[task]["mc_accuracy"].value for task in leaves("elude_attacks"))
     if run.group == "elude" and run.method not in BASELINES:
-        kept = work / "scores" / slugify(run.target)
         original, retrained = (
             scores(of(run.target, work), run._replace(method=role), models.dtype, kept / role)
             for role, of in (("original", models.original), ("retrained", models.retrained))
