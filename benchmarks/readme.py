@@ -11,7 +11,7 @@ from tables import DOCS, put
 # Lines about progress, how to score again, and the text over the table of attacks on the weights.
 LEFT_OUT = (
     "opt-out and name-swap forget", "no --model", "checkpoint:", "Checkpoint:", "Cristiano Ronaldo: ", "Again:", "### ",
-    "Per cent,",
+    "Per cent,", "report: ",
 )  # fmt: skip
 
 

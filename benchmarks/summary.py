@@ -204,6 +204,8 @@ def pages(folder: Path) -> dict[Path, dict[str, list[str]]]:
     tables, models = {}, {}
     for model, plan in MODELS.items():
         rows, points = read(folder / f"{plan}.csv", ROOT / "benchmarks" / f"{plan}.toml")
+        if not rows:  # no target is done
+            continue
         made = {"methods": methods(rows), "differences": differences(rows), "recoveries": recoveries(rows, points)}
         tables |= {f"{model}{name}": lines for name, lines in made.items()}
         models[model] = rows
