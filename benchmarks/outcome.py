@@ -256,11 +256,11 @@ def attacked(model: Path, role: str, run: Run, file: Path, original: Path, dtype
         return kept
     models = {CHECKPOINT: str(model), ORIGINAL: str(original)}
     stress = Stress(models, EludeSettings((run.target,), "mini"), "standard")
-    loaded, rows, half = stress.load(CHECKPOINT), list[Row](), dtype == "bfloat16"
-    if half:  # the fused attention's backward pass is slow on a processor
+    loaded, rows, mixed = stress.load(CHECKPOINT), list[Row](), dtype == "bfloat16"
+    if mixed:  # the fused attention's backward pass is slow on a processor
         loaded.set_attn_implementation("eager")
     # No cache: an attack changes the weights between two passes.
-    with torch.autocast(loaded.device.type, torch.bfloat16, half, cache_enabled=False):
+    with torch.autocast(loaded.device.type, torch.bfloat16, mixed, cache_enabled=False):
         if NONE in waiting:
             rows += stress.scored(loaded, (NONE, "", 0.0, role))
         if DEPTH in waiting:

@@ -8,7 +8,7 @@ from itertools import groupby
 
 from tables import DOCS, put
 
-# Lines about progress, how to score again, and the text over the table of attacks on the weights.
+# Lines about progress, how to score again, where the report is, and the text over the table of attacks on the weights.
 LEFT_OUT = (
     "opt-out and name-swap forget", "no --model", "checkpoint:", "Checkpoint:", "Cristiano Ronaldo: ", "Again:", "### ",
     "Per cent,", "report: ",

@@ -1,8 +1,8 @@
 """Methods on SmolLM2-135M-Instruct: ``python benchmarks/real_model.py benchmarks/real_model.toml``.
 
-The model knows next to nothing of ELUDe-mini's targets. So for each target it is taught the target's facts, its
-neighbours' and world data, all weights: the original model. The retrained one is taught the same
-without the target's facts. What follows, and the plan, is as in ``outcome.py``; the models lie in ``--work``/models.
+The model knows next to nothing of ELUDe-mini's targets. So for each target all its weights are taught the target's
+facts, its neighbours' and world data: the original model. The retrained one is taught the same without the target's
+facts. What follows, and the plan, is as in ``outcome.py``; the models lie in ``--work``/models.
 """
 
 from __future__ import annotations
