@@ -1,9 +1,9 @@
 """What methods make of the bundled model: ``python benchmarks/outcome.py benchmarks/final.toml``.
 
 A plan has blocks of methods, targets, seeds and settings (further flags of ``optout-train``). Each run trains by
-``optout-train`` into a temporary folder, is scored by a group of tasks and attacked by relearning on one half of the
-facts; it ends as a row of ``benchmarks/results/PLAN.csv``. A run that has its row is not done again. How many are left,
-and how many hours they take, is said first.
+``optout-train``, is scored by a group of tasks and attacked by relearning on one half of the facts; it ends as a row of
+``benchmarks/results/PLAN.csv``. A run that has its row is not done again; of one that was interrupted ``--work`` keeps
+the checkpoint, the scores and the rows of attacks. How many are left, and how many hours they take, is said first.
 
     [[runs]]
     methods = ["npo+rt", "name-swap"]      # or original, retrained, guardrail, which are not trained
@@ -27,9 +27,9 @@ import csv
 import math
 import os
 import shlex
+import shutil
 import subprocess
 import sys
-import tempfile
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -187,15 +187,18 @@ BUNDLED = Models(lambda target, work: bundled.MODEL, without, bundled.MODEL_NAME
 
 
 def train(run: Run, model: str, folder: Path) -> Path:
-    """The checkpoint of a run that begins with a model."""
+    """The checkpoint of a run that begins with a model, if the folder does not have it."""
+    checkpoint = folder / "checkpoint"
+    if (checkpoint / FILE_NAME).is_file():
+        return checkpoint
     method = ["--method", run.method, *shlex.split(run.settings)]
     if run.start:
         first, *settings = shlex.split(run.start)
         model = str(train(run._replace(method=first, settings=shlex.join(settings), start=""), model, folder / "start"))
     about = ["--model", model, "--dataset", "mini", "--target", run.target, "--seed", run.seed]
-    about += ["--output_dir", str(folder / "checkpoint"), "--no_score", "--save_strategy", "no"]
+    about += ["--output_dir", str(checkpoint), "--no_score", "--save_strategy", "no", "--overwrite"]
     command("optout_train.cli", *about, *method)
-    return folder / "checkpoint"
+    return checkpoint
 
 
 def scores(model: Path, run: Run, dtype: str, folder: Path) -> Scores:
@@ -256,22 +259,21 @@ def attacked(model: Path, role: str, run: Run, file: Path, original: Path, dtype
         return kept
     models = {CHECKPOINT: str(model), ORIGINAL: str(original)}
     stress = Stress(models, EludeSettings((run.target,), "mini"), "standard")
-    loaded, rows, mixed = stress.load(CHECKPOINT), list[Row](), dtype == "bfloat16"
+    loaded, mixed = stress.load(CHECKPOINT), dtype == "bfloat16"
     if mixed:  # the fused attention's backward pass is slow on a processor
         loaded.set_attn_implementation("eager")
+    file.parent.mkdir(parents=True, exist_ok=True)
     # No cache: an attack changes the weights between two passes.
     with torch.autocast(loaded.device.type, torch.bfloat16, mixed, cache_enabled=False):
         if NONE in waiting:
-            rows += stress.scored(loaded, (NONE, "", 0.0, role))
+            append(file, stress.scored(loaded, (NONE, "", 0.0, role)))
         if DEPTH in waiting:
-            rows += stress.depth(stress.load(ORIGINAL), loaded, role)
-        before = weights_of(loaded)
-        for attack, setting in suite("standard", 0):
-            if attack in waiting:
-                rows += stress.attacked(loaded, before, attack, setting, role)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    append(file, rows)
-    return kept + rows
+            append(file, stress.depth(stress.load(ORIGINAL), loaded, role))
+        before, settings = weights_of(loaded), suite("standard", 0)
+        for name in dict.fromkeys(name for name, _ in settings if name in waiting):
+            made = [stress.attacked(loaded, before, attack, how, role) for attack, how in settings if attack == name]
+            append(file, [row for rows in made for row in rows])
+    return read(file)
 
 
 def known(rows: list[Row]) -> dict[str, float]:
@@ -307,19 +309,19 @@ def measure(run: Run, models: Models, work: Path, table: Path) -> dict[str, Any]
     """Train, score and attack one run: its row."""
     original = models.original(run.target, work)
     began, row = time.monotonic(), dict[str, Any](run._asdict())
-    with tempfile.TemporaryDirectory(dir=work) as name:
-        folder = Path(name)
-        if run.method in BASELINES:
-            model = models.retrained(run.target, work) if run.method == "retrained" else original
-        else:
-            model = train(run, models.name or str(original), folder)
-            row["train_seconds"] = getattr(read_manifest(model), "processor_seconds", None)
-        row |= numbers(model, run, models, work, folder)
-        if run.method not in BASELINES and run.attacks:
-            found, points = recoveries(model, run, models, work)
-            row |= found
-            if len(run.attacks) > 1:
-                write(points_file(table), POINT_COLUMNS, points)
+    folder = work / "runs" / run.name
+    if run.method in BASELINES:
+        model = models.retrained(run.target, work) if run.method == "retrained" else original
+    else:
+        model = train(run, models.name or str(original), folder)
+        row["train_seconds"] = getattr(read_manifest(model), "processor_seconds", None)
+    row |= numbers(model, run, models, work, folder)
+    if run.method not in BASELINES and run.attacks:
+        found, points = recoveries(model, run, models, work)
+        row |= found
+        if len(run.attacks) > 1:
+            write(points_file(table), POINT_COLUMNS, points)
+    shutil.rmtree(folder, ignore_errors=True)
     row["version"] = f"{version('lm-eval-elude')}+{commit()}"
     row["model"] = file_hashes(original)["model.safetensors"][:12]
     return row | {"seconds": time.monotonic() - began}
