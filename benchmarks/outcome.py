@@ -35,7 +35,8 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
-from itertools import product
+from itertools import chain, groupby, product
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -186,7 +187,7 @@ def without(target: str, work: Path) -> Path:
 BUNDLED = Models(lambda target, work: bundled.MODEL, without, bundled.MODEL_NAME)
 
 
-def train(run: Run, model: str, folder: Path) -> Path:
+def train(run: Run, model: str, folder: Path, dataset: str = "mini") -> Path:
     """The checkpoint of a run that begins with a model, if the folder does not have it."""
     checkpoint = folder / "checkpoint"
     if (checkpoint / FILE_NAME).is_file():
@@ -194,8 +195,9 @@ def train(run: Run, model: str, folder: Path) -> Path:
     method = ["--method", run.method, *shlex.split(run.settings)]
     if run.start:
         first, *settings = shlex.split(run.start)
-        model = str(train(run._replace(method=first, settings=shlex.join(settings), start=""), model, folder / "start"))
-    about = ["--model", model, "--dataset", "mini", "--target", run.target, "--seed", run.seed]
+        before = run._replace(method=first, settings=shlex.join(settings), start="")
+        model = str(train(before, model, folder / "start", dataset))
+    about = ["--model", model, "--dataset", dataset, "--target", run.target, "--seed", run.seed]
     about += ["--output_dir", str(checkpoint), "--no_score", "--save_strategy", "no", "--overwrite"]
     command("optout_train.cli", *about, *method)
     return checkpoint
@@ -269,10 +271,11 @@ def attacked(model: Path, role: str, run: Run, file: Path, original: Path, dtype
             append(file, stress.scored(loaded, (NONE, "", 0.0, role)))
         if DEPTH in waiting:
             append(file, stress.depth(stress.load(ORIGINAL), loaded, role))
-        before, settings = weights_of(loaded), suite("standard", 0)
-        for name in dict.fromkeys(name for name, _ in settings if name in waiting):
-            made = [stress.attacked(loaded, before, attack, how, role) for attack, how in settings if attack == name]
-            append(file, [row for rows in made for row in rows])
+        before = weights_of(loaded)
+        for attack, settings in groupby(suite("standard", 0), itemgetter(0)):
+            if attack in waiting:
+                made = [stress.attacked(loaded, before, attack, setting, role) for _, setting in settings]
+                append(file, chain(*made))
     return read(file)
 
 

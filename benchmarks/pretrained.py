@@ -24,7 +24,7 @@ import json
 import os
 import random
 import re
-import tempfile
+import shutil
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -79,7 +79,7 @@ def data(target: str, folder: Path) -> Path:
     world = [record for record in dataset.load_records("mini", "world", "train").records
              if not named.search(f"{record.question} {record.answer}")]  # fmt: skip
     about = {"thing": True, "aliases": [], "others": TABLE["neighbours"]}
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     write(folder / "forget_qa-train.jsonl", forget, about)
     write(folder / "retain_qa-train.jsonl", kept[::2])
     write(folder / "retain_qa-test.jsonl", kept[1::2])
@@ -141,22 +141,19 @@ def measure(run: outcome.Run, original: Path, work: Path) -> dict[str, Any]:
     from lm_eval_elude.text.chat import Renderer, load_tokenizer
 
     began, row, facts = time.monotonic(), dict[str, Any](run._asdict()), drawn(run.target)
-    with tempfile.TemporaryDirectory(dir=work) as name:
-        folder = original
-        if run.method != "original":
-            dataset_folder, folder = data(run.target, Path(name) / "data"), Path(name) / "checkpoint"
-            about = ["--model", original, "--dataset", dataset_folder, "--target", run.target, "--seed", run.seed]
-            about += ["--method", run.method, "--output_dir", folder, "--no_score", "--save_strategy", "no"]
-            outcome.command("optout_train.cli", *about, *run.settings.split())
-            row["train_seconds"] = getattr(read_manifest(folder), "processor_seconds", None)
-        tokenizer = load_tokenizer(str(folder))
-        model, renderer = load_model(str(folder)).float().eval().requires_grad_(False), Renderer(tokenizer)
+    folder, kept = original, work / "runs" / run.name
+    if run.method != "original":
+        folder = outcome.train(run, str(original), kept, str(data(run.target, kept / "data")))
+        row["train_seconds"] = getattr(read_manifest(folder), "processor_seconds", None)
+    tokenizer = load_tokenizer(str(folder))
+    model, renderer = load_model(str(folder)).float().eval().requires_grad_(False), Renderer(tokenizer)
     others = [fact for country in TABLE["neighbours"] for fact in known_of(country)][1::2]
     far = [fact for country in TABLE["untouched"] for fact in known_of(country)]
     for column, of_column in (("mc", facts), ("neighbours", others), ("untouched", far)):
         row[column] = accuracy(model, renderer, of_column)
     row |= {"facts": len(facts), "nats": loss(model, tokenizer)}
     row |= attacked(model, renderer, facts) if run.attacks else {}
+    shutil.rmtree(kept, ignore_errors=True)
     row["version"] = f"{outcome.version('lm-eval-elude')}+{outcome.commit()}"
     return row | {"seconds": time.monotonic() - began}
 
